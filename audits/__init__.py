@@ -1,0 +1,42 @@
+"""What may leave a site, the gate through which it leaves, and the log that shows afterwards what did."""
+
+from audits.errors import AuditError, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
+from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
+from audits.gate import Gate, JobContext
+from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.policy import SitePolicy
+from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
+
+__all__ = [
+    "AuditError",
+    "AuditLog",
+    "Entry",
+    "Event",
+    "Exchange",
+    "Gate",
+    "JobContext",
+    "Kind",
+    "LogError",
+    "Outcome",
+    "PolicyError",
+    "Protection",
+    "Reason",
+    "ReceiptRefused",
+    "ReleaseRefused",
+    "Row",
+    "SitePolicy",
+    "TaskSpec",
+    "TensorRecord",
+    "TensorSpec",
+    "TensorTotal",
+    "Tensors",
+    "Totals",
+    "Verdict",
+    "canonical",
+    "describe",
+    "find_logs",
+    "leaf_hash",
+    "read",
+    "totals",
+    "verify",
+]

@@ -1,0 +1,44 @@
+"""What can go wrong at a site's border, and the only sentences in which a refusal is explained."""
+
+from enum import StrEnum
+
+
+class AuditError(Exception):
+    """Base of every error of this package; its text holds no value, identifier or undeclared name."""
+
+
+class ReleaseRefused(AuditError):
+    """A message was not what the site may send; nothing of it left."""
+
+
+class ReceiptRefused(AuditError):
+    """A message was not what the site may take in; nothing of it was used."""
+
+
+class PolicyError(AuditError):
+    """A site's policy is malformed; says which key and what belongs there."""
+
+
+class LogError(AuditError):
+    """The audit log cannot be written or read; while it cannot be written, nothing leaves."""
+
+
+class Reason(StrEnum):
+    """The closed set of sentences that explain a refusal.
+
+    They are filled with declared facts only. An undeclared name, and the shape that a tensor was found to have,
+    may carry data themselves (a shape is often a row count), and refusals are reported to the server.
+    """
+
+    TASK = "the method declares no such task"
+    PEER = "the site's policy knows no such peer"
+    UNDECLARED = "{count} of the message's tensors are not declared for this task"
+    MISSING = "tensor '{name}' is missing"
+    ADDRESS = "tensor '{name}' is declared for other peers only"
+    ARRAY = "tensor '{name}' is not a plain numpy array of numbers"
+    DTYPE = "tensor '{name}' does not have its declared dtype {dtype}"
+    SHAPE = "tensor '{name}' does not have its declared shape {shape}"
+    FINITE = "tensor '{name}' holds values that are not finite"
+    METHOD = "the site's policy does not allow the method '{method}'"
+    KIND = "tensor '{name}' is of the kind '{kind}', which the site's policy does not allow"
+    RECIPIENT = "tensor '{name}' is declared for a peer that the site's policy does not allow"

@@ -1,0 +1,158 @@
+"""The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter, index
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audits.errors import AuditError, Reason, ReceiptRefused, ReleaseRefused
+from audits.exchange import Exchange, TaskSpec, Tensors, TensorSpec, wire_dtype
+from audits.log import AuditLog, Event, Outcome, TensorRecord
+from audits.policy import SitePolicy
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What every entry says about the job: its id, its method, who runs it (`actor`), on which model and code."""
+
+    job: str
+    method: str
+    model_digest: str
+    code_version: str
+    code_digest: str
+    actor: str = ""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the two ways through the gate."""
+
+    direction: str
+    event: Event
+    passed: Outcome
+    declared: Callable[[TaskSpec], tuple[TensorSpec, ...]]
+    refusal: type[AuditError]
+    consequence: str
+
+
+_OUT = _Way("out", Event.RELEASE, Outcome.SENT, attrgetter("up"), ReleaseRefused, "nothing was sent")
+_IN = _Way("in", Event.RECEIVE, Outcome.ACCEPTED, attrgetter("down"), ReceiptRefused, "nothing received was used")
+
+
+class _Unfit(Exception):
+    """One tensor of a message may not pass; holds the sentence that says why."""
+
+
+class Gate:
+    """Checks one job's messages against the method's exchange and the site's policy, and logs them.
+
+    Raises `AuditError` if exchange and context belong to different methods.
+    """
+
+    def __init__(self, exchange: Exchange, policy: SitePolicy, log: AuditLog, context: JobContext) -> None:
+        if context.method != exchange.method:
+            raise AuditError("the job's method and the exchange's are not the same: build both from one method")
+        self._exchange, self._policy, self._log = exchange, policy, log
+        self._standing: dict[str, Any] = {name: value or None for name, value in vars(context).items()} | {
+            "policy": policy.digest(),
+            "exchange": exchange.digest(),
+        }
+
+    def open(self) -> None:
+        """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
+        self._log.append(Event.OPEN, **self._standing)
+
+    def close(self) -> None:
+        """Logs that the job has ended on this site. Raises `LogError`."""
+        self._log.append(Event.CLOSE, **self._standing)
+
+    def release(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], recipient: str = "server") -> Tensors:
+        """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
+
+        The last call on the site's side: when it returns, the entry is on disk. Raises `ReleaseRefused`, after logging
+        the refusal, unless the message is exactly what the task declares and the policy allows; `LogError` if the
+        entry cannot be written.
+        """
+        return self._pass(_OUT, task, index(round), dict(tensors), recipient)
+
+    def receive(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sender: str = "server") -> Tensors:
+        """The message to use, checked, copied and logged as `release` does. Raises `ReceiptRefused`, `LogError`."""
+        return self._pass(_IN, task, index(round), dict(tensors), sender)
+
+    def _pass(self, way: _Way, name: str, round: int, message: Mapping[str, Any], peer: str) -> Tensors:
+        said = self._standing | {"round": round, "direction": way.direction}
+        if peer in self._policy.recipients:
+            said["peer"] = peer
+        try:
+            task = self._exchange.task(name)
+        except AuditError:
+            self._refuse(way, said, [Reason.TASK])
+        said["task"] = task.name
+        specs = way.declared(task)
+        passed, reasons = self._checked(specs, message, peer)
+        if reasons:
+            said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
+            self._refuse(way, said, reasons)
+        records = tuple(_digested(spec, passed[spec.name]) for spec in specs)
+        nbytes = sum(record.nbytes for record in records)
+        self._log.append(way.event, **said, tensors=records, nbytes=nbytes, outcome=way.passed)
+        return passed
+
+    def _checked(self, specs: Iterable[TensorSpec], message: Mapping[str, Any], peer: str) -> tuple[Tensors, list[str]]:
+        """Copies of the tensors that may pass, and the reasons why the message as a whole may not; none if it may."""
+        passed: Tensors = {}
+        reasons = [] if peer in self._policy.recipients else [str(Reason.PEER)]
+        undeclared = len(message.keys() - {spec.name for spec in specs})
+        if undeclared:
+            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+        for spec in specs:
+            try:
+                self._check_allowed(spec, peer)
+                passed[spec.name] = _frozen(spec, message)
+            except _Unfit as error:
+                reasons.append(str(error))
+        return passed, reasons
+
+    def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
+        reason = self._policy.allows(self._exchange.method, spec)
+        if reason:
+            raise _Unfit(reason)
+        if peer not in spec.recipients:
+            raise _Unfit(Reason.ADDRESS.format(name=spec.name))
+
+    def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
+        reason = "; ".join(dict.fromkeys(reasons))
+        self._log.append(way.event, **said, outcome=Outcome.REFUSED, reason=reason)
+        raise way.refusal(f"{way.consequence} in round {said['round']}: {reason}")
+
+
+def _frozen(spec: TensorSpec, message: Mapping[str, Any]) -> NDArray[Any]:
+    """A copy that nobody can write to; made before the values are checked, so that what is checked is what passes."""
+    if spec.name not in message:
+        raise _Unfit(Reason.MISSING.format(name=spec.name))
+    value, dtype = message[spec.name], wire_dtype(spec)
+    # Subclasses may hold more than they show, such as the values under a mask.
+    if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
+        raise _Unfit(Reason.ARRAY.format(name=spec.name))
+    if value.dtype.newbyteorder("<") != dtype:
+        raise _Unfit(Reason.DTYPE.format(name=spec.name, dtype=spec.dtype))
+    if value.shape != spec.shape:
+        raise _Unfit(Reason.SHAPE.format(name=spec.name, shape=list(spec.shape)))
+    copy: NDArray[Any] = np.ndarray(spec.shape, dtype, buffer=value.astype(dtype, copy=False).tobytes())
+    if not np.isfinite(copy).all():
+        raise _Unfit(Reason.FINITE.format(name=spec.name))
+    return copy
+
+
+def _digested(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
+    digest = hashlib.sha256(array.data).hexdigest()
+    return TensorRecord(spec.name, spec.shape, spec.dtype, array.nbytes, digest, spec.kind, spec.protection)
+
+
+def _undigested(spec: TensorSpec) -> TensorRecord:
+    """What is declared of a refused tensor: a digest of values that stay could be guessed back to them."""
+    return TensorRecord(spec.name, spec.shape, spec.dtype, 0, None, spec.kind, spec.protection)

@@ -1,0 +1,32 @@
+"""The `medfedvqa` command."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from audits import AuditError
+from medfedvqa.cli import audit, jobs, pretrain, run
+from medfedvqa.errors import MedfedvqaError
+
+app = typer.Typer(
+    name="medfedvqa",
+    help="Federated learning for medical visual question answering, with every release logged.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(run.demo)
+app.command()(run.run)
+app.command()(run.methods)
+app.command()(pretrain.pretrain)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(audit.app, name="audit")
+
+
+def main() -> None:
+    """Run the command; an error that a user can act on is one sentence and exit code 1."""
+    try:
+        app()
+    except (MedfedvqaError, AuditError) as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,79 @@
+"""What the terminal shows: progress while a run goes on, tables when it is over."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from audits import totals
+from medfedvqa.evaluation import percent
+from medfedvqa.federation.hub import Event
+
+BASELINE_NAMES = {"majority": "majority answer", "question_prior": "question-only prior", "local": "trained alone"}
+
+
+class Bars:
+    """One bar for the rounds and one for each site, with the time left."""
+
+    def __init__(self, console: Console, sites: tuple[str, ...]) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._rounds = self._progress.add_task("rounds", total=None)
+        self._sites = {site: self._progress.add_task(f"  {site}", total=None) for site in sites}
+        self._answered: dict[tuple[int, str], set[str]] = {}
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def watch(self, event: Event) -> None:
+        """A site answered: move its bar, and the rounds' bar once all have."""
+        answered = self._answered.setdefault((event.round, event.task), set())
+        answered.add(event.site)
+        evaluating = event.task == "evaluate"
+        name = f"  {event.site}" + (", evaluated" if evaluating else "")
+        self._progress.update(self._sites[event.site], total=event.rounds, completed=event.round, description=name)
+        if len(answered) == len(self._sites):
+            name = "rounds, evaluated" if evaluating else "rounds"
+            self._progress.update(self._rounds, total=event.rounds, completed=event.round, description=name)
+
+
+def show_results(console: Console, results: Mapping[str, Any]) -> None:
+    """The table of accuracies: one column per site, one row per way of answering."""
+    sites = results["sites"]
+    columns = [f"{site}\nn={facts['n']}" for site, facts in sites.items()]
+    table = Table("", *columns, "average", title="Closed questions answered right, % (Wilson 95 % interval)")
+    average = results["average"]
+    for key, name in BASELINE_NAMES.items():
+        if average["baselines"][key]:
+            cells = [_cell(figures["baselines"][key]) for figures in (*sites.values(), average)]
+            table.add_row(name, *cells)
+    table.add_row(f"[bold]{results['method']}[/]", *map(_cell, sites.values()), _cell(average))
+    console.print(table)
+    for note in results["notes"]:
+        console.print(f"Note: {note}", soft_wrap=True)
+
+
+def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
+    """What left each site in all, by tensor, from the site's own log."""
+    table = Table("site", "tensor", "releases", "bytes", title="What left each site (from its audit log)")
+    for site, folder in folders.items():
+        total = totals(folder)
+        for tensor in total.tensors:
+            if tensor.direction == "out":
+                table.add_row(site, tensor.name, str(tensor.messages), f"{tensor.nbytes:,}")
+        whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
+        table.add_row(site, *whole, end_section=True)
+    console.print(table)
+
+
+def _cell(figures: Mapping[str, Any]) -> str:
+    low, high = figures["interval"]
+    return f"{percent(figures['accuracy'])} [dim]\\[{percent(low)}, {percent(high)}][/]"

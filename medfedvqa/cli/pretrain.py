@@ -1,0 +1,59 @@
+"""`medfedvqa pretrain`: make the bundled backbone anew."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from medfedvqa.cli.roots import MARKS
+from medfedvqa.errors import ConfigError
+
+
+def pretrain(
+    data_root: Annotated[Path, typer.Option(help="The data folder: holds open/ and the benchmark's folder.")],
+    out: Annotated[Path, typer.Option(help="The safetensors file to write; its model card lies beside it.")],
+    benchmark: Annotated[str, typer.Option(help="slake, vqa-rad, or none: whose questions are learned.")] = "none",
+    steps: Annotated[int, typer.Option(help="Training steps of 96 pictures.", min=1)] = 1500,
+    start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,
+    share_alike: Annotated[bool, typer.Option(help="Use the share-alike set (MedNIST) too.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")] = 7,
+) -> None:
+    """Train the small CLIP on open data. Resumes if interrupted; uses a GPU where there is one."""
+    from medfedvqa.pretraining.card import write_card
+    from medfedvqa.pretraining.corpus import load
+    from medfedvqa.pretraining.train import Recipe, stages_of, train, write_weights
+
+    if benchmark != "none" and benchmark not in MARKS:
+        raise ConfigError(f"unknown benchmark '{benchmark}'; there is: none, {', '.join(MARKS)}")
+    console = Console()
+    stages = stages_of(start) if start else []
+    with console.status("Reading pictures"):
+        corpus = load(data_root, None if benchmark == "none" else benchmark, share_alike)
+    recipe, began = Recipe(steps=steps, seed=seed), time.monotonic()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    columns = (
+        TextColumn("pre-training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=steps, loss="")
+
+        def progress(step: int, _: int, loss: float) -> None:
+            bar.update(task, completed=step, loss=f"loss {loss:.3f}")
+
+        clip = train(corpus, recipe, out.with_suffix(".checkpoint"), start, progress)
+    device = "a GPU" if torch.cuda.is_available() else f"{torch.get_num_threads()} processor threads"
+    stage = {**asdict(recipe), "benchmark": benchmark, "seconds": time.monotonic() - began, "device": device}
+    write_weights(clip, out, [*stages, stage])
+    out.with_suffix(".checkpoint").unlink()
+    with console.status("Measuring for the model card"):
+        write_card(out, clip, corpus, data_root)
+    console.print(f"Weights and model card are in [bold]{out.parent}[/]")

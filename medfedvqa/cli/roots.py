@@ -1,0 +1,29 @@
+"""Where a data set is, from what the user gave and what is found."""
+
+import os
+from pathlib import Path
+
+from medfedvqa.errors import ConfigError, DataError
+
+PHANTOM = "phantom"
+READERS = ("vqa-rad", "slake", PHANTOM)
+MARKS = {"vqa-rad": "VQA_RAD Dataset Public.json", "slake": "train.json"}
+
+
+def find_root(reader: str, given: Path | None) -> tuple[str, Path | None]:
+    """The reader and its folder. An empty `reader` means VQA-RAD if it is found, else the phantom set.
+
+    Raises `ConfigError` for an unknown reader, `DataError` if the data is nowhere.
+    """
+    if reader and reader not in READERS:
+        raise ConfigError(f"unknown data '{reader}'; there is: {', '.join(READERS)}")
+    if reader == PHANTOM:
+        return PHANTOM, None
+    wanted = reader or "vqa-rad"
+    named = given or (Path(os.environ["MEDFEDVQA_DATA"]) if "MEDFEDVQA_DATA" in os.environ else None)
+    for folder in (named, named / wanted) if named else ():
+        if (folder / MARKS[wanted]).is_file():
+            return wanted, folder
+    if reader:
+        raise DataError(f"no {reader} data is found: give its folder by --data-root or $MEDFEDVQA_DATA")
+    return PHANTOM, None

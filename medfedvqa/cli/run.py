@@ -1,0 +1,129 @@
+"""`medfedvqa run`, `demo` and `methods`."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from medfedvqa.cli.display import Bars, show_log_totals, show_results
+from medfedvqa.cli.roots import find_root
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import Engine, plan
+from medfedvqa.federation.launch import run as run_launch
+from medfedvqa.methods import method_names, method_type
+from medfedvqa.models import bundled_for
+
+DEMO_OPTIONS: dict[str, Any] = {"rounds": 10, "local_epochs": 2}
+"""The paper's 30 rounds of 5 epochs take an hour on two cores; the demo shows the same path in minutes."""
+
+DataOption = Annotated[str, typer.Option(help="vqa-rad, slake or phantom; by default VQA-RAD if found, else phantom.")]
+RootOption = Annotated[
+    Path | None, typer.Option(help="The data set's folder, or the one above it. Default: $MEDFEDVQA_DATA.")
+]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.")]
+
+
+def demo(data_root: RootOption = None, out: OutOption = None) -> None:
+    """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is found)."""
+    run(method="prompt_pfl", data_root=data_root, engine="simulator", out=out, **DEMO_OPTIONS)
+
+
+def run(
+    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
+    data: DataOption = "",
+    data_root: RootOption = None,
+    engine: Annotated[
+        str, typer.Option(help="local, simulator or provisioned (a loopback mTLS federation).")
+    ] = "local",
+    rounds: Annotated[int | None, typer.Option(help="Exchanges; the method's default is the paper's.")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Passes over a site's rows per round.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE, any option of the method; repeatable.")
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="auto, a bundled name, ARCH/TAG of open_clip, hf-hub:NAME, or ARCH@LABEL.")
+    ] = "auto",
+    backbone_file: Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")] = None,
+    split: Annotated[str, typer.Option(help="official, or patient (disjoint by patient).")] = "official",
+    seed: Annotated[int, typer.Option(help="Seed of the split's draw, the phantom set and training.")] = 0,
+    site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
+    threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
+    out: OutOption = None,
+) -> None:
+    """Train a method over one site per organ and write results, table, plots and each site's log."""
+    if engine not in get_args(Engine):
+        raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
+    reader, root = find_root(data, data_root)
+    options = _options(option or [], rounds=rounds, local_epochs=local_epochs)
+    job = JobSpec.from_dict(
+        {
+            "method": method,
+            "options": options,
+            "data": reader,
+            "split": {"kind": split, "seed": seed},
+            "backbone": bundled_for(reader) if backbone == "auto" else backbone,
+            "seed": seed,
+        }
+    )
+    out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
+    files = {backbone: backbone_file} if backbone_file else {}
+    launch = plan(job, root, out, tuple(site or ()), threads, files)
+    console = Console()
+    console.print(f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {job.backbone}, engine {engine}")
+    with _first_interrupt_stops(console) as stop, Bars(console, launch.sites) as bars:
+        results = run_launch(launch, engine, bars.watch, stop)
+    show_results(console, results)
+    show_log_totals(console, launch.audit_folders)
+    console.print(f"Results, plots and logs are in [bold]{out}[/]", soft_wrap=True)
+
+
+def methods() -> None:
+    """List methods and their options with defaults."""
+    console = Console()
+    for name in method_names():
+        kind = method_type(name)
+        table = Table("option", "default", "meaning", title=name, title_justify="left")
+        for option, field in kind.config_type.model_fields.items():
+            table.add_row(option, json.dumps(field.default), field.description or "")
+        console.print((kind.__doc__ or "").strip().split("\n")[0])
+        console.print(table)
+
+
+def _options(pairs: list[str], **named: Any) -> dict[str, Any]:
+    options = {name: value for name, value in named.items() if value is not None}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"'{pair}' is not NAME=VALUE")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options
+
+
+@contextmanager
+def _first_interrupt_stops(console: Console) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the run to end with the round and evaluate; the second ends it at once."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        console.print("Stopping after this round; results so far will be evaluated. Ctrl-C again ends at once.")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,28 @@
+"""Readers, organ partition, pictures and batches: a site's closed questions from files to tensors."""
+
+from medfedvqa.data.batches import batches
+from medfedvqa.data.partition import SiteRows, Split, partition
+from medfedvqa.data.pictures import Pictures
+from medfedvqa.data.readers import READERS, organs, read
+from medfedvqa.data.schema import Row, VQAData, fold
+from medfedvqa.data.site import Examples, SiteData, build_site, load_site
+from medfedvqa.data.transforms import views
+
+__all__ = [
+    "READERS",
+    "Examples",
+    "Pictures",
+    "Row",
+    "SiteData",
+    "SiteRows",
+    "Split",
+    "VQAData",
+    "batches",
+    "build_site",
+    "fold",
+    "load_site",
+    "organs",
+    "partition",
+    "read",
+    "views",
+]

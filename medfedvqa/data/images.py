@@ -1,0 +1,48 @@
+"""From a picture file to the square grey tensor that a backbone sees."""
+
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.transforms import Compose, Resize, SpatialPad
+from PIL import Image
+
+from medfedvqa.errors import DataError
+
+
+@lru_cache
+def _square(size: int) -> Compose:
+    return Compose([Resize(size, size_mode="longest", mode="area"), SpatialPad((size, size))])
+
+
+def square(grey: np.ndarray, size: int) -> torch.Tensor:
+    """Fit `grey` [height, width] into a black square, aspect kept.
+
+    Returns float32 [1, size, size] on the scale of the input.
+    """
+    channels = torch.from_numpy(np.ascontiguousarray(grey, dtype=np.float32))[None]
+    squared: MetaTensor = _square(size)(channels)
+    return squared.as_tensor().contiguous()
+
+
+def load_image(path: Path, size: int, row: int) -> torch.Tensor:
+    """Read one picture as float32 [1, size, size] in 0..1.
+
+    Raises `DataError` with the row's index, never the file's name, if the file is missing, cannot
+    be decoded, or has more pixels than Pillow holds for a decompression bomb (about 89 million).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as picture:
+                grey = np.asarray(picture.convert("L"))
+    except FileNotFoundError:
+        raise DataError(f"row {row}: its image file is missing") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise DataError(f"row {row}: its image has too many pixels to be a radiograph; resize it") from None
+    except (OSError, ValueError, SyntaxError):  # what Pillow raises for unknown, cut or broken files
+        raise DataError(f"row {row}: its image cannot be decoded") from None
+    return square(grey, size) / 255.0

@@ -1,0 +1,208 @@
+"""The phantom set: pictures that the project draws itself, and closed questions that need them.
+
+Every question is asked in pairs: the same words about two pictures with opposite answers (the balancing
+of VQA v2; Goyal et al., CVPR 2017). So words alone are right half of the time, at every site and in every
+part of the published split.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medfedvqa.data.drawing import Body, Mass, Scene, draw
+from medfedvqa.data.images import square
+from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.errors import DataError
+
+PARTS = {"train": 0.65, "validate": 0.10, "test": 0.25}
+"""Shares of a site's patients in the published split."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One kind of question: its two answers, its wordings, and which answer is true of a scene.
+
+    `truth` is the first answer's truth, or None where the picture leaves nothing to ask.
+    """
+
+    answers: tuple[str, str]
+    wordings: tuple[str, str, str]
+    truth: Callable[[Scene], bool | None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a site's patients have and what is asked there; sites differ in all of it."""
+
+    anatomy: str
+    patients: int
+    mass: float
+    """Share of pictures with a mass; the next four are shares of those."""
+    left: float
+    large: float
+    bright: float
+    two: float
+    asked: Mapping[str, int]
+    """How often each kind of question is asked about a picture that it fits, each time in other words."""
+
+
+ENLARGED = {"chest": "heart", "abdomen": "bladder", "head": "ventricles"}
+QUESTIONS = {
+    "mass": Question(
+        ("yes", "no"),
+        ("Is there a mass?", "Does the picture show a mass?", "Can a mass be seen in the {anatomy}?"),
+        lambda scene: scene.mass is not None,
+    ),
+    "enlarged": Question(
+        ("yes", "no"),
+        (
+            "Is there enlargement of the {organ}?",
+            "Can enlargement of the {organ} be seen?",
+            "Is the size of the {organ} above normal?",
+        ),
+        lambda scene: scene.enlarged,
+    ),
+    "on left": Question(
+        ("yes", "no"),
+        (
+            "Is the mass on the left side of the picture?",
+            "Does the mass lie in the left half of the picture?",
+            "Is the left half of the picture the one with the mass?",
+        ),
+        lambda scene: scene.mass.left if scene.mass else None,
+    ),
+    "side": Question(
+        ("left", "right"),
+        (
+            "On which side of the picture is the mass, left or right?",
+            "Which half of the picture holds the mass, left or right?",
+            "Is the mass on the left or on the right of the picture?",
+        ),
+        lambda scene: scene.mass.left if scene.mass else None,
+    ),
+    "size": Question(
+        ("large", "small"),
+        ("Is the mass large or small?", "How big is the mass, large or small?", "What is the size of the mass?"),
+        lambda scene: scene.mass.large if scene.mass else None,
+    ),
+    "tone": Question(
+        ("bright", "dark"),
+        ("Is the mass bright or dark?", "How does the mass appear, bright or dark?", "Which tone has the mass?"),
+        lambda scene: scene.mass.bright if scene.mass else None,
+    ),
+    "count": Question(
+        ("two", "one"),
+        ("Is there one mass or are there two?", "How many masses are there?", "Does one see one mass or two masses?"),
+        lambda scene: scene.mass.two if scene.mass else None,
+    ),
+}
+SITES = {
+    "chest": Site(
+        "chest", patients=80, mass=0.6, left=0.5, large=0.5, bright=0.85, two=0,
+        asked={"mass": 1, "enlarged": 1, "on left": 1, "side": 1, "size": 2},
+    ),
+    "abdomen": Site(
+        "abdomen", patients=72, mass=0.7, left=0.5, large=0.3, bright=0.5, two=0,
+        asked={"mass": 1, "enlarged": 1, "side": 2, "tone": 2},
+    ),
+    "head": Site(
+        "head", patients=64, mass=0.55, left=0.5, large=0.7, bright=0.3, two=0.5,
+        asked={"mass": 2, "enlarged": 1, "on left": 1, "count": 2},
+    ),
+}  # fmt: skip
+ORGANS = tuple(SITES)
+PATIENTS_OF_MANY = 12
+"""Patients of each of many simulated sites: few, so that a hundred sites fit a laptop."""
+
+
+def organs(sites: int) -> tuple[str, ...]:
+    """Names for that many sites: the three organs, or, for more, `site-001` and so on."""
+    return ORGANS[:sites] if sites <= len(ORGANS) else tuple(f"site-{number:03d}" for number in range(1, sites + 1))
+
+
+def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
+    """The sites of these names, drawn from `seed`: each is the same whichever others are read with it.
+
+    Raises `DataError` for an unknown name.
+    """
+    scenes: dict[Path, Scene] = {}
+    rows: list[Row] = []
+    for name in names:
+        generator = np.random.default_rng([seed, *name.encode()])
+        site = _site(name, generator)
+        patients = np.array([f"{name}-{number:02d}" for number in generator.permutation(site.patients)])
+        ends = np.cumsum([round(share * site.patients) for share in PARTS.values()])
+        for part, members in zip(PARTS, np.split(patients, ends[:-1]), strict=True):
+            shown = _scenes(site, members.tolist(), generator)
+            scenes |= shown
+            for image, question, answer in _asked(site, shown, generator):
+                rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image))
+    return VQAData("phantom", tuple(names), rows, partial(_load, scenes))
+
+
+def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
+    return square(draw(scenes[row.image]), size)
+
+
+def _site(name: str, generator: np.random.Generator) -> Site:
+    if name in SITES:
+        return SITES[name]
+    number = re.fullmatch(r"site-([0-9]{3,})", name)
+    if not number:
+        raise DataError(f"unknown organ; phantom has {', '.join(ORGANS)}, or site-001 and so on")
+    mass, left, large, bright, two = generator.uniform(0.4, 0.7, 5).tolist()
+    about_mass = generator.choice(["on left", "side", "size", "tone", "count"], 2, replace=False)
+    asked = {kind: 1 for kind in ("mass", "enlarged", *about_mass.tolist())}
+    anatomy = ORGANS[int(number[1]) % len(ORGANS)]
+    return Site(anatomy, PATIENTS_OF_MANY, mass, left, large, bright, two, asked)
+
+
+def _scenes(site: Site, patients: Sequence[str], generator: np.random.Generator) -> dict[Path, Scene]:
+    """Two or three pictures for each patient; the build is the patient's, the findings are the picture's."""
+    images = [Path(patient, str(number)) for patient in patients for number in range(generator.integers(2, 4))]
+    bodies = {patient: Body.random(generator) for patient in patients}
+
+    def dealt(share: float, count: int) -> list[bool]:
+        return [bool(given) for given in generator.permutation(np.arange(count) < round(share * count))]
+
+    enlarged, present = dealt(0.5, len(images)), dealt(site.mass, len(images))
+    findings = (dealt(share, sum(present)) for share in (site.left, site.large, site.bright, site.two))
+    masses = (Mass(*finding) for finding in zip(*findings, strict=True))
+    return {
+        image: Scene(
+            anatomy=site.anatomy,
+            body=bodies[image.parent.name],
+            enlarged=large,
+            mass=next(masses) if has_mass else None,
+            seed=int(generator.integers(2**32)),
+        )
+        for image, large, has_mass in zip(images, enlarged, present, strict=True)
+    }
+
+
+def _asked(site: Site, scenes: Mapping[Path, Scene], generator: np.random.Generator) -> list[tuple[Path, str, str]]:
+    """Image, question and answer, picture by picture."""
+    rows: list[tuple[Path, str, str]] = []
+    for kind, times in site.asked.items():
+        question = QUESTIONS[kind]
+        for number, pair in enumerate(_opposites(question, scenes, generator)):
+            for time in range(times):
+                words = question.wordings[(number + time) % len(question.wordings)]
+                words = words.format(anatomy=site.anatomy, organ=ENLARGED[site.anatomy])
+                rows.extend((image, words, answer) for image, answer in zip(pair, question.answers, strict=True))
+    order = {image: position for position, image in enumerate(scenes)}
+    return sorted(rows, key=lambda row: order[row[0]])
+
+
+def _opposites(
+    question: Question, scenes: Mapping[Path, Scene], generator: np.random.Generator
+) -> Iterator[tuple[Path, Path]]:
+    """Random pairs of pictures: of the first the question is true, of the second false."""
+    true, false = ([image for image, scene in scenes.items() if question.truth(scene) is t] for t in (True, False))
+    for i, j in zip(generator.permutation(len(true)), generator.permutation(len(false)), strict=False):
+        yield true[i], false[j]

@@ -1,0 +1,35 @@
+"""The data sets by the names that a command or a site's configuration uses."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from medfedvqa.data import phantom, slake, vqa_rad
+from medfedvqa.data.schema import VQAData
+from medfedvqa.errors import ConfigError, DataError
+
+PUBLISHED: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType({"vqa-rad": vqa_rad.read, "slake": slake.read})
+"""Sets that are read from a folder in their publisher's layout."""
+
+READERS = (*PUBLISHED, "phantom")
+
+
+def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
+    """The data set; of the phantom set, if an organ is named, that organ alone.
+
+    `root` is the published folder, `seed` draws the phantom set; each is ignored where it has no meaning.
+    Raises `ConfigError` for an unknown reader; `DataError` for a missing root, a malformed file or, where
+    the phantom set cannot draw it, an unknown organ.
+    """
+    if reader not in READERS:
+        raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
+    if reader == "phantom":
+        return phantom.read((organ,) if organ else phantom.ORGANS, seed)
+    if root is None or not root.is_dir():
+        raise DataError(f"{reader} needs --data-root, the published folder, and there is no such folder")
+    return PUBLISHED[reader](root)
+
+
+def organs(reader: str, root: Path | None) -> tuple[str, ...]:
+    """The set's organs, in the order of its sites. Raises as `read` does."""
+    return read(reader, root).organs

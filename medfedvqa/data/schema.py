@@ -1,0 +1,49 @@
+"""What every reader yields: rows, and the set that holds them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from medfedvqa.data.images import load_image
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question about one image. Its repr never shows the text, the patient or the path."""
+
+    index: int
+    """Position in the published files, read one after the other, from 0: the only name of a row in messages."""
+    organ: str
+    split: str
+    """`train`, `validate` or `test`, as published."""
+    closed: bool
+    question: str = field(repr=False)
+    answer: str = field(repr=False)
+    """Never empty where `closed`."""
+    patient: str = field(repr=False)
+    """The privacy unit: VQA-RAD's case, SLAKE's image, the phantom's patient."""
+    image: Path = field(repr=False)
+    """The picture's file; in a set that draws its pictures, merely the picture's name."""
+
+
+def load_file(row: Row, size: int) -> torch.Tensor:
+    """The row's picture from its file, as float32 [1, size, size] in 0..1. Raises `DataError`."""
+    return load_image(row.image, size, row.index)
+
+
+@dataclass(frozen=True)
+class VQAData:
+    """A data set as read: rows in published order, organs in the order of its sites."""
+
+    name: str
+    organs: tuple[str, ...]
+    rows: Sequence[Row] = field(repr=False)
+    load: Callable[[Row, int], torch.Tensor] = field(default=load_file, repr=False)
+    """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
+
+
+def fold(text: str) -> str:
+    """Lower case, single spaces, no final question mark: how questions and answers compare."""
+    return " ".join(text.lower().split()).rstrip("?").rstrip()

@@ -1,0 +1,91 @@
+"""What one site holds: its closed questions, encoded, and its pictures."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from medfedvqa.data.partition import Split, partition
+from medfedvqa.data.pictures import Pictures
+from medfedvqa.data.readers import read
+from medfedvqa.data.schema import Row, VQAData, fold
+from medfedvqa.errors import DataError
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Rows in published order. The repr shows nothing of them."""
+
+    questions: tuple[str, ...] = field(repr=False)
+    """As published."""
+    answers: torch.Tensor = field(repr=False)
+    """int64 [rows], indices into the site's answers; -1 for an answer outside of them."""
+    pictures: torch.Tensor = field(repr=False)
+    """int64 [rows], indices into the site's pictures."""
+    patients: torch.Tensor = field(repr=False)
+    """int64 [rows], 0 to patients - 1, the same numbers in all of a site's examples."""
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteData:
+    """One site's data, ready for training."""
+
+    name: str
+    """The data set."""
+    organ: str
+    answers: tuple[str, ...] = field(repr=False)
+    """The answer space: the folded answers of the train rows, sorted. It never leaves the site."""
+    train: Examples = field(repr=False)
+    validate: Examples = field(repr=False)
+    test: Examples = field(repr=False)
+    pictures: Pictures = field(repr=False)
+
+
+def load_site(reader: str, root: Path | None, organ: str, split: Split, seed: int = 0) -> SiteData:
+    """One organ of a data set as a site; `seed` draws the phantom set.
+
+    Raises `DataError` as `read`, `partition` and `answer_space` do; pictures are decoded later.
+    """
+    return build_site(read(reader, root, organ, seed), organ, split)
+
+
+def build_site(data: VQAData, organ: str, split: Split) -> SiteData:
+    """As `load_site`, of a data set that is already read."""
+    rows = partition(data, organ, split)
+    answers = answer_space(rows.train)
+    everything = (*rows.train, *rows.validate, *rows.test)
+    shown = {row.image: row for row in everything}
+    images, patients = _numbers(row.image for row in everything), _numbers(row.patient for row in everything)
+    pictures = Pictures([shown[image] for image in images], data.load)
+    known = _numbers(answers)
+
+    def encode(part: Sequence[Row]) -> Examples:
+        return Examples(
+            questions=tuple(row.question for row in part),
+            answers=torch.tensor([known.get(fold(row.answer), -1) for row in part], dtype=torch.int64),
+            pictures=torch.tensor([images[row.image] for row in part], dtype=torch.int64),
+            patients=torch.tensor([patients[row.patient] for row in part], dtype=torch.int64),
+        )
+
+    train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
+    return SiteData(data.name, organ, answers, train, validate, test, pictures)
+
+
+def answer_space(train: Sequence[Row]) -> tuple[str, ...]:
+    """The distinct folded answers, sorted. Raises `DataError` if there are fewer than two."""
+    answers = tuple(sorted({fold(row.answer) for row in train}))
+    if len(answers) < 2:
+        raise DataError("all train rows have the same answer, so there is nothing to learn: check the split")
+    return answers
+
+
+def _numbers(keys: Iterable[Key]) -> dict[Key, int]:
+    """Each distinct key's number, from 0, by first appearance."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -1,0 +1,69 @@
+"""SLAKE 1.0 in its published layout (Liu et al., ISBI 2021; CC BY 4.0), English rows.
+
+Languages are never mixed: 72 of the 96 English test images occur in the Chinese train rows.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from medfedvqa.data.files import is_closed, read_rows, texts
+from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.errors import DataError
+
+SPLITS = ("train", "validate", "test")
+ORGANS = {
+    "Lung": "lung",
+    "Abdomen": "abdomen",
+    "Brain": "brain",
+    "Brain_Tissue": "brain",
+    "Brain_Face": "brain",
+    "Neck": "others",
+    "Pelvic Cavity": "others",
+    "Chest_lung": "others",
+    "Chest_heart": "others",
+    "Chest_mediastinal": "others",
+}
+LANGUAGE = {"language": "q_lang"}
+FIELDS = {
+    "location": "location",
+    "answer type": "answer_type",
+    "question": "question",
+    "image name": "img_name",
+}
+ANSWER = {"answer": "answer"}
+
+
+def read(root: Path) -> VQAData:
+    """The English rows of the three files; the image is the privacy unit. Raises `DataError`."""
+    rows = list(_rows(root))
+    return VQAData("slake", tuple(dict.fromkeys(ORGANS.values())), rows)
+
+
+def _rows(root: Path) -> Iterator[Row]:
+    index = 0
+    for split in SPLITS:
+        for raw in read_rows(root / f"{split}.json"):
+            (language,) = texts(raw, index, LANGUAGE)
+            if language == "en":
+                yield _row(raw, index, split, root / "imgs")
+            index += 1
+
+
+def _row(raw: dict[str, object], index: int, split: str, folder: Path) -> Row:
+    location, answer_type, question, name = texts(raw, index, FIELDS)
+    if location not in ORGANS:
+        raise DataError(f"row {index}: unknown organ; SLAKE has {', '.join(ORGANS)}")
+    closed = is_closed(answer_type, index)
+    # The published train file leaves one open question without an answer.
+    answerless = not closed and raw.get("answer") == ""
+    answer = "" if answerless else next(texts(raw, index, ANSWER))
+    return Row(
+        index=index,
+        organ=ORGANS[location],
+        split=split,
+        closed=closed,
+        question=question,
+        answer=answer,
+        patient=name,
+        image=folder / name,
+    )

@@ -1,0 +1,41 @@
+"""Augmented copies of a site's pictures. Nothing is ever mirrored: left and right are answers."""
+
+import torch
+from monai.transforms import Compose, RandAdjustContrast, RandAffine, RandScaleIntensity
+
+ROTATION = 0.15
+"""Most radians a view is turned."""
+SHIFT = 0.06
+"""Most of the picture's side that a view is moved."""
+ZOOM = 0.08
+"""Most that a view is stretched or shrunk."""
+GAMMA = (0.8, 1.25)
+GAIN = 0.15
+
+
+def views(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+    """`count` fixed views of each picture, so that a frozen tower can be run on them once.
+
+    `pictures` is float32 [n, 1, size, size] in 0..1; returns float32 [n, count, 1, size, size] in 0..1.
+    View 0 is the picture itself; the others are slightly turned, moved, zoomed, and changed in contrast
+    and brightness. The same pictures, count and seed give the same views.
+    """
+    size = pictures.shape[-1]
+    augment = _augmentation(size).set_random_state(seed)
+    result = torch.empty(len(pictures), count, 1, size, size)
+    for picture, its_views in zip(pictures, result, strict=True):
+        for number, view in enumerate(its_views):
+            view.copy_(picture if number == 0 else augment(picture).clamp(0, 1))
+    return result
+
+
+def _augmentation(size: int) -> Compose:
+    """A new one for each call, since it carries its own random state."""
+    move = RandAffine(
+        prob=1,
+        rotate_range=ROTATION,
+        translate_range=(SHIFT * size, SHIFT * size),
+        scale_range=(ZOOM, ZOOM),
+        padding_mode="zeros",
+    )
+    return Compose([move, RandAdjustContrast(prob=1, gamma=GAMMA), RandScaleIntensity(prob=1, factors=GAIN)])

@@ -1,0 +1,24 @@
+"""Accuracies with intervals, results, tables and plots."""
+
+from medfedvqa.evaluation.accuracy import Proportion, percent
+from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
+from medfedvqa.evaluation.plots import draw_plots
+from medfedvqa.evaluation.results import results_schema, write_results
+from medfedvqa.evaluation.table import write_table
+from medfedvqa.evaluation.transcript import Transcript, load_transcript, save_transcript
+
+__all__ = [
+    "History",
+    "Proportion",
+    "RoundRecord",
+    "RunFacts",
+    "Score",
+    "Transcript",
+    "draw_plots",
+    "load_transcript",
+    "percent",
+    "results_schema",
+    "save_transcript",
+    "write_results",
+    "write_table",
+]

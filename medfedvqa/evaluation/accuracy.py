@@ -1,0 +1,71 @@
+"""Accuracies with the uncertainty that small test sets have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+Interval = tuple[float, float]
+"""Lower and upper bound, both in 0..1."""
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """`correct` of `rows` rows answered right. Raises `ValueError` unless 0 <= correct <= rows."""
+
+    correct: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.correct <= self.rows:
+            raise ValueError(f"{self.correct} of {self.rows} rows is no proportion")
+
+    @property
+    def value(self) -> float | None:
+        """The share in 0..1; None without rows."""
+        return self.correct / self.rows if self.rows else None
+
+    def wilson(self, confidence: float = 0.95) -> Interval:
+        """Score interval of a binomial proportion; (0, 1) without rows, since nothing is known.
+
+        Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
+        Raises `ValueError` unless the confidence lies strictly between 0 and 1.
+        """
+        if not 0 < confidence < 1:
+            raise ValueError("a confidence lies strictly between 0 and 1")
+        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        wrong = self.rows - self.correct
+        return _wilson_lower(self.correct, wrong, z), 1 - _wilson_lower(wrong, self.correct, z)
+
+
+def _wilson_lower(correct: int, wrong: int, z: float) -> float:
+    """The lower bound. The upper one is that of the wrong answers, mirrored: exactly symmetric."""
+    if correct == 0:
+        return 0.0
+    rows = correct + wrong
+    centre = correct + z**2 / 2
+    spread = z * sqrt(correct * wrong / rows + z**2 / 4)
+    return min((centre - spread) / (rows + z**2), correct / rows)
+
+
+def mean_accuracy(sites: Sequence[Proportion]) -> tuple[float, Interval] | None:
+    """The mean over sites, each counting the same, with its 95 % interval; None if a site has no rows.
+
+    The sites' Wilson intervals are combined by variance recovery: each bound lies as far from the mean as
+    independent deviations of the sites add up to. One site keeps its Wilson interval.
+    Source: Zou and Donner, "Construction of confidence limits about effect measures", Statist. Med. 2008.
+    """
+    values = [site.value for site in sites]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    mean = sum(known) / len(known)
+    bounds = [site.wilson() for site in sites]
+    below = sqrt(sum((value - low) ** 2 for value, (low, _) in zip(known, bounds, strict=True))) / len(known)
+    above = sqrt(sum((high - value) ** 2 for value, (_, high) in zip(known, bounds, strict=True))) / len(known)
+    return mean, (max(0.0, mean - below), min(1.0, mean + above))
+
+
+def percent(share: float) -> str:
+    """A share in 0..1 as every text prints it."""
+    return f"{100 * share:.1f} %"

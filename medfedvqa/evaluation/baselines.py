@@ -1,0 +1,39 @@
+"""What answers score that need no picture and no training: a model that loses to them has learnt nothing."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from medfedvqa.data.schema import fold
+from medfedvqa.data.site import Examples
+
+
+def majority_correct(train_answers: torch.Tensor, test_answers: torch.Tensor) -> int:
+    """How many of `test_answers` are the most frequent of `train_answers`.
+
+    Both are int64 [rows], indices into one answer space. Of equally frequent answers the one seen first
+    in train counts; answers outside of the space (-1) are neither given nor right.
+    """
+    majority = _most_frequent(train_answers.tolist())
+    return sum(answer == majority for answer in test_answers.tolist())
+
+
+def question_prior_correct(train: Examples, test: Examples) -> int:
+    """How many test rows are right if each gets the answer that its question got most often in train.
+
+    Questions compare folded. One that train never asked gets train's most frequent answer. Ties and
+    answers outside of the space as in `majority_correct`.
+    """
+    by_question: defaultdict[str, list[int]] = defaultdict(list)
+    for question, answer in zip(train.questions, train.answers.tolist(), strict=True):
+        by_question[fold(question)].append(answer)
+    majority = _most_frequent(train.answers.tolist())
+    prior = {question: _most_frequent(answers, otherwise=majority) for question, answers in by_question.items()}
+    guesses = (prior.get(fold(question), majority) for question in test.questions)
+    return sum(guess == answer for guess, answer in zip(guesses, test.answers.tolist(), strict=True))
+
+
+def _most_frequent(answers: Sequence[int], otherwise: int | None = None) -> int | None:
+    known = Counter(answer for answer in answers if answer >= 0)
+    return known.most_common(1)[0][0] if known else otherwise

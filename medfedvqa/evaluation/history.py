@@ -1,0 +1,74 @@
+"""What the server saw of a run, and what the sites said about it at its end."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from privacy.aggregation import Tensors
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, as it looked from the server."""
+
+    round: int
+    """From 1."""
+    seconds: float
+    """Wall clock at the server."""
+    site_seconds: dict[str, float]
+    """Seconds until each site had answered, summed over the round's tasks."""
+    bytes_up: dict[str, int]
+    """Tensor bytes that each site sent."""
+    bytes_down: dict[str, int]
+    """Tensor bytes that each site was sent."""
+    accuracy: dict[str, float]
+    """Validation accuracy in 0..1 as released, by site. Empty where the method releases none."""
+    reliability: dict[str, list[list[float]]]
+    """By tensor: rows are receiving sites, columns are sources, in the run's order of sites, diagonal 0.
+
+    Empty where the method weighs nothing.
+    """
+
+
+@dataclass
+class History:
+    """Grows with the run: a record per finished round, and each site's last prompts by tensor name."""
+
+    sites: tuple[str, ...]
+    rounds: list[RoundRecord] = field(default_factory=list)
+    uploads: dict[str, Tensors] = field(default_factory=dict)
+    """Last local prompts, by site, each [blocks, tokens, width]."""
+    shared: dict[str, Tensors] = field(default_factory=dict)
+    """Last shared prompts, by site, same shapes."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A site's test rows, and how many of them each way of answering gets right."""
+
+    rows: int
+    correct: int
+    """By the site's model at the end of the run."""
+    train_rows: int
+    majority_correct: int
+    """By the most frequent training answer."""
+    prior_correct: int
+    """By the most frequent training answer to the same question."""
+    local_correct: int | None
+    """By the same model, trained without the other sites; None if it was not trained."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was asked for, in plain JSON values. Never a path."""
+
+    method: str
+    options: dict[str, Any]
+    data: str
+    split: dict[str, Any]
+    backbone: str
+    backbone_seen: list[str] | None
+    """Names of the data sets that the backbone was trained on; None if unknown."""
+    seed: int
+    engine: str
+    sites: tuple[str, ...]
+    rounds_planned: int

@@ -1,0 +1,183 @@
+"""What a run leaves behind for machines: `results.json`."""
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
+from medfedvqa.evaluation.files import write_whole
+from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
+
+SCHEMA_VERSION = 1
+BASELINES = ("majority", "question_prior", "local")
+RESULTS = "results.json"
+DISTRIBUTIONS = {
+    "medfedvqa": "medfedvqa",
+    "torch": "torch",
+    "nvflare": "nvflare",
+    "open_clip": "open_clip_torch",
+    "numpy": "numpy",
+}
+
+
+def write_results(
+    out: Path, facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None = None
+) -> dict[str, Any]:
+    """Write `results.json` in the folder `out`, whole or not at all, and return what it holds.
+
+    `scores` covers every site, or is empty while the run goes on; `failure` is a sentence that says why
+    the run ended without its result. The format is `results_schema()`.
+    Raises `ConfigError` if the scores are of other sites than the run's.
+    """
+    if scores and set(scores) != set(facts.sites):
+        raise ConfigError("the scores must cover exactly the sites of the run, or none of them")
+    sites = {site: _site(site, facts, history, scores.get(site)) for site in facts.sites}
+    results = {
+        "schema_version": SCHEMA_VERSION,
+        "status": _status(facts, history, scores, failure),
+        "failure": failure,
+        "notes": _notes(facts, history, scores, failure),
+        "method": facts.method,
+        "options": facts.options,
+        "data": facts.data,
+        "split": facts.split,
+        "backbone": _backbone(facts),
+        "seen_test_data": _seen_test_data(facts),
+        "seed": facts.seed,
+        "engine": facts.engine,
+        "rounds_planned": facts.rounds_planned,
+        "seconds": sum(record.seconds for record in history.rounds),
+        "average": _average(scores),
+        "sites": sites,
+        "rounds": [_round(record, facts.sites) for record in history.rounds],
+        "versions": _versions(),
+    }
+    text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(out / RESULTS, f"{text}\n".encode())
+    return results
+
+
+def results_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of `results.json`, as it ships with the package."""
+    schema: dict[str, Any] = json.loads(files(__package__).joinpath("results.schema.json").read_text("utf-8"))
+    return schema
+
+
+def _status(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> str:
+    if failure is not None:
+        return "failed"
+    if not scores:
+        return "running"
+    return "finished" if len(history.rounds) >= facts.rounds_planned else "stopped"
+
+
+def _backbone(facts: RunFacts) -> dict[str, Any]:
+    return {"name": facts.backbone, "seen": facts.backbone_seen}
+
+
+def _seen_test_data(facts: RunFacts) -> bool | None:
+    return None if facts.backbone_seen is None else facts.data in facts.backbone_seen
+
+
+def _answered(score: Score) -> dict[str, Proportion | None]:
+    """Every way of answering; `local` is None if it was not trained."""
+    local = score.local_correct
+    return {
+        "method": Proportion(score.correct, score.rows),
+        "majority": Proportion(score.majority_correct, score.rows),
+        "question_prior": Proportion(score.prior_correct, score.rows),
+        "local": None if local is None else Proportion(local, score.rows),
+    }
+
+
+def _accuracy(answered: Proportion | None) -> dict[str, Any] | None:
+    if answered is None:
+        return None
+    return {"correct": answered.correct, "accuracy": answered.value, "interval": list(answered.wilson())}
+
+
+def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> dict[str, Any]:
+    """One site's entry; without a score, what it would tell is null."""
+    answered = _answered(score) if score else {}
+    own = _accuracy(answered.get("method")) or {"correct": None, "accuracy": None, "interval": None}
+    taken_part = [record for record in history.rounds if site in record.site_seconds]
+    return {
+        "organ": site,
+        "data": facts.data,
+        "backbone": _backbone(facts),
+        "n": score.rows if score else None,
+        "train_rows": score.train_rows if score else None,
+        **own,
+        "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
+        "rounds": len(taken_part),
+        "seconds": sum(record.site_seconds[site] for record in taken_part),
+        "bytes": {
+            "up": sum(record.bytes_up.get(site, 0) for record in history.rounds),
+            "down": sum(record.bytes_down.get(site, 0) for record in history.rounds),
+        },
+    }
+
+
+def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Means over sites, each site counting the same; null where a site has no figure."""
+
+    def mean(name: str) -> dict[str, Any] | None:
+        answered = [_answered(score)[name] for score in scores.values()]
+        found = mean_accuracy([proportion for proportion in answered if proportion is not None])
+        if found is None or None in answered:
+            return None
+        return {"accuracy": found[0], "interval": list(found[1])}
+
+    own = mean("method") or {"accuracy": None, "interval": None}
+    return {**own, "baselines": {name: mean(name) for name in BASELINES}}
+
+
+def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
+    traffic = {site: {"up": record.bytes_up.get(site, 0), "down": record.bytes_down.get(site, 0)} for site in sites}
+    return {"round": record.round, "seconds": record.seconds, "accuracy": record.accuracy, "bytes": traffic}
+
+
+def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> list[str]:
+    """What a reader of the figures must know, in sentences."""
+    notes = []
+    if failure is not None:
+        notes.append(f"The run failed: {failure.rstrip('.')}.")
+    elif scores and len(history.rounds) < facts.rounds_planned:
+        notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
+    if _seen_test_data(facts):
+        notes.append(
+            f"The backbone {facts.backbone} was trained on {facts.data}, which is tested here: "
+            "the accuracies are not those of unseen data."
+        )
+    elif facts.backbone_seen is None:
+        notes.append(f"What the backbone {facts.backbone} was trained on is unknown: it may have seen the test data.")
+    for name, label in (("method", facts.method), ("local", "Local training")):
+        notes.extend(_not_better_than_prior(name, label, scores))
+    return notes
+
+
+def _not_better_than_prior(name: str, label: str, scores: Mapping[str, Score]) -> list[str]:
+    """One sentence that names the sites where this way of answering gains nothing over the bare question."""
+    behind = []
+    for site, score in scores.items():
+        answered, prior = _answered(score)[name], score.prior_correct
+        if answered is not None and answered.rows and answered.correct <= prior:
+            behind.append(f"{site} ({percent(answered.correct / score.rows)} against {percent(prior / score.rows)})")
+    return [f"{label} does not beat the question-only prior at {', '.join(behind)}."] if behind else []
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions of what ran; null for a package that is not installed."""
+
+    def installed(distribution: str) -> str | None:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            return None
+
+    return {"python": platform.python_version()} | {name: installed(dist) for name, dist in DISTRIBUTIONS.items()}

@@ -1,0 +1,86 @@
+"""`table.md`: one row per way of answering, one column per site, every accuracy with its interval."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medfedvqa.evaluation.accuracy import percent
+from medfedvqa.evaluation.files import write_whole
+from medfedvqa.evaluation.results import BASELINES
+
+TABLE = "table.md"
+LABELS = {"majority": "majority", "question_prior": "question-only prior", "local": "local"}
+ABSENT = "–"
+
+Results = Mapping[str, Any]
+"""What `results.json` holds."""
+
+
+def write_table(out: Path, results: Results) -> Path:
+    """Write `table.md` in the folder `out`, whole or not at all."""
+    return write_whole(out / TABLE, markdown_table(results).encode())
+
+
+def markdown_table(results: Results) -> str:
+    """The table, the facts of the run below it, and each note as a paragraph of its own."""
+    sites, average = results["sites"], results["average"]
+    head = ["", *(_heading(site, entry) for site, entry in sites.items()), "average"]
+    rows = [
+        [LABELS[name], *(accuracy_cell(entry["baselines"][name]) for entry in (*sites.values(), average))]
+        for name in BASELINES
+    ]
+    rows.append([results["method"], *(accuracy_cell(entry) for entry in (*sites.values(), average))])
+    paragraphs = [
+        _aligned(head, rows),
+        "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
+        facts_line(results),
+        *results["notes"],
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def accuracy_cell(entry: Mapping[str, Any] | None) -> str:
+    """`61.2 % [52.1, 69.6]` of an entry with an accuracy and an interval; a dash where there is none."""
+    if entry is None or entry["accuracy"] is None:
+        return ABSENT
+    low, high = entry["interval"]
+    return f"{percent(entry['accuracy'])} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def facts_line(results: Results) -> str:
+    """What was run on what, and what travelled, in one line."""
+    backbone, split = results["backbone"], results["split"]
+    seen = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
+    facts = [
+        f"Data {results['data']}, {split['kind']} split (seed {split['seed']})",
+        f"backbone {backbone['name']} (trained on: {seen})",
+        f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
+        f"seed {results['seed']}",
+        f"bytes per site and round: {_traffic(results, 'up')} up, {_traffic(results, 'down')} down",
+    ]
+    return "; ".join(facts) + "."
+
+
+def _heading(site: str, entry: Mapping[str, Any]) -> str:
+    return site if entry["n"] is None else f"{site} (n = {entry['n']})"
+
+
+def _traffic(results: Results, direction: str) -> str:
+    """The bytes that every site and round had in common, or their range."""
+    amounts = [traffic[direction] for record in results["rounds"] for traffic in record["bytes"].values()]
+    if not amounts:
+        return ABSENT
+    low, high = min(amounts), max(amounts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> str:
+    """A markdown table that reads well as plain text too: figures to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+
+    def line(cells: list[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
+
+    return "\n".join(line(cells) for cells in (head, rule, *rows))

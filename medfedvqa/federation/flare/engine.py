@@ -1,0 +1,119 @@
+"""Runs a job on FLARE on this machine, in its simulator or in a provisioned federation."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare.controller import RESULTS, STOP_FILE
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.progress import ProgressReader
+from medfedvqa.federation.flare.provision import prepare_simulation
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.hub import Event
+from medfedvqa.federation.job import JobSpec
+
+_SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A job that has been started."""
+
+    running: Callable[[], bool]
+    results: Callable[[], Path]
+    """The folder where results are now; it may not be there yet."""
+    succeeded: Callable[[], bool]
+
+
+def run_on_flare(
+    job: JobSpec,
+    sites: Mapping[str, Path],
+    out: Path,
+    engine: Literal["simulator", "provisioned"],
+    watch: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Run `job` with one process per site; results go into `out`, FLARE's own files into `out/flare`.
+
+    `sites`: a `site.yml` with absolute paths, by site name. Once `stop` says so, no new round begins and what
+    was reached is evaluated. Returns the results. Raises `FederationError` if the job fails; `out` then holds
+    what there is.
+    """
+    start = _simulation if engine == "simulator" else _federation
+    folder = out.resolve() / "flare"
+    folder.mkdir(parents=True)
+    stop_file = folder / "stop"
+    export_job(job, folder / "job")
+    reader = ProgressReader()
+    with start(folder, sites, {STOP_FILE: str(stop_file)}) as run:
+        try:
+            while run.running():
+                _report(reader, run, watch)
+                if stop():
+                    stop_file.touch()
+                time.sleep(_POLL)
+            _report(reader, run, watch)
+        finally:
+            if run.results().is_dir():
+                shutil.copytree(run.results(), out, dirs_exist_ok=True)
+        succeeded = run.succeeded()
+    path = out / "results.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not succeeded:
+        raise FederationError(results.get("failure") or f"the job failed; FLARE's logs are in '{folder}'")
+    return results
+
+
+def _report(reader: ProgressReader, run: _Run, watch: Callable[[Event], None]) -> None:
+    for event in reader.events(run.results()):
+        watch(event)
+
+
+@contextmanager
+def _simulation(folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str]) -> Iterator[_Run]:
+    workspace = folder / "simulator"
+    prepare_simulation(workspace, sites)
+    arguments = [str(folder / "job"), "-w", str(workspace), "-c", ",".join(sites), "-t", str(len(sites))]
+    with (folder / "simulator.log").open("wb") as log:
+        # A session of its own: Ctrl-C is for the caller, who ends the run by the stop file.
+        process = subprocess.Popen(
+            [sys.executable, "-m", _SIMULATOR, *arguments],
+            cwd=folder, env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield _Run(
+            running=lambda: process.poll() is None,
+            results=lambda: workspace / "server" / "simulate_job" / RESULTS,
+            succeeded=lambda: process.returncode == 0,
+        )
+    finally:
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            for running in (*children, process):
+                running.kill()
+            psutil.wait_procs(children, timeout=10)
+        process.wait()
+
+
+@contextmanager
+def _federation(folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str]) -> Iterator[_Run]:
+    with LoopbackFederation(folder, sites, environment) as federation:
+        job_id = federation.submit(folder / "job")
+        yield _Run(
+            running=lambda: not federation.finished(job_id),
+            results=lambda: federation.results(job_id),
+            succeeded=lambda: federation.status(job_id) == "FINISHED:COMPLETED",
+        )

@@ -1,0 +1,138 @@
+"""Starts a site's job process, and starts it again when something kills it.
+
+FLARE (2.9) takes a job process that dies by a signal for a failed job, and forgets the jobs of a client that
+is itself killed. Tasks here are answered from saved state when they come again, so neither has to end a job.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.utils.process_utils import ProcessAdapter
+
+RELAUNCHES = 10
+"""How often one job process is started again before its death is reported as the job's failure."""
+
+_RECORD = "launch.json"
+_CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
+_ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
+
+_logger = logging.getLogger(__name__)
+
+
+class LaunchRecord:
+    """What a restarted client needs in order to take up a job again, in the job's run folder.
+
+    The server knows a job's sites by the session tokens that they had when it began. The file holds that
+    token: it is readable by the site's own account only, and is deleted when the job ends.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self.path = run_folder / _RECORD
+
+    def restore(self, arguments: dict[str, Any]) -> None:
+        """Put the credentials that the job began with in place of newer ones, if there is a record."""
+        if self.path.exists():
+            saved = json.loads(self.path.read_text(encoding="utf-8"))["credentials"]
+            arguments.update({name: tuple(option) for name, option in saved.items()})
+
+    def write(self, arguments: dict[str, Any], pid: int) -> None:
+        """Remember credentials and process of a launch."""
+        record = {
+            "credentials": {name: arguments[name] for name in _CREDENTIALS},
+            "pid": pid,
+            "created": psutil.Process(pid).create_time(),
+        }
+        partial = self.path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(record, file)
+        partial.replace(self.path)
+
+    def end_orphan(self) -> None:
+        """End the recorded process if it outlived the client that started it."""
+        record = json.loads(self.path.read_text(encoding="utf-8"))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(record["pid"])
+            if process.create_time() == record["created"]:
+                process.kill()
+                process.wait()
+
+    def delete(self) -> None:
+        """The job has ended."""
+        self.path.unlink(missing_ok=True)
+
+
+class PersistentHandle(ProcessHandle):
+    """A job process that FLARE sees as one, however often it is started again."""
+
+    def __init__(self, start: Callable[[], ProcessAdapter], ended: Callable[[], None]) -> None:
+        super().__init__(process_adapter=start())
+        self._start, self._ended = start, ended
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def terminate(self) -> None:
+        """End the process for good."""
+        with self._lock:
+            self._stopping = True
+            super().terminate()
+
+    def wait(self) -> None:
+        """Until the process has ended by itself, was asked to end, or died too often."""
+        for left in reversed(range(RELAUNCHES + 1)):
+            self.adapter.wait()
+            code = self.adapter.poll()
+            with self._lock:
+                if self._stopping or not left or code is None or code >= 0 or code in _ASKED_TO_END:
+                    break
+                _logger.warning("the job process was killed by signal %d; starting it again", -code)
+                self.adapter = self._start()
+        self._ended()
+
+
+class SiteJobLauncher(ClientProcessJobLauncher):
+    """FLARE's launcher for client jobs, with processes that come back. Belongs in a site's resources.json."""
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Start the process of a job, with the job's first credentials if this client was restarted."""
+        workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        record = LaunchRecord(Path(workspace.get_run_dir(job_meta[JobConstants.JOB_ID])))
+        record.restore(arguments)
+
+        def start() -> ProcessAdapter:
+            handle = ClientProcessJobLauncher.launch_job(self, job_meta, fl_ctx)
+            record.write(arguments, handle.adapter.pid)
+            return handle.adapter
+
+        return PersistentHandle(start, record.delete)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Besides launching: once a client is up, take up the jobs that its predecessor left."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.SYSTEM_START:
+            workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            for path in Path(workspace.get_root_dir()).glob(f"*/{_RECORD}"):
+                self._resume(path.parent.name, workspace, fl_ctx)
+
+    def _resume(self, job_id: str, workspace: Workspace, fl_ctx: FLContext) -> None:
+        # The server ends the process again with the next heartbeat if the job is over there.
+        LaunchRecord(Path(workspace.get_run_dir(job_id))).end_orphan()
+        meta = json.loads(Path(workspace.get_job_meta_path(job_id)).read_text(encoding="utf-8"))
+        result = fl_ctx.get_engine().start_app(job_id, job_meta=meta)
+        _logger.warning("the client was restarted; job %s: %s", job_id, result)

@@ -1,0 +1,166 @@
+"""A provisioned federation on this machine: real startup kits, mutual TLS, one process per party and job."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare.controller import RESULTS
+from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
+
+_START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
+_POLL = 0.2
+
+
+class LoopbackFederation:
+    """Provisions into a folder, starts server and sites, and ends every process when it is left."""
+
+    def __init__(self, folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str] | None = None) -> None:
+        """`sites`: a `site.yml` by site name. `environment` is added to that of all processes."""
+        self.folder, self._sites = folder.resolve(), sites
+        self._environment = {**os.environ, **(environment or {})}
+        # The kits' scripts start whichever python3 comes first.
+        self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
+        self._session: Session | None = None
+        self.kits = Path()
+
+    def __enter__(self) -> Self:
+        """Raises `FederationError` if the federation does not come up."""
+        builder = SiteBuilder(storage=str(self.folder / "storage"))
+        self.kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
+        for name, path in self._sites.items():
+            shutil.copy(path, self.kits / name / "local" / "site.yml")
+        try:
+            for name in (SERVER, *self._sites):
+                self.start(name)
+            self._session = self._connect()
+            self._wait_for_sites()
+        except BaseException:
+            self._end_all()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session:
+            self._session.close()
+        self._end_all()
+
+    @property
+    def admin_kit(self) -> Path:
+        """The startup kit that `nvflare job submit --startup-kit` takes."""
+        return self.kits / ADMIN
+
+    def start(self, name: str) -> None:
+        """Start the server or a site by its kit's own script; also after `kill`."""
+        kit = self.kits / name
+        script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
+        with (kit / "process.log").open("ab") as log:
+            subprocess.Popen(
+                script, cwd=kit, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def processes(self, name: str, job: bool) -> list[psutil.Process]:
+        """A party's own process, or (`job`) those of the jobs that it runs."""
+        mine = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if str(self.kits / name) in line and (_is_job(line) == job) and "bash" not in line[0]:
+                    mine.append(process)
+        return mine
+
+    def submit(self, job_folder: Path) -> str:
+        """Submit a job folder; returns the job's id."""
+        return self._admin.submit_job(str(job_folder.resolve()))
+
+    def status(self, job_id: str) -> str:
+        """FLARE's word for where the job is; it begins with FINISHED once the job is over."""
+        return str(self._admin.get_job_status(job_id))
+
+    def finished(self, job_id: str) -> bool:
+        """Whether the job is over, well or not."""
+        return self.status(job_id).startswith("FINISHED")
+
+    def wait(self, job_id: str, timeout: float) -> str:
+        """The status in which the job finished. Raises `FederationError` if it has not after `timeout` seconds."""
+        for _ in _until(timeout):
+            if self.finished(job_id):
+                return self.status(job_id)
+        raise FederationError(f"the job is '{self.status(job_id)}' after {timeout:.0f} seconds, and has not finished")
+
+    def abort(self, job_id: str) -> None:
+        """End a job at once."""
+        self._admin.abort_job(job_id)
+
+    def results(self, job_id: str) -> Path:
+        """A job's results: in the server's own folder while the job runs, fetched from the server afterwards."""
+        running = self.kits / SERVER / job_id / RESULTS
+        if running.is_dir() or not self.finished(job_id):
+            return running
+        folder = self.folder / "results"
+        fetched = folder / job_id
+        if not fetched.exists():
+            folder.mkdir(exist_ok=True)
+            self._admin.download_job_result(job_id, str(folder))
+        return fetched / "workspace" / RESULTS
+
+    @property
+    def _admin(self) -> Session:
+        if self._session is None:
+            raise FederationError("the federation is not running")
+        return self._session
+
+    def _connect(self) -> Session:
+        for _ in _until(_START_TIMEOUT):
+            with contextlib.suppress(NoConnection):
+                return new_secure_session(ADMIN, str(self.admin_kit))
+        raise FederationError("the federation's server did not start")
+
+    def _wait_for_sites(self) -> None:
+        missing = set(self._sites)
+        for _ in _until(_START_TIMEOUT):
+            missing = set(self._sites) - {client.name for client in self._admin.get_connected_client_list()}
+            if not missing:
+                return
+        raise FederationError(f"sites did not join the federation: {', '.join(sorted(missing))}")
+
+    def _end_all(self) -> None:
+        # Job processes lead sessions of their own, and outlive a client that was killed: ask for them by folder.
+        parties = [*self._sites, SERVER]
+        for processes in ([p for name in parties for p in self.processes(name, job)] for job in (False, True)):
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=10)
+
+
+def _is_job(line: list[str]) -> bool:
+    return any(part.endswith(("worker_process", "runner_process")) for part in line)
+
+
+def _until(timeout: float) -> Iterator[None]:
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        yield
+        time.sleep(_POLL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

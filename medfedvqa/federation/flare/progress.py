@@ -1,0 +1,36 @@
+"""Progress of a job through a file: the server process writes it, whoever started the job follows it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from medfedvqa.federation.hub import Event
+
+_NAME = "progress.jsonl"
+
+
+def write_event(out: Path, event: Event) -> None:
+    """Append one event to the progress file in `out`."""
+    with (out / _NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(event)) + "\n")
+
+
+class ProgressReader:
+    """Reads the events that came since it was last asked."""
+
+    def __init__(self) -> None:
+        self._position = 0
+
+    def events(self, out: Path) -> Iterator[Event]:
+        """New events of the run in `out`, which may move between calls; none while there is no file."""
+        path = out / _NAME
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._position)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):
+                self._position += len(line)
+                yield Event(**json.loads(line))

@@ -1,0 +1,131 @@
+"""Startup kits whose sites run this package's jobs and nothing else.
+
+`SiteBuilder` goes into the `builders` of a FLARE project file, after `StaticFileBuilder`.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.lighter.constants import CtxKey, ProvFileName
+from nvflare.lighter.entity import Project
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.spec import Builder, ProvisionContext
+
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.site_config import site_yaml
+
+ADMIN = "admin@coordinator.org"
+SERVER = "localhost"
+"""A server of this name listens on the loopback interface only."""
+
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
+EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+_LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
+_LOG_STREAMING = {"site_log_streamer", "log_receiver"}
+
+
+class SiteBuilder(Builder):
+    """Writes each site's `site.yml` and narrows every kit to what the project's jobs need.
+
+    The kits' `resources.json.default` are edited in place, as FLARE's own tools copy them over `resources.json`.
+    """
+
+    def __init__(self, sites: Mapping[str, Mapping[str, Any]] | None = None, storage: str | None = None) -> None:
+        """`sites` fills in `site.yml` by site name; one that is not named gets a form, and refuses jobs until
+        it is filled in. `storage`: absolute folder for the server's job store (FLARE's default is under /tmp).
+        """
+        super().__init__()
+        self._sites, self._storage = sites or {}, storage
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """See FLARE's `Builder`."""
+        for client in project.get_clients():
+            local = Path(ctx.get_local_dir(client))
+            _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, _narrow_site)
+            # The job process then has no connection but the one to its own client process.
+            _write_json(local / ProvFileName.COMM_CONFIG, {"backbone_conn_gen": 1, "allow_adhoc_conns": False})
+            site = {"state": "../state", "audit": "../audit", **self._sites.get(client.name, _FORM)}
+            (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
+        _edit(Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT, self._narrow_server)
+
+    def _narrow_server(self, resources: dict[str, Any]) -> None:
+        _narrow(resources, CONTROLLER)
+        if self._storage is not None:
+            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self._storage}/snapshots"
+            _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
+
+
+_FORM = {"reader": None, "organ": None, "methods": []}
+
+
+def _narrow_site(resources: dict[str, Any]) -> None:
+    _narrow(resources, EXECUTOR)
+    resources["allow_log_streaming"] = False
+    _component(resources, "process_launcher")["path"] = _LAUNCHER
+
+
+def _narrow(resources: dict[str, Any], allowed: str) -> None:
+    resources["class_allow_list"] = [allowed]
+    resources["components"] = [part for part in resources["components"] if part["id"] not in _LOG_STREAMING]
+
+
+def _component(resources: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(part for part in resources["components"] if part["id"] == name)
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    resources = json.loads(path.read_text(encoding="utf-8"))
+    change(resources)
+    _write_json(path, resources)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def loopback_project(sites: Sequence[str], port: int) -> dict[str, Any]:
+    """A FLARE project file for sites, server and one admin on this machine, without its builders."""
+    return {
+        "api_version": 3,
+        "name": "medfedvqa",
+        "description": "a federation on this machine",
+        "participants": [
+            {"name": SERVER, "type": "server", "org": "coordinator", "fed_learn_port": port},
+            *({"name": name, "type": "client", "org": name} for name in sites),
+            {"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+        ],
+    }
+
+
+def provision(project: Mapping[str, Any], builders: Sequence[Builder], folder: Path) -> Path:
+    """Make the startup kits of a FLARE project file in `folder`; returns the folder with one kit each.
+
+    `builders` run after the project's own. Raises `FederationError`.
+    """
+    project = dict(project)
+    provisioner = Provisioner(str(folder), [*prepare_builders(project), *builders])
+    context = provisioner.provision(prepare_project(project), logger=logging.getLogger(__name__))
+    if context.get(CtxKey.BUILD_ERROR):
+        raise FederationError(f"the startup kits could not be made: {'; '.join(context.get_errors())}")
+    return Path(context.get_result_location())
+
+
+def prepare_simulation(workspace: Path, sites: Mapping[str, Path]) -> None:
+    """Write what FLARE's simulator copies to every party: which classes may run, and each site's `site.yml`."""
+    folder = workspace / "local" / "sites"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder.parent / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
+    for name, path in sites.items():
+        shutil.copy(path, folder / f"{name}.yml")

@@ -1,0 +1,55 @@
+"""The project's jobs as FLARE's users know them: a recipe for SimEnv, PocEnv and ProdEnv, and its exported folder."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nvflare.job_config.api import FedJob
+from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.controller import FederationController
+from medfedvqa.federation.flare.executor import SiteExecutor
+from medfedvqa.federation.flare.provision import prepare_simulation
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.methods import create
+
+TASK_INTERVAL = 0.1  # seconds between a site's questions for work; FLARE's default is 2
+
+_INLINE = {"np_download_chunk_size": 0, "tensor_download_chunk_size": 0}
+"""Arrays travel inside the messages, instead of being fetched by the receiver afterwards."""
+
+
+class MedfedvqaRecipe(Recipe):
+    """A job of configuration only: its classes come from the installed package at every site."""
+
+    def __init__(self, job: JobSpec, sites: Mapping[str, Path] | None = None, tuned: bool = True) -> None:
+        """`sites`: a `site.yml` by site name, which a simulation needs; elsewhere sites have their own.
+
+        `tuned=False` keeps FLARE's own transport settings, for comparison.
+        """
+        flare_job = FedJob(name=job.method, min_clients=create(job.method, job.options).least_sites)
+        flare_job.set_app_packages(["medfedvqa"])
+        flare_job.to_server(FederationController(job.to_dict()))
+        flare_job.to_clients(SiteExecutor(job.to_dict()))
+        super().__init__(flare_job)
+        self._sites = sites or {}
+        if tuned:
+            self.add_server_config({"server": {"task_request_interval": TASK_INTERVAL}, **_INLINE})
+            self.add_client_config(_INLINE)
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Give the sites of a simulation what provisioning gives to real ones."""
+        if isinstance(env, SimEnv):
+            prepare_simulation(Path(env.workspace_root).resolve() / self.name, self._sites)
+
+
+def export_job(job: JobSpec, folder: Path, tuned: bool = True) -> None:
+    """Write the job as `folder`, ready for `nvflare job submit -j`. Raises `ConfigError` if the folder exists."""
+    if folder.exists():
+        raise ConfigError(f"'{folder}' exists already: choose another folder, or remove it")
+    with TemporaryDirectory() as scratch:
+        MedfedvqaRecipe(job, tuned=tuned).export(scratch)
+        shutil.copytree(Path(scratch) / job.method, folder)

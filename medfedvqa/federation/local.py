@@ -1,0 +1,44 @@
+"""The in-process engine: sites take turns in one process, through the same gates as in a federation."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from audits import AuditError
+from medfedvqa.errors import FederationError, MedfedvqaError
+from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import Tensors
+
+
+class LocalEngine:
+    """Calls sites one after the other. At most `resident` sites keep their pictures in memory."""
+
+    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 16) -> None:
+        self._sites, self._job, self._job_id, self._resident = sites, job, job_id, resident
+        self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
+
+    def call(
+        self, task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
+    ) -> dict[str, Reply]:
+        """One task at each addressed site. Raises `FederationError` naming the site that refused."""
+        replies = {}
+        for site, tensors in messages.items():
+            began = time.monotonic()
+            try:
+                answer = self._runtime(site).handle(task, round, tensors)
+            except (MedfedvqaError, AuditError) as error:
+                raise FederationError(f"site '{site}' stopped the job: {error}") from error
+            replies[site] = Reply(answer, time.monotonic() - began)
+            answered(site)
+        return replies
+
+    def _runtime(self, site: str) -> SiteRuntime:
+        if site not in self._running:
+            self._running[site] = SiteRuntime(self._sites[site], self._job, self._job_id)
+        self._running.move_to_end(site)
+        if len(self._running) > self._resident:
+            self._running.popitem(last=False)
+        return self._running[site]

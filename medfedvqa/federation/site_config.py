@@ -1,0 +1,90 @@
+"""`site.yml`: what a hospital says of itself. A job cannot name or change any of it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from audits import SitePolicy
+from medfedvqa.errors import ConfigError
+from medfedvqa.methods import checked
+
+TEMPLATE = """\
+# What this hospital brings to a federation, and what it allows. Paths are relative to this file.
+
+# Which data this site holds: reader vqa-rad, slake or phantom (no root); the organ is one of the reader's.
+data:
+  reader: {reader}
+  root: {root}
+  organ: {organ}
+
+# cpu or cuda, and how many processor threads training may use.
+device: {device}
+threads: {threads}
+
+# Where the site's own models rest between tasks, and the log of everything that left.
+state: {state}
+audit: {audit}
+
+# Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
+backbones: {backbones}
+
+# What may leave. Everything else is refused.
+policy:
+  methods: {methods}
+  kinds: [parameters, statistic]
+"""
+
+
+class _Data(BaseModel, frozen=True, extra="forbid"):
+    reader: str
+    root: Path | None = None
+    organ: str
+
+
+class SiteConfig(BaseModel):
+    """One site's own settings; paths are absolute once loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    data: _Data
+    device: str = "cpu"
+    threads: int = Field(1, ge=1)
+    state: Path
+    audit: Path
+    backbones: dict[str, Path] = Field(default_factory=dict)
+    policy: SitePolicy
+
+
+def load_site_config(path: Path, name: str) -> SiteConfig:
+    """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        raise ConfigError(f"site '{name}': site.yml is missing or is not valid YAML; the site does not start") from None
+    if not isinstance(raw, dict) or "policy" not in raw:
+        raise ConfigError(f"site '{name}': site.yml has no policy; the site does not start")
+    raw["policy"] = SitePolicy.from_mapping(raw["policy"])
+    config = checked(SiteConfig, {**raw, "name": name}, f"site '{name}', site.yml")
+    folder = path.resolve().parent
+    root = config.data.root and folder / config.data.root
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"root": root}),
+            "state": folder / config.state,
+            "audit": folder / config.audit,
+            "backbones": {label: folder / file for label, file in config.backbones.items()},
+        }
+    )
+
+
+def site_yaml(**values: Any) -> str:
+    """The commented `site.yml` with these values filled in."""
+    defaults = {"root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "backbones": {}}
+    filled = {**defaults, **values}
+    plain = {key: yaml.safe_dump(value, default_flow_style=True, width=math.inf) for key, value in filled.items()}
+    plain = {key: text.removesuffix("\n").removesuffix("\n...") for key, text in plain.items()}
+    return TEMPLATE.format(**plain)

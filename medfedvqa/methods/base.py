@@ -1,0 +1,160 @@
+"""What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.data import SiteData
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import Backbone, BackboneShape
+from privacy import Reliability
+
+Tensors = dict[str, np.ndarray]
+State = dict[str, Any]
+"""What a site keeps between tasks: tensors and plain values, nested in dicts."""
+
+
+class MethodConfig(BaseModel, frozen=True, extra="forbid"):
+    """Base of every method's options: immutable, strict, JSON round trip."""
+
+
+Config = TypeVar("Config", bound=MethodConfig)
+AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
+Model = TypeVar("Model", bound=BaseModel)
+Derived = TypeVar("Derived")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a handler sees of its site."""
+
+    name: str
+    data: SiteData
+    backbone: Backbone
+    device: str
+    seed: int
+    _derived: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    def derive(self, key: object, make: Callable[[], Derived]) -> Derived:
+        """Something computed from data and backbone alone, made once and kept; never part of the state."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        made: Derived = self._derived[key]
+        return made
+
+    def task_seed(self, task: str, round: int) -> int:
+        """The seed of one task: the same wherever and however often the task runs."""
+        digest = hashlib.sha256(f"{self.seed}/{self.name}/{task}/{round}".encode()).digest()
+        return int.from_bytes(digest[:6], "big")
+
+
+class Hub(Protocol):
+    """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
+
+    sites: tuple[str, ...]
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Rounds 1..count; ends early when the user asks to stop."""
+
+    def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
+        """Every site's own upload. `down` is per site; None sends nothing."""
+
+    def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
+        """The mean of the uploads, weighted by the scalar named `weight`, which itself is not averaged."""
+
+    def mix(
+        self,
+        task: str,
+        reliability: Reliability,
+        down: Mapping[str, Tensors] | None = None,
+        targets: tuple[str, ...] | None = None,
+    ) -> dict[str, Tensors]:
+        """For each target site, the other sites' uploads mixed by reliability; uploads carry `accuracy`."""
+
+
+class Method(ABC, Generic[Config]):
+    """One federated method. Handlers of a task `x` are the method `x(site, state, received, round)`."""
+
+    name: ClassVar[str]
+    config_type: ClassVar[type[MethodConfig]]
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def least_sites(self) -> int:
+        """The fewest sites that this method, so configured, makes sense with."""
+        return 1
+
+    @abstractmethod
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Everything that travels, for a backbone of this shape."""
+
+    @abstractmethod
+    def setup(self, site: Site) -> State:
+        """What a site keeps before its first task."""
+
+    @abstractmethod
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """The server's loop; returns the uploads of the task `evaluate`, by site."""
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Run the handler of a declared task: state and message in, state and message out."""
+        handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
+        return handler(site, state, received, round)
+
+
+def counts(*names: str) -> tuple[TensorSpec, ...]:
+    """Declarations of int64 scalars that count test rows."""
+    return tuple(TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name]) for name in names)
+
+
+COUNTS = {
+    "rows": "number of test rows",
+    "train_rows": "number of training rows",
+    "correct": "test rows that the site's model answers right",
+    "majority_correct": "test rows that the most frequent training answer answers right",
+    "prior_correct": "test rows that the most frequent answer to the same question answers right",
+    "local_correct": "test rows that the same model, trained without the other sites, answers right",
+}
+
+_METHODS: dict[str, type[Method[Any]]] = {}
+
+
+def register(method: AnyMethod) -> AnyMethod:
+    """Make a method known by its `name`."""
+    _METHODS[method.name] = method
+    return method
+
+
+def method_names() -> tuple[str, ...]:
+    """Names of all registered methods, sorted."""
+    return tuple(sorted(_METHODS))
+
+
+def method_type(name: str) -> type[Method[Any]]:
+    """The registered method. Raises `ConfigError`."""
+    if name not in _METHODS:
+        raise ConfigError(f"unknown method '{name}'; there is: {', '.join(method_names())}")
+    return _METHODS[name]
+
+
+def create(name: str, options: Mapping[str, Any]) -> Method[Any]:
+    """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
+    kind = method_type(name)
+    return kind(checked(kind.config_type, options, f"method '{name}'"))
+
+
+def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
+    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key, never its value."""
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        faults = (f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors(include_input=False))
+        raise ConfigError(f"{owner}: {'; '.join(faults)}") from None

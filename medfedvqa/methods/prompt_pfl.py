@@ -1,0 +1,179 @@
+"""Prompt-based personalised federated learning (Zhu et al., ICASSP 2024): only small prompts travel.
+
+Each site trains prompts P and an answer head on a frozen CLIP; the server sends each site the others' prompts,
+mixed by reliability, as its shared prompt S (Eqs. 8, 10, 11).
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts, register
+from medfedvqa.methods.training import SiteTrainer, TrainConfig
+from medfedvqa.models import BackboneShape, ModelConfig, prompt_shapes
+from privacy import Reliability
+
+ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
+
+
+class PromptPFLConfig(MethodConfig, frozen=True):
+    """Options; the defaults are the paper's where it gives one (section 3.1)."""
+
+    rounds: int = Field(30, ge=1, description="exchanges of prompts (paper: 30)")
+    local_epochs: int = Field(5, ge=1, description="passes over the site's rows per round (paper: 5 'iterations')")
+    local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts (paper: unsaid)")
+    batch_rows: int = Field(64, ge=1, description="rows per batch, whole patients (paper: unsaid)")
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="optimiser (paper: unsaid)")
+    learning_rate: float = Field(0.01, gt=0, description="first learning rate (paper: 0.01)")
+    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate (paper: 0.1)")
+    decay_every: int = Field(10, ge=1, description="rounds between decays (paper: 10)")
+    alpha: float = Field(0.5, ge=0, description="weight of the distance loss L_d (paper: 0.5)")
+    beta: float = Field(0.001, ge=0, description="weight of ||w_mlp||^2 (paper: 0.001)")
+    blocks: int | None = Field(None, ge=1, description="r: prompts in the last r blocks; null is all (paper: 12)")
+    length: int = Field(4, ge=2, description="L: tokens per block and prompt, half keys, half values (paper: 4)")
+    joining: Literal["concatenate", "add"] = Field("concatenate", description="how local and shared prompts join")
+    placing: Literal["before", "after"] = Field("before", description="prompts join before or after W^K, W^V")
+    features: Literal["concat", "product"] = Field("concat", description="what the answer head sees")
+    hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer (paper: 512)")
+    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head (paper: 0.2)")
+    prompt_std: float = Field(0.02, gt=0, description="deviation of new prompts (paper: unsaid)")
+    mode: Literal["clamped", "paper"] = Field("clamped", description="reliability with cosines clamped at 0, or Eq. 11")
+    similarity: Literal["prompt", "block"] = Field("prompt", description="cosine of whole prompts, or per block")
+    order: Literal["synchronous", "sequential"] = Field(
+        "synchronous", description="all sites from one snapshot, or one after the other (Algorithm 1)"
+    )
+    ablation: ABLATIONS = Field(
+        "none",
+        description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt",
+    )
+    local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'local'")
+
+    @property
+    def sharing(self) -> bool:
+        """Whether prompts travel."""
+        return self.ablation not in ("AS1", "AS2")
+
+    @property
+    def model(self) -> ModelConfig:
+        """The site's model."""
+        return ModelConfig(
+            blocks=self.blocks,
+            length=self.length,
+            image_prompt=self.ablation not in ("AS1", "AS3"),
+            text_prompt=self.ablation not in ("AS1", "AS4"),
+            joining=self.joining,
+            placing=self.placing,
+            features=self.features,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            prompt_std=self.prompt_std,
+        )
+
+    @property
+    def training(self) -> TrainConfig:
+        """The site's local training."""
+        return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.__dataclass_fields__})
+
+
+@register
+class PromptPFL(Method[PromptPFLConfig]):
+    """Personalised prompts, shared by reliability: accuracy times similarity."""
+
+    name = "prompt_pfl"
+    config_type = PromptPFLConfig
+
+    @property
+    def least_sites(self) -> int:
+        """Sharing needs somebody to share with."""
+        return 2 if self.config.sharing else 1
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
+        shapes = prompt_shapes(shape, self.config.model) if self.config.sharing else {}
+        own = tuple(_prompt(name, prompt.size, "the site's prompt") for name, prompt in shapes.items())
+        mixed = tuple(_prompt(name, prompt.size, "the other sites' mixed prompt") for name, prompt in shapes.items())
+        accuracy = TensorSpec("accuracy", (), "float32", Kind.STATISTIC, "share of validation rows answered right")
+        scored = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
+        alone = ("local_correct",) if self._trains_alone else ()
+        return Exchange(
+            self.name,
+            (
+                TaskSpec("start", up=(*own, accuracy), down=()),
+                TaskSpec("train", up=(*own, accuracy), down=mixed),
+                TaskSpec("evaluate", up=counts(*scored, *alone), down=mixed),
+            ),
+        )
+
+    def setup(self, site: Site) -> State:
+        """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
+        return self._trainer(site).new(site.seed)
+
+    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """The first round: no shared prompt exists yet, so neither does L_d."""
+        return self._train(site, state, None, round)
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """A later round, with the others' mixed prompts as constants."""
+        return self._train(site, state, _torch(received) or None, round)
+
+    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Test rows answered right by this model, by the free baselines, and by the same model trained alone."""
+        trainer, data = self._trainer(site), site.data
+        reply = {
+            "rows": len(data.test),
+            "train_rows": len(data.train),
+            "correct": trainer.correct(state, data.test, _torch(received) or None),
+            "majority_correct": majority_correct(data.train.answers, data.test.answers),
+            "prior_correct": question_prior_correct(data.train, data.test),
+        }
+        if self._trains_alone:
+            alone = self.setup(site)
+            for number in range(1, round + 1):
+                alone = trainer.train(alone, None, number, site.task_seed("train", number))
+            reply["local_correct"] = trainer.correct(alone, data.test, None)
+        return state, {name: np.array(value, np.int64) for name, value in reply.items()}
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds of training and mixing, then the evaluation with the last shared prompts."""
+        shared: dict[str, Tensors] = {}
+        for number in hub.rounds(self.config.rounds):
+            task = "start" if number == 1 else "train"
+            if not self.config.sharing:
+                hub.collect(task)
+            elif self.config.order == "synchronous" or number == 1:
+                shared = hub.mix(task, self._reliability, shared or None)
+            else:
+                for site in hub.sites:
+                    shared |= hub.mix(task, self._reliability, {site: shared[site]}, targets=hub.sites)
+        return hub.collect("evaluate", shared or None)
+
+    @property
+    def _trains_alone(self) -> bool:
+        return self.config.local_baseline and self.config.sharing
+
+    @property
+    def _reliability(self) -> Reliability:
+        return Reliability(self.config.mode, by_block=self.config.similarity == "block")
+
+    def _trainer(self, site: Site) -> SiteTrainer:
+        return SiteTrainer(site, self.config.model, self.config.training)
+
+    def _train(self, site: Site, state: State, shared: Any, round: int) -> tuple[State, Tensors]:
+        trainer = self._trainer(site)
+        state = trainer.train(state, shared, round, site.task_seed("train", round))
+        rows = site.data.validate
+        accuracy = trainer.correct(state, rows, shared) / max(1, len(rows))
+        reply = trainer.prompts(state) if self.config.sharing else {}
+        return state, {**reply, "accuracy": np.array(accuracy, np.float32)}
+
+
+def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:
+    return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{meaning}, [blocks, tokens, width]")
+
+
+def _torch(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}

@@ -1,0 +1,113 @@
+"""A site's local training of prompts and answer head: the same for every method that trains them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count, islice
+from typing import Literal
+
+import torch
+
+from medfedvqa.data import Examples, batches
+from medfedvqa.methods.base import Site, State, Tensors
+from medfedvqa.models import Batch, FrozenCache, ModelConfig, SiteModel, answer_loss, prompt_distance, weight_penalty
+
+Prompts = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a site trains; `PromptPFLConfig` documents each field."""
+
+    local_epochs: int
+    local_unit: Literal["epochs", "batches"]
+    batch_rows: int
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: float
+    decay: float
+    decay_every: int
+    alpha: float
+    beta: float
+    similarity: Literal["prompt", "block"]
+
+
+class SiteTrainer:
+    """Trains and applies one site's model; all that lasts is in the state that goes in and comes out."""
+
+    def __init__(self, site: Site, model: ModelConfig, config: TrainConfig) -> None:
+        self._site, self._model, self._config = site, model, config
+        self._cache = site.derive(("frozen", model), self._freeze)
+
+    def new(self, seed: int) -> State:
+        """A model before its first step."""
+        return {"model": self._build(torch.Generator().manual_seed(seed)).state(), "optimizer": None}
+
+    def train(self, state: State, shared: Prompts | None, round: int, seed: int) -> State:
+        """One round's local steps (Eq. 8): L = CE + alpha L_d + beta ||w_mlp||^2; `shared` is a constant."""
+        config, generator = self._config, torch.Generator().manual_seed(seed)
+        model, shared = self._restore(state), self._on_device(shared)
+        optimizer = self._optimizer(model, round)
+        if state["optimizer"]:
+            rate = optimizer.param_groups[0]["lr"]
+            optimizer.load_state_dict(state["optimizer"])
+            optimizer.param_groups[0]["lr"] = rate
+        for rows in self._rows(generator):
+            batch = self._batch(self._site.data.train, rows)
+            loss = answer_loss(model(batch, shared, generator), batch.answers)
+            loss = loss + config.beta * weight_penalty(model.head)
+            if shared:
+                per_block = config.similarity == "block"
+                loss = loss + config.alpha * prompt_distance(model.prompts, shared, per_block)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {"model": model.state(), "optimizer": optimizer.state_dict()}
+
+    @torch.no_grad()
+    def correct(self, state: State, rows: Examples, shared: Prompts | None) -> int:
+        """How many of these rows the model answers right."""
+        model, shared = self._restore(state), self._on_device(shared)
+        right = 0
+        for part in torch.arange(len(rows)).split(self._config.batch_rows):
+            batch = self._batch(rows, part)
+            right += int(model(batch, shared).argmax(dim=1).eq(batch.answers).sum())
+        return right
+
+    def prompts(self, state: State) -> Tensors:
+        """The local prompts, float32 [blocks, tokens, width] each."""
+        return {name: tensor.numpy(force=True) for name, tensor in state["model"].items() if name.startswith("prompt.")}
+
+    def _rows(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        train, config = self._site.data.train, self._config
+        if config.local_unit == "epochs":
+            for _ in range(config.local_epochs):
+                yield from batches(train, config.batch_rows, generator)
+            return
+        epochs = (batches(train, config.batch_rows, generator) for _ in count())
+        yield from islice(chain.from_iterable(epochs), config.local_epochs)
+
+    def _freeze(self) -> FrozenCache:
+        data, backbone = self._site.data, self._site.backbone
+        questions = data.train.questions + data.validate.questions + data.test.questions
+        return FrozenCache(backbone, self._model, data.pictures.load(backbone.shape.image_size), questions)
+
+    def _batch(self, examples: Examples, rows: torch.Tensor) -> Batch:
+        questions = self._cache.question_ids([examples.questions[row] for row in rows.tolist()])
+        return self._cache.batch(examples.pictures[rows], questions, examples.answers[rows])
+
+    def _build(self, generator: torch.Generator) -> SiteModel:
+        return SiteModel(self._site.backbone, self._model, len(self._site.data.answers), generator)
+
+    def _restore(self, state: State) -> SiteModel:
+        model = self._build(torch.Generator().manual_seed(0))
+        model.load_state_dict(state["model"])
+        return model
+
+    def _optimizer(self, model: SiteModel, round: int) -> torch.optim.Optimizer:
+        config = self._config
+        rate = config.learning_rate * config.decay ** ((round - 1) // config.decay_every)
+        if config.optimizer == "adam":
+            return torch.optim.Adam(model.parameters(), lr=rate)
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+    def _on_device(self, shared: Prompts | None) -> Prompts | None:
+        return shared and {name: tensor.to(self._site.device) for name, tensor in shared.items()}

@@ -1,0 +1,257 @@
+"""Frozen CLIP backbones by name: the project's own, open_clip's tags, the Hugging Face hub, and local files.
+
+| name              | weights                                                               |
+|-------------------|-----------------------------------------------------------------------|
+| `medclip-slake`   | shipped with the project, as is `medclip-vqarad`                      |
+| `ViT-B-32/openai` | any architecture and tag that open_clip knows                         |
+| `hf-hub:org/name` | an open_clip model of the Hugging Face hub                            |
+| `ViT-B-32@label`  | a local checkpoint; the site says in which file, a job names no path  |
+
+In the last form, `medclip@label` is a checkpoint of the project's own architecture.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import open_clip
+import torch
+from open_clip.factory import load_state_dict
+from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
+
+from medfedvqa.errors import BackboneError
+from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
+
+BUNDLED_ARCHITECTURE = "medclip"
+HUB = "hf-hub:"
+NO_FILES: Mapping[str, Path] = MappingProxyType({})
+
+ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
+"""Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """One transformer: its number of blocks, the width of a token, the number of attention heads."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class BackboneShape:
+    """What can be said of a backbone without its weights. `embed` is the width of CLIP's common space,
+    `image_size` in pixels, `context` in tokens."""
+
+    image: TowerShape
+    text: TowerShape
+    embed: int
+    image_size: int
+    context: int
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A CLIP that never changes: float32, in evaluation mode, without gradients."""
+
+    name: str
+    clip: CLIP | CustomTextCLIP = field(repr=False)
+    tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
+    """Questions to token ids, int64 [questions, context]."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Per channel, on the scale 0..1."""
+    shape: BackboneShape
+    seen: tuple[str, ...] | None
+    """Data sets that the weights were trained on; None where that is not known."""
+    digest: str
+    """SHA-256 over the weights as used, in hexadecimal."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.clip.logit_scale.device
+
+
+def shape_of(name: str) -> BackboneShape:
+    """The shape of a backbone without building or loading it (`hf-hub:` names read the hub's configuration).
+
+    Raises `BackboneError` for an unknown name and for an architecture that cannot take prompts.
+    """
+    return _shape(name, _configuration(_architecture(name)))
+
+
+def seen_by(name: str) -> tuple[str, ...] | None:
+    """Data sets that the weights of this name were trained on; None where that is not known."""
+    return BUNDLED[name].seen if name in BUNDLED else None
+
+
+def bundled_for(data: str) -> str:
+    """The bundled backbone that has not seen this data set."""
+    return next(name for name, model in BUNDLED.items() if data not in model.seen)
+
+
+def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str = "cpu") -> Backbone:
+    """Load a backbone; `files` holds this machine's local checkpoints by name (`ARCH@label`).
+
+    Raises `BackboneError`: unknown name, missing file, or a file of another architecture. No message holds a path.
+    """
+    architecture = _architecture(name)
+    configuration = _configuration(architecture)
+    shape = _shape(name, configuration)
+    if name in BUNDLED:
+        resource = resources.files("medfedvqa.models") / "weights" / BUNDLED[name].file
+        with resources.as_file(resource) as path:
+            clip = _from_file(name, architecture, configuration, path)
+    elif "@" in name:
+        if name not in files:
+            raise BackboneError(f"no file is given for the backbone '{name}'; name its {architecture} checkpoint")
+        clip = _from_file(name, architecture, configuration, files[name])
+    else:
+        clip = _from_open_clip(name)
+    clip = clip.to(device).float().eval().requires_grad_(False)
+    mean, std = _normalisation(architecture, clip)
+    return Backbone(name, clip, _tokenizer(architecture), mean, std, shape, seen_by(name), _digest(clip))
+
+
+def _architecture(name: str) -> str:
+    """The part of a name that says the architecture: open_clip's model name, `hf-hub:...`, or `medclip`."""
+    if name in BUNDLED:
+        return BUNDLED_ARCHITECTURE
+    if name.startswith(HUB):
+        return name
+    for mark in "@/":
+        architecture, _, rest = name.partition(mark)
+        if architecture and rest and mark in name:
+            if architecture != BUNDLED_ARCHITECTURE or mark == "@":
+                return architecture
+            break
+    raise BackboneError(
+        f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
+        "hf-hub:org/name, and ARCH@label for a local checkpoint"
+    )
+
+
+def _configuration(architecture: str) -> dict[str, Any]:
+    if architecture == BUNDLED_ARCHITECTURE:
+        return ARCHITECTURE
+    try:
+        configuration = open_clip.get_model_config(architecture)
+    except Exception as error:  # the hub's client raises a dozen kinds
+        raise BackboneError(f"'{architecture}' cannot be read from the hub ({type(error).__name__})") from None
+    if configuration is None:
+        raise BackboneError(f"open_clip has no architecture '{architecture}'; `open_clip.list_models()` lists them")
+    return configuration
+
+
+def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
+    if reason := _unsupported(configuration):
+        raise BackboneError(f"the backbone '{name}' cannot take prompts: {reason}; use a plain ViT CLIP as ViT-B-32")
+    vision, text = CLIPVisionCfg(**configuration["vision_cfg"]), CLIPTextCfg(**configuration["text_cfg"])
+    return BackboneShape(
+        image=TowerShape(vision.layers, vision.width, vision.width // vision.head_width),
+        text=TowerShape(text.layers, text.width, text.heads),
+        embed=configuration["embed_dim"],
+        image_size=vision.image_size,
+        context=text.context_length,
+    )
+
+
+def _unsupported(configuration: Mapping[str, Any]) -> str | None:
+    """Why `towers` cannot run this architecture, or None."""
+    vision, text = configuration["vision_cfg"], configuration["text_cfg"]
+    towers = (vision, text)
+    reasons = {
+        "it is a CoCa model": "multimodal_cfg" in configuration or text.get("embed_cls"),
+        "its image tower is a ResNet": isinstance(vision.get("layers"), list),
+        "its image tower is timm's": vision.get("timm_model_name"),
+        "its text tower is Hugging Face's": text.get("hf_model_name"),
+        "its image tower pools by attention": vision.get("attentional_pool"),
+        "a tower does not pool": any(tower.get("pool_type") == "none" for tower in towers),
+        "its attention blocks are not the plain ones": any(
+            tower.get("block_type", "default") != "default" or any(tower.get(key) for key in ALTERED_ATTENTION)
+            for tower in towers
+        ),
+        "its pictures are not square": not isinstance(vision.get("image_size", 224), int),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _from_file(name: str, architecture: str, configuration: dict[str, Any], path: Path) -> CLIP | CustomTextCLIP:
+    if not path.is_file():
+        hint = "`medfedvqa pretrain` makes it" if name in BUNDLED else "check the path that this machine gives for it"
+        raise BackboneError(f"the {architecture} checkpoint of the backbone '{name}' is missing; {hint}")
+    try:
+        weights = load_state_dict(str(path), device="cpu", weights_only=True)
+        found = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    except Exception as error:  # whatever a broken or foreign file makes its parser raise
+        raise BackboneError(
+            f"the file for the backbone '{name}' is no {architecture} checkpoint that can be read "
+            f"({type(error).__name__}): give safetensors or a saved state dict, not a TorchScript archive"
+        ) from None
+    clip = _build(configuration)
+    expected = {key: tuple(tensor.shape) for key, tensor in clip.state_dict().items()}
+    if found != expected:
+        wrong = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+        raise BackboneError(
+            f"the file for the backbone '{name}' is not of architecture {architecture}: {len(wrong)} tensors differ, "
+            f"first '{wrong[0]}': {found.get(wrong[0], 'absent')}, expected {expected.get(wrong[0], 'absent')}"
+        )
+    clip.load_state_dict(weights)
+    return clip
+
+
+def _build(configuration: dict[str, Any]) -> CLIP | CustomTextCLIP:
+    options = dict(configuration)
+    kind = CustomTextCLIP if options.pop("custom_text", False) else CLIP
+    return kind(**options)
+
+
+def _from_open_clip(name: str) -> CLIP | CustomTextCLIP:
+    architecture, tag, activation = name, None, {}
+    if not name.startswith(HUB):
+        architecture, _, tag = name.partition("/")
+        # Anything but a known tag would be taken for a path by open_clip.
+        if not open_clip.is_pretrained_cfg(architecture, tag):
+            known = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none"
+            raise BackboneError(f"open_clip has no weights '{tag}' of {architecture}; its tags: {known}")
+        # Some weights need QuickGELU although their architecture's name does not say so; open_clip only warns.
+        activation = {"force_quick_gelu": bool(open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu"))}
+    try:
+        return open_clip.create_model(architecture, tag, require_pretrained=True, **activation)
+    except Exception as error:  # network, cache, hub and file format each raise their own
+        raise BackboneError(
+            f"the {architecture} weights of the backbone '{name}' could not be fetched or loaded "
+            f"({type(error).__name__}); check the network, or give a local checkpoint as ARCH@label"
+        ) from None
+
+
+def _normalisation(architecture: str, clip: CLIP | CustomTextCLIP) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if architecture == BUNDLED_ARCHITECTURE:
+        return MEAN, STD
+    preprocessing = open_clip.get_model_preprocess_cfg(clip)
+    mean = preprocessing.get("mean") or open_clip.OPENAI_DATASET_MEAN
+    std = preprocessing.get("std") or open_clip.OPENAI_DATASET_STD
+    return tuple(mean), tuple(std)
+
+
+def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
+    if architecture == BUNDLED_ARCHITECTURE:
+        return ShortVocabulary()
+    try:
+        return open_clip.get_tokenizer(architecture)
+    except Exception as error:  # some architectures fetch their vocabulary from the hub
+        raise BackboneError(f"the tokenizer of '{architecture}' cannot be fetched ({type(error).__name__})") from None
+
+
+def _digest(clip: CLIP | CustomTextCLIP) -> str:
+    digest = hashlib.sha256()
+    for key, tensor in sorted(clip.state_dict().items()):
+        digest.update(f"{key} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,234 @@
+"""open_clip's towers, frozen, with prompts in their last blocks. Exact, and nothing is computed twice or in vain.
+
+- The *trunk* is everything below the first block with prompts: nothing in it is trained, so that a site computes it
+  once per picture and question (`FrozenCache`), and nothing of it is kept for the backward pass.
+- A question ends at its end token: where attention is causal, later positions cannot be seen from there. Questions of
+  a batch are packed one after the other; only attention itself sees them padded to the longest.
+- In the last block only the position that is pooled has a query.
+- Prompts are projected once for the batch, unless every item has its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
+from torch import nn
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.prompts import JoinedPrompts
+
+
+class Layout(Protocol):
+    """How a batch's positions lie in memory outside and inside attention."""
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        """To [items, length, width], for attention."""
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Back from [items, length, width]."""
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The one position of each item that is pooled, [items, 1, width]."""
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """What the pooled positions may see, [items, 1, 1, tokens], of the mask [length, tokens]."""
+
+
+class Aligned:
+    """All items have the same length, [items, length, width]; the first position is pooled."""
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[:, :1]
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[0]
+
+
+class Packed:
+    """Items of different lengths one after the other, [positions, width].
+
+    `ends`: the position that is pooled in each item, int64 [items]; `lengths`: positions of each item, int64 [items].
+    """
+
+    def __init__(self, ends: torch.Tensor, lengths: torch.Tensor) -> None:
+        self._ends, self._items, self.length = ends, len(lengths), int(lengths.max())
+        inside = torch.arange(self.length, device=lengths.device) < lengths[:, None]
+        self._slots = inside.flatten().nonzero().flatten()
+        self._pooled = lengths.cumsum(0) - lengths + ends
+        self.positions = self._slots % self.length
+        """The position of each row within its item, int64 [positions]."""
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        width = hidden.shape[-1]
+        padded = hidden.new_zeros(self._items * self.length, width).index_copy(0, self._slots, hidden)
+        return padded.view(self._items, self.length, width)
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.flatten(0, 1).index_select(0, self._slots)
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.index_select(0, self._pooled)[:, None]
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[self._ends, None, None]
+
+
+@dataclass(frozen=True)
+class ImageTower:
+    """The image tower with prompts in its last `prompted` blocks."""
+
+    visual: VisionTransformer
+    prompted: int
+
+    def __post_init__(self) -> None:
+        _check_blocks("image", self.visual.transformer.resblocks, self.prompted)
+
+    def trunk(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised images [n, 3, size, size] up to the first block with prompts: [n, tokens, width]."""
+        blocks = self.visual.transformer.resblocks
+        return _run(blocks[: len(blocks) - self.prompted], self.visual._embeds(images), Aligned())
+
+    def features(self, hidden: torch.Tensor, prompts: JoinedPrompts | None) -> torch.Tensor:
+        """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
+        blocks = self.visual.transformer.resblocks[-self.prompted :]
+        if self.visual.pool_type == "tok":
+            return self.visual.ln_post(_run(blocks, hidden, Aligned(), prompts, pool=True)[:, 0])
+        return self.visual._pool(_run(blocks, hidden, Aligned(), prompts))[0]
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
+        return _embed(features, self.visual.proj)
+
+
+@dataclass(frozen=True)
+class TextTower:
+    """The text tower with prompts in its last `prompted` blocks."""
+
+    clip: CLIP | CustomTextCLIP
+    prompted: int
+
+    def __post_init__(self) -> None:
+        _check_blocks("text", self._text.transformer.resblocks, self.prompted)
+
+    @property
+    def _text(self) -> CLIP | TextTransformer:
+        """Where this kind of CLIP keeps its text tower."""
+        return self.clip.text if isinstance(self.clip, CustomTextCLIP) else self.clip
+
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The position that is pooled, int64 [n], of token ids [n, context]."""
+        text = self._text
+        plain = text is self.clip
+        match text.text_pool_type if plain else text.pool_type:
+            case "argmax":  # CLIP's end token has the highest id
+                return tokens.argmax(dim=-1)
+            case "eos":
+                return (tokens == (text.text_eos_id if plain else text.eos_id)).int().argmax(dim=-1)
+            case "first":
+                return torch.zeros_like(tokens[:, 0])
+            case _:
+                return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
+
+    def lengths(self, ends: torch.Tensor) -> torch.Tensor:
+        """How many positions of each question must be computed, int64 [n]: all, where attention is not causal."""
+        whole = len(self._text.positional_embedding)
+        return ends + 1 if self._text.attn_mask is not None else torch.full_like(ends, whole)
+
+    def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
+        """Token ids [n, context] up to the first block with prompts: [positions, width]."""
+        text, blocks = self._text, self._text.transformer.resblocks
+        hidden = text.token_embedding(layout.pack(tokens[:, : layout.length])) + text.positional_embedding[layout.positions]
+        return _run(blocks[: len(blocks) - self.prompted], hidden, layout, mask=text.attn_mask)
+
+    def features(self, hidden: torch.Tensor, layout: Packed, prompts: JoinedPrompts | None) -> torch.Tensor:
+        """The trunk's output [positions, width] to the pooled output before CLIP's projection, [n, width]."""
+        text, blocks = self._text, self._text.transformer.resblocks
+        pooled = _run(blocks[-self.prompted :], hidden, layout, prompts, text.attn_mask, pool=True)
+        return text.ln_final(pooled[:, 0])
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
+        return _embed(features, self._text.text_projection)
+
+
+def _check_blocks(tower: str, blocks: Sequence[nn.Module], prompted: int) -> None:
+    if not 1 <= prompted <= len(blocks):
+        raise ConfigError(f"prompts in {prompted} blocks are asked for; the {tower} tower has {len(blocks)}")
+
+
+def _run(
+    blocks: Sequence[ResidualAttentionBlock],
+    hidden: torch.Tensor,
+    layout: Layout,
+    prompts: JoinedPrompts | None = None,
+    mask: torch.Tensor | None = None,
+    pool: bool = False,
+) -> torch.Tensor:
+    """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
+
+    `mask` [context, context] is added to attention's scores.
+    """
+    for index, block in enumerate(blocks):
+        tokens = None if prompts is None else _project(block, prompts, index)
+        hidden = _block(block, hidden, layout, tokens, mask, pool and index == len(blocks) - 1)
+    return hidden
+
+
+def _project(block: ResidualAttentionBlock, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One block's prompt tokens as projected keys and values, each [1 or items, tokens, width] (Eqs. 4-5)."""
+    keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
+    if prompts.placing == "before":
+        (_, key, value), (_, key_bias, value_bias) = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
+        keys, values = F.linear(keys, key, key_bias), F.linear(values, value, value_bias)
+    return (keys, values) if keys.dim() == 3 else (keys[None], values[None])
+
+
+def _block(
+    block: ResidualAttentionBlock,
+    hidden: torch.Tensor,
+    layout: Layout,
+    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    mask: torch.Tensor | None,
+    pool: bool,
+) -> torch.Tensor:
+    """One residual attention block; with `pool` only the pooled positions of it, [items, 1, width]."""
+    attention, normed = block.attn, block.ln_1(hidden)
+    weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, hidden.shape[-1]
+    if pool:
+        hidden = layout.pooled(hidden)
+        queries = F.linear(layout.pooled(normed), weight[:width], bias[:width])
+        keys, values = layout.pad(F.linear(normed, weight[width:], bias[width:])).chunk(2, dim=-1)
+    else:
+        queries, keys, values = layout.pad(F.linear(normed, weight, bias)).chunk(3, dim=-1)
+    if mask is not None:
+        mask = mask[: keys.shape[1], : keys.shape[1]]
+        mask = layout.pooled_mask(mask) if pool else mask
+    if prompts is not None:
+        keys, values = (
+            torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
+            for tokens, own in zip(prompts, (keys, values), strict=True)
+        )
+        if mask is not None:  # every position sees all prompts
+            mask = F.pad(mask, (prompts[0].shape[1], 0))
+    heads = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (queries, keys, values))
+    attended = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
+    attended = attended if pool else layout.pack(attended)
+    hidden = hidden + block.ls_1(attention.out_proj(attended))
+    return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+
+
+def _embed(features: torch.Tensor, projection: nn.Parameter | nn.Linear | None) -> torch.Tensor:
+    if projection is None:
+        raise ConfigError("this backbone has no common space of images and texts; join its features by 'concat'")
+    projected = projection(features) if isinstance(projection, nn.Linear) else features @ projection
+    return F.normalize(projected, dim=-1)

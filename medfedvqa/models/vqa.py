@@ -1,0 +1,191 @@
+"""A site's VQA model: frozen towers, its own prompts, other sites' shared prompts, and its own answer head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbones import Backbone, BackboneShape
+from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, initial, join
+from medfedvqa.models.towers import ImageTower, Packed, TextTower
+
+IMAGE_PROMPT = "prompt.image"
+TEXT_PROMPT = "prompt.text"
+Prompts = Mapping[str, torch.Tensor]
+"""Prompts by name, `prompt.image` and `prompt.text`; those that a model does without are absent."""
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """One tower's distinct inputs in a batch.
+
+    `start`: where the trainable part starts, the trunk's output, or final features [items, width] for a tower without
+    prompts. `item`: which one each row has, int64 [rows]. `owner`: whose each one is, int64 [items], if the batch was
+    gathered with owners.
+    """
+
+    start: torch.Tensor
+    item: torch.Tensor
+    owner: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a site, each picture and each question only once; `answers`: int64 [rows]."""
+
+    pictures: Distinct
+    questions: Distinct
+    words: Packed
+    """How the distinct questions lie in `questions.start`."""
+    answers: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Options of the model; the defaults are the paper's (section 3.1) where it names one."""
+
+    blocks: int | None = None
+    """r: prompts in the last r blocks of each tower (paper: 12, all of ViT-B's); None is all blocks of each."""
+    length: int = 4
+    """L: tokens per block and prompt, half of them keys and half values."""
+    image_prompt: bool = True
+    """False is the paper's ablation AS3."""
+    text_prompt: bool = True
+    """False is the paper's ablation AS4; both False is AS1's model."""
+    joining: Joining = "concatenate"
+    """How local and shared prompts join."""
+    placing: Placing = "before"
+    """Whether prompts join before or after the projections to keys and values."""
+    features: Literal["concat", "product"] = "concat"
+    """What the head sees: both towers' features; `product` adds the product of both in CLIP's common space."""
+    hidden: int = 512
+    """Width of the head's hidden layer."""
+    dropout: float = 0.2
+    """Share of hidden units dropped in training."""
+    prompt_std: float = 0.02
+    """Standard deviation of new prompts; the paper gives none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}; it lies in [0, 1)")
+        if self.hidden < 1 or self.prompt_std <= 0:
+            raise ConfigError("the head's hidden width and the prompts' standard deviation must be positive")
+
+
+def prompt_shapes(shape: BackboneShape, config: ModelConfig) -> dict[str, PromptShape]:
+    """The prompts that a model trains and shares, by name. Raises `ConfigError`."""
+    shapes = {}
+    for name, wanted, tower in (
+        (IMAGE_PROMPT, config.image_prompt, shape.image),
+        (TEXT_PROMPT, config.text_prompt, shape.text),
+    ):
+        if wanted:
+            blocks = tower.layers if config.blocks is None else config.blocks
+            if blocks > tower.layers:
+                raise ConfigError(f"'{name}' is asked for in {blocks} blocks; its tower has {tower.layers}")
+            shapes[name] = PromptShape(blocks, config.length, tower.width)
+    return shapes
+
+
+def towers(backbone: Backbone, config: ModelConfig) -> tuple[ImageTower, TextTower]:
+    """The backbone's towers, ready for this model's prompts. Raises `ConfigError`."""
+    shapes = prompt_shapes(backbone.shape, config)
+    image, text = (shapes[name].blocks if name in shapes else 1 for name in (IMAGE_PROMPT, TEXT_PROMPT))
+    return ImageTower(backbone.clip.visual, image), TextTower(backbone.clip, text)
+
+
+class AnswerHead(nn.Module):
+    """The personal answer layer: features to `hidden` units, ReLU, dropout, answers."""
+
+    def __init__(self, features: int, hidden: int, answers: int, dropout: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.hidden = _linear(features, hidden, generator)
+        self.answers = _linear(hidden, answers, generator)
+        self._dropout = dropout
+
+    def forward(self, features: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Features [rows, width] to logits [rows, answers]; dropout only with a generator to draw from."""
+        hidden = self.hidden(features).relu()
+        if generator is not None:
+            kept = torch.rand(hidden.shape, generator=generator).to(hidden.device) >= self._dropout
+            hidden = hidden * kept / (1 - self._dropout)
+        return self.answers(hidden)
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """torch's default initial values, from our generator and no global one."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=generator)
+    return layer
+
+
+class SiteModel(nn.Module):
+    """Everything that a site trains, on a backbone that many sites may share.
+
+    Its parameters are `prompt.image`, `prompt.text` and `head.*`; the frozen backbone is not among them.
+    Shared prompts come with every call: they are data received from others, not part of the model.
+    """
+
+    def __init__(self, backbone: Backbone, config: ModelConfig, answers: int, generator: torch.Generator) -> None:
+        """`answers`: the size of the site's answer space; `generator` draws all initial values.
+
+        Raises `ConfigError`.
+        """
+        super().__init__()
+        self.config = config
+        self.towers = towers(backbone, config)
+        shape, shapes = backbone.shape, prompt_shapes(backbone.shape, config)
+        self.prompt = nn.ParameterDict(
+            {name.removeprefix("prompt."): initial(size, config.prompt_std, generator) for name, size in shapes.items()}
+        )
+        width = shape.image.width + shape.text.width + (shape.embed if config.features == "product" else 0)
+        self.head = AnswerHead(width, config.hidden, answers, config.dropout, generator)
+        self.to(backbone.device)
+
+    @property
+    def prompts(self) -> dict[str, nn.Parameter]:
+        """The local prompts by name."""
+        return {f"prompt.{tower}": prompt for tower, prompt in self.prompt.items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A copy of all that is trained, by name; `load_state_dict` puts it back."""
+        return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+
+    def forward(
+        self,
+        batch: Batch,
+        shared: Prompts | None = None,
+        generator: torch.Generator | None = None,
+        local: Prompts | None = None,
+    ) -> torch.Tensor:
+        """Logits [rows, answers].
+
+        `shared`: the shared prompts, None before the first exchange. `generator`: for training; dropout draws from it.
+        `local`: prompts to use instead of the model's own. Each may be [owners, blocks, length, width]: then the
+        batch was gathered with owners, and the gradient of each slice is that owner's alone.
+        """
+        local = self.prompts if local is None else local
+        pictures, questions = batch.pictures, batch.questions
+        image, text = self.towers
+        seen, read = pictures.start, questions.start
+        if IMAGE_PROMPT in local:
+            seen = image.features(seen, self._joined(IMAGE_PROMPT, local, shared, pictures))
+        if TEXT_PROMPT in local:
+            read = text.features(read, batch.words, self._joined(TEXT_PROMPT, local, shared, questions))
+        parts = [seen[pictures.item], read[questions.item]]
+        if self.config.features == "product":
+            parts.append(image.embed(seen)[pictures.item] * text.embed(read)[questions.item])
+        return self.head(torch.cat(parts, dim=-1), generator)
+
+    def _joined(self, name: str, local: Prompts, shared: Prompts | None, items: Distinct) -> JoinedPrompts:
+        own = local[name]
+        if own.dim() == 4:
+            if items.owner is None:
+                raise ConfigError("prompts of several owners need a batch that was gathered with owners")
+            own = own[items.owner]
+        return join(own, shared[name] if shared else None, self.config.joining, self.config.placing)
+

@@ -1,0 +1,1 @@
+"""Contrastive pre-training of the bundled backbone on open data (`medfedvqa pretrain`)."""

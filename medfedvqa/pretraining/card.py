@@ -1,0 +1,99 @@
+"""The model card that lies beside a backbone's weights."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from open_clip.model import CLIP
+
+from medfedvqa.models.bundled import ARCHITECTURE, VOCABULARY
+from medfedvqa.pretraining.corpus import BENCHMARKS, SHARE_ALIKE, Corpus
+from medfedvqa.pretraining.probes import Probe, answer_probes, linear_probes
+from medfedvqa.pretraining.train import stages_of
+
+CREDITS = {
+    "kermany_cxr": "CC BY 4.0 | Kermany, Zhang, Goldbaum 2018, Mendeley Data 10.17632/rscbjbr9sj",
+    "brain_tumor_mr": "CC BY 4.0 / MIT | Cheng, figshare 10.6084/m9.figshare.1512427; Bhuvaji et al.; merged by Nickparvar",
+    "iqoth_chest_ct": "CC BY 4.0 | Alyasriy, AL-Huseiny, IQ-OTH/NCCD, Mendeley Data 10.17632/bhmdr45bh2",
+    "mhh_covid_cxr": "CC BY 3.0 | Hannover Medical School COVID-19 Image Repository, 10.25835/0090041",
+    "mednist": "**CC BY-SA 4.0** | MedNIST, B. J. Erickson, Mayo Clinic",
+    "slake": "CC BY 4.0 | SLAKE 1.0, Liu et al., ISBI 2021: pictures, questions and answers, English",
+    "vqa-rad": "CC0 1.0 | VQA-RAD, Lau et al., Scientific Data 2018: pictures, questions and answers",
+}
+
+
+def write_card(weights: Path, clip: CLIP, corpus: Corpus, root: Path) -> None:
+    """Measure the probes and write `CARD-NAME.md` beside the weights, whose metadata tells how they were made."""
+    counts = Counter(picture.source for picture in corpus.pictures)
+    probes = linear_probes(clip, corpus)
+    benchmarks = {name: answer_probes(clip, read(root / name)) for name, read in BENCHMARKS.items()}
+    text = "\n\n".join(
+        [
+            f"# {weights.stem}",
+            _what(clip),
+            "## Data seen\n\n" + _data(counts),
+            "## Training\n\n" + _training(stages_of(weights)),
+            "## Linear probes\n\n"
+            "Logistic regression on frozen image features, scored on open pictures that neither training nor the "
+            "probe has seen (one in twenty).\n\n" + _table(probes, "chance"),
+            *(_benchmark(name, found, name in counts) for name, found in benchmarks.items()),
+            "## Limits\n\n" + _limits(counts),
+        ]
+    )
+    weights.with_name(f"CARD-{weights.stem}.md").write_text(text + "\n", encoding="utf-8")
+
+
+def _what(clip: CLIP) -> str:
+    vision, text = ARCHITECTURE["vision_cfg"], ARCHITECTURE["text_cfg"]
+    size = sum(parameter.numel() for parameter in clip.parameters()) / 1e6
+    return (
+        f"A small CLIP for radiology, {size:.1f} million parameters, float16 safetensors. Image tower: ViT, "
+        f"{vision['layers']} blocks of width {vision['width']}, {vision['image_size']} px, patches of "
+        f"{vision['patch_size']} px. Text tower: {text['layers']} blocks of width {text['width']}, "
+        f"{VOCABULARY} tokens (the first merges of CLIP's byte-pair encoding)."
+    )
+
+
+def _data(counts: Counter[str]) -> str:
+    rows = [f"| {source} | {count:,} | {CREDITS[source]} |" for source, count in counts.items()]
+    named = [source for source in counts if source in SHARE_ALIKE]
+    note = f"\n\nShare-alike: {', '.join(named)}; `--no-share-alike` trains without it." if named else ""
+    return "\n".join(["| set | pictures | licence | credit |", "|---|---|---|---|", *rows]) + note
+
+
+def _training(stages: list[dict[str, Any]]) -> str:
+    lines = [
+        f"{number}. benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning rate "
+        f"{stage['learning_rate']:g}, {stage['patch_dropout']:.0%} of patches hidden until {stage['full_view']:.0%} of "
+        f"the steps, seed {stage['seed']}; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
+        for number, stage in enumerate(stages, start=1)
+    ]
+    return (
+        "Symmetric contrast of pictures and captions (equal labels are no contrast) plus answering of questions by "
+        "a head that is thrown away. Each stage is one `medfedvqa pretrain`, a later one with `--start`.\n\n"
+        + "\n".join(lines)
+    )
+
+
+def _benchmark(name: str, probes: list[Probe], seen: bool) -> str:
+    warning = f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if seen else ""
+    return (
+        f"## {name}: closed questions on frozen features\n\n"
+        f"A two-layer head, official split, mean of 3 seeds.{warning}\n\n" + _table(probes, "majority")
+    )
+
+
+def _table(probes: list[Probe], chance: str) -> str:
+    rows = [f"| {p.name} | {p.accuracy:.1%} | {p.chance:.1%} | {p.rows} |" for p in probes]
+    return "\n".join([f"| | accuracy | {chance} | n |", "|---|---|---|---|", *rows])
+
+
+def _limits(counts: Counter[str]) -> str:
+    people = (
+        " SLAKE holds some NIH chest X-rays, and so does MedNIST: different pictures of the same people may remain."
+    )
+    return (
+        "For research on federated learning. Not a medical device: no finding of this model may guide care. "
+        "Near-duplicates of both benchmarks' pictures were removed from the open sets."
+        + (people if "slake" in counts else "")
+    )

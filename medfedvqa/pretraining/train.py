@@ -1,0 +1,200 @@
+"""The training loop of the bundled backbone: contrast of pictures and captions, and answering questions."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip.model import CLIP
+from open_clip.transformer import PatchDropout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from medfedvqa.errors import BackboneError
+from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary, build
+from medfedvqa.pretraining.batches import Batch, draw
+from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
+
+Progress = Callable[[int, int, float], None]
+"""Called with step, steps and the loss."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the model card prints it."""
+
+    steps: int
+    batch: int = 96
+    learning_rate: float = 6e-4
+    weight_decay: float = 0.1
+    warmup: int = 200
+    patch_dropout: float = 0.5
+    """Share of patches hidden until `full_view`: twice the steps for the same time (FLIP, CVPR 2023)."""
+    full_view: float = 0.85
+    """Share of the steps after which whole pictures are shown."""
+    benchmark_share: float = 0.3
+    """Share of a batch that comes from the benchmark's pictures, when there are any."""
+    seed: int = 7
+
+
+class Learner(nn.Module):
+    """The CLIP and an answer head that only training needs: it makes both towers care about questions."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.clip: CLIP = build()
+        width = sum(ARCHITECTURE[tower]["width"] for tower in ("vision_cfg", "text_cfg"))
+        joined = width + ARCHITECTURE["embed_dim"]
+        self.answer = nn.Sequential(nn.Linear(joined, 512), nn.GELU(), nn.Dropout(0.2), nn.Linear(512, answers))
+
+
+def image_features(clip: CLIP, images: torch.Tensor) -> torch.Tensor:
+    """The image tower's pooled output before its projection, [n, width]."""
+    pooled, _ = clip.visual._pool(clip.visual.transformer(clip.visual._embeds(images)))
+    return pooled
+
+
+def text_features(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
+    """The text tower's output at the end token before its projection, [n, width]; cut at the last end."""
+    ends = tokens.argmax(dim=-1)
+    length = int(ends.max()) + 1
+    hidden = clip.token_embedding(tokens[:, :length]) + clip.positional_embedding[:length]
+    hidden = clip.ln_final(clip.transformer(hidden, attn_mask=clip.attn_mask[:length, :length]))
+    return hidden[torch.arange(len(tokens), device=tokens.device), ends]
+
+
+def known_answers(corpus: Corpus, least: int = 5) -> list[str]:
+    """Answers given at least `least` times, sorted: the training head's classes."""
+    counts = Counter(answer for picture in corpus.pictures for _, answer in picture.questions)
+    return sorted(answer for answer, count in counts.items() if count >= least)
+
+
+def loss(
+    learner: Learner, batch: Batch, answers: dict[str, int], encode: Callable[[list[str]], torch.Tensor]
+) -> torch.Tensor:
+    """Symmetric cross-entropy over captions of the same meaning, plus cross-entropy of the answers."""
+    device = batch.images.device
+    captions = list(dict.fromkeys(batch.captions))
+    questions = list(dict.fromkeys(pair[0] for pair in batch.asked if pair))
+    words = text_features(learner.clip, encode(captions + questions).to(device))
+    seen = image_features(learner.clip, batch.images)
+    shown, said = seen @ learner.clip.visual.proj, words @ learner.clip.text_projection
+
+    meanings = {caption: picture.meaning for caption, picture in zip(batch.captions, batch.pictures, strict=True)}
+    same = torch.tensor([[picture.meaning == meanings[caption] for caption in captions] for picture in batch.pictures])
+    same = same.to(device, torch.float32)
+    logits = F.normalize(shown, dim=-1) @ F.normalize(said[: len(captions)], dim=-1).T
+    logits = logits * learner.clip.logit_scale.exp().clamp(max=100)
+    contrast = F.cross_entropy(logits, same / same.sum(1, keepdim=True))
+    contrast = (contrast + F.cross_entropy(logits.T, (same / same.sum(0)).T)) / 2
+
+    asked = [(index, *pair) for index, pair in enumerate(batch.asked) if pair]
+    rows = torch.tensor([index for index, _, _ in asked], device=device)
+    texts = torch.tensor([len(captions) + questions.index(question) for _, question, _ in asked], device=device)
+    joined = torch.cat([seen[rows], words[texts], shown[rows] * said[texts]], dim=1)
+    targets = torch.tensor([answers[answer] for _, _, answer in asked], device=device)
+    return contrast + F.cross_entropy(learner.answer(joined), targets)
+
+
+def pick(corpus: Corpus, recipe: Recipe, generator: torch.Generator) -> Iterator[list[int]]:
+    """Endless batches of indices: a fixed share from the benchmark, each part shuffled epoch by epoch.
+
+    Pictures that the probes keep for themselves are never drawn.
+    """
+    benchmark = [i for i, picture in enumerate(corpus.pictures) if not picture.labels]
+    rest = [i for i, picture in enumerate(corpus.pictures) if picture.labels and not kept_for_probes(i)]
+    few = round(recipe.batch * recipe.benchmark_share) if benchmark else 0
+
+    def shuffled(part: list[int]) -> Iterator[int]:
+        while True:
+            yield from (part[i] for i in torch.randperm(len(part), generator=generator).tolist())
+
+    streams = (shuffled(benchmark), few), (shuffled(rest), recipe.batch - few)
+    while True:
+        yield [i for stream, count in streams for i in itertools.islice(stream, count)]
+
+
+def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, progress: Progress) -> CLIP:
+    """Train, resuming from `checkpoint` if it exists; `start` gives first weights. Returns the CLIP, in eval mode."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(recipe.seed)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    answers = {answer: index for index, answer in enumerate(known_answers(corpus))}
+    learner = Learner(len(answers)).to(device)
+    if start:
+        learner.clip.load_state_dict(load_file(start))
+    optimizer = torch.optim.AdamW(_groups(learner, recipe), lr=recipe.learning_rate, betas=(0.9, 0.98))
+    tokenizer, first = ShortVocabulary(), 0
+    if checkpoint.exists():
+        first = _resume(checkpoint, learner, optimizer)
+    batches = itertools.islice(pick(corpus, recipe, generator), first, recipe.steps)
+    for step, indices in enumerate(batches, start=first):
+        # Seeded by step, so that a resumed run draws what an uninterrupted one would have drawn.
+        torch.manual_seed(recipe.seed + step)
+        batch = draw(corpus, indices, set(answers), torch.Generator().manual_seed(recipe.seed + step))
+        learner.train()
+        hidden = recipe.patch_dropout if step < recipe.full_view * recipe.steps else 0.0
+        learner.clip.visual.patch_dropout = PatchDropout(hidden) if hidden else nn.Identity()
+        value = loss(learner, _on(batch, device), answers, tokenizer)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * _schedule(step, recipe)
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        progress(step + 1, recipe.steps, value.item())
+        if (step + 1) % 200 == 0 or step + 1 == recipe.steps:
+            _save(checkpoint, learner, optimizer, step + 1)
+    learner.clip.visual.patch_dropout = nn.Identity()
+    return learner.clip.eval()
+
+
+def write_weights(clip: CLIP, path: Path, stages: list[dict[str, Any]]) -> None:
+    """The CLIP as float16 safetensors; `stages` say how it was made, and stay in the file's metadata."""
+    tensors = {name: tensor.half().cpu().contiguous() for name, tensor in clip.state_dict().items()}
+    save_file(tensors, path, metadata={"stages": json.dumps(stages)})
+
+
+def stages_of(path: Path) -> list[dict[str, Any]]:
+    """How the weights in this file were made, oldest stage first. Raises `BackboneError`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(json.loads((file.metadata() or {})["stages"]))
+    except (OSError, KeyError, ValueError, SafetensorError):
+        raise BackboneError("the weights to start from are not a file that `medfedvqa pretrain` wrote") from None
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return Batch(batch.images.to(device), batch.pictures, batch.captions, batch.asked)
+
+
+def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:
+    matrices = [p for p in learner.parameters() if p.ndim >= 2]
+    vectors = [p for p in learner.parameters() if p.ndim < 2]
+    return [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)))
+
+
+def _save(path: Path, learner: Learner, optimizer: torch.optim.Optimizer, step: int) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save({"learner": learner.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+    partial.replace(path)
+
+
+def _resume(path: Path, learner: Learner, optimizer: torch.optim.Optimizer) -> int:
+    saved = torch.load(path, weights_only=True)
+    learner.load_state_dict(saved["learner"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])

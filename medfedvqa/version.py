@@ -1,0 +1,28 @@
+"""Which code runs: named in every log entry and every result."""
+
+import hashlib
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("medfedvqa", "privacy", "audits")
+
+
+def code_version() -> str:
+    """The installed version of the distribution."""
+    return version("medfedvqa")
+
+
+@lru_cache
+def code_digest() -> str:
+    """SHA-256 over the Python files of the three packages, by name and content, hex."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        spec = find_spec(package)
+        assert spec is not None and spec.origin is not None
+        folder = Path(spec.origin).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""Means and reliability-weighted mixtures of site uploads, in clear.
+
+Source: "Prompt-based Personalized Federated Learning for Medical Visual Question Answering", Eqs. 10 and 11.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tensors = dict[str, NDArray[np.generic]]
+Floats = NDArray[np.float64]
+
+NEGLIGIBLE = 1e-8
+"""Below this, a sum of weights carries no information to normalise."""
+
+
+class AggregationError(Exception):
+    """The uploads cannot be combined as asked."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How accuracy and similarity become weights.
+
+    `clamped`: negative similarities count as none, so the weights are a convex combination.
+    `paper`: Eq. 11 as printed; raises where its weights leave 0..1 instead of using them.
+    """
+
+    mode: Literal["clamped", "paper"] = "clamped"
+    by_block: bool = False
+    """Weigh each block of a prompt by itself instead of the flattened prompt."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """`shared[target]`: each site's mixed tensors; `weights[name]`: [targets, sources], a mean over blocks."""
+
+    shared: dict[str, Tensors]
+    weights: dict[str, Floats]
+
+
+def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = None) -> Tensors:
+    """Weighted mean over sites, accumulated in float64; equal weights unless given.
+
+    Raises `AggregationError` without uploads, or when the weights are negative or sum to nothing.
+    """
+    if not uploads:
+        raise AggregationError("there is no upload to average")
+    shares = np.array([1.0 if weights is None else weights[site] for site in uploads])
+    if (shares < 0).any() or shares.sum() < NEGLIGIBLE:
+        raise AggregationError("weights must not be negative, and their sum must be positive")
+    return {
+        name: _combine(shares / shares.sum(), [tensors[name] for tensors in uploads.values()])
+        for name in next(iter(uploads.values()))
+    }
+
+
+def mix(
+    prompts: Mapping[str, Tensors],
+    accuracy: Mapping[str, float],
+    reliability: Reliability,
+    targets: Sequence[str] | None = None,
+) -> Mixture:
+    """For each target site, the others' prompts mixed by reliability (Eq. 10): S_t = sum over i != t of eta_i P_i.
+
+    `prompts[site][name]` is [blocks, tokens, width]; each name (encoder) has weights of its own.
+    Raises `AggregationError` with fewer than two sites, or as `reliability_weights` does.
+    """
+    if len(prompts) < 2:
+        raise AggregationError("sharing needs at least 2 sites")
+    sites = list(prompts)
+    names = list(next(iter(prompts.values())))
+    shared: dict[str, Tensors] = {}
+    table = {name: np.zeros((len(sites), len(sites))) for name in names}
+    for target in targets or sites:
+        others = [site for site in sites if site != target]
+        columns = [sites.index(site) for site in others]
+        accuracies = np.array([accuracy[site] for site in others])
+        shared[target] = {}
+        for name in names:
+            given = [prompts[site][name] for site in others]
+            eta = reliability_weights(prompts[target][name], given, accuracies, reliability)
+            shared[target][name] = _combine(eta, given)
+            table[name][sites.index(target), columns] = eta.reshape(len(others), -1).mean(axis=1)
+    return Mixture(shared, table)
+
+
+def reliability_weights(
+    own: NDArray[np.generic], others: Sequence[NDArray[np.generic]], accuracy: Floats, reliability: Reliability
+) -> Floats:
+    """Eq. 11: eta_i proportional to acc_i * cos(P_i, P_t), over the other sites.
+
+    Returns [others], or [others, blocks] by block. Clamped weights without any positive similarity
+    fall back to accuracy alone, then to equal weights.
+    Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
+    """
+    cosine = np.stack([_cosine(own, other, reliability.by_block) for other in others])
+    accuracies = accuracy.reshape(-1, *[1] * (cosine.ndim - 1))
+    if reliability.mode == "paper":
+        return _as_printed(accuracies * cosine)
+    scores = accuracies * np.maximum(cosine, 0.0)
+    fallback = np.broadcast_to(accuracies, cosine.shape)
+    if accuracy.sum() < NEGLIGIBLE:
+        fallback = np.ones_like(cosine)
+    scores = np.where(scores.sum(axis=0) < NEGLIGIBLE, fallback, scores)
+    return np.asarray(scores / scores.sum(axis=0))
+
+
+def _as_printed(scores: Floats) -> Floats:
+    total = scores.sum(axis=0)
+    if (np.abs(total) < NEGLIGIBLE).any():
+        raise AggregationError("mode 'paper': the reliabilities sum to zero; use mode 'clamped'")
+    eta = scores / total
+    if eta.min() < 0 or eta.max() > 1:
+        raise AggregationError("mode 'paper': a reliability leaves 0..1 (negative similarity); use mode 'clamped'")
+    return np.asarray(eta)
+
+
+def _cosine(one: NDArray[np.generic], other: NDArray[np.generic], by_block: bool) -> Floats:
+    """Cosine similarity, scalar or [blocks]; a zero vector is similar to nothing."""
+    rows = len(one) if by_block else 1
+    a, b = (np.asarray(x, dtype=np.float64).reshape(rows, -1) for x in (one, other))
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosine = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)
+    return cosine if by_block else cosine[0]
+
+
+def _combine(weights: Floats, tensors: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+    total = np.zeros(tensors[0].shape)
+    for weight, tensor in zip(weights, tensors, strict=True):
+        total += np.reshape(weight, (-1, *[1] * (tensor.ndim - 1))) * tensor if np.ndim(weight) else weight * tensor
+    return total.astype(tensors[0].dtype)

@@ -1,0 +1,252 @@
+"""Reading logs: does the chain hold, and what crossed the border."""
+
+import hashlib
+import json
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from audits import (
+    AuditLog,
+    Exchange,
+    Gate,
+    JobContext,
+    Kind,
+    LogError,
+    ReleaseRefused,
+    SitePolicy,
+    TaskSpec,
+    TensorSpec,
+    TensorTotal,
+    describe,
+    find_logs,
+    read,
+    totals,
+    verify,
+)
+
+BLANK: dict[str, Any] = {
+    **dict.fromkeys(["actor", "job", "method", "task", "direction", "peer", "policy", "exchange", "outcome", "reason"]),
+    **dict.fromkeys(["code_version", "code_digest", "model_digest", "dp_event", "epsilon_before", "epsilon_after"]),
+    **{"site": "chest", "event": "release", "time": "2025-01-31T12:00:00.000000Z", "tensors": [], "nbytes": 0},
+}
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """The line of a record, written from the description of the format alone."""
+    body = {name: value for name, value in record.items() if name != "leaf_hash"}
+    return encoded(body | {"leaf_hash": hashlib.sha256(b"\x00" + encoded(body)).hexdigest()}) + b"\n"
+
+
+def chain(entries: int) -> list[bytes]:
+    lines: list[bytes] = []
+    before = "0" * 64
+    for number in range(entries):
+        place = {"seq": number, "prev_hash": before, "round": number, "monotonic": 1000 + number}
+        lines.append(sealed(BLANK | place))
+        before = json.loads(lines[-1])["leaf_hash"]
+    return lines
+
+
+def stored(folder: Path, lines: list[bytes]) -> Path:
+    (folder / "log.jsonl").write_bytes(b"".join(lines))
+    return folder
+
+
+GOLDEN_HEAD = "42a159f4db4b782b72868c21f161394e52145d7738523e10e1e8425260a83f18"
+
+
+def test_a_log_of_the_first_format_verifies_for_ever(tmp_path: Path) -> None:
+    """The hash over three fixed entries is fixed: later versions must read logs of earlier ones."""
+    verdict = verify(stored(tmp_path, chain(3)))
+    assert verdict.ok and verdict.entries == 3 and verdict.torn_bytes == 0
+    assert verdict.head == json.loads(chain(3)[-1])["leaf_hash"] == GOLDEN_HEAD
+
+
+def test_an_empty_log_holds(tmp_path: Path) -> None:
+    """A site that has done nothing has nothing to hide."""
+    assert verify(stored(tmp_path, [])).ok
+    assert totals(tmp_path).entries == 0
+
+
+def changed(line: bytes, **facts: Any) -> bytes:
+    return sealed(json.loads(line) | facts)
+
+
+TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
+    "changed": (lambda lines: [*lines[:2], lines[2].replace(b'"round":2', b'"round":3'), *lines[3:]], 2),
+    "changed and hashed anew": (lambda lines: [*lines[:2], changed(lines[2], round=9), *lines[3:]], 3),
+    "first deleted": (lambda lines: lines[1:], 0),
+    "deleted": (lambda lines: lines[:2] + lines[3:], 2),
+    "deleted and numbered anew": (lambda lines: [*lines[:2], changed(lines[3], seq=2), *lines[4:]], 2),
+    "inserted copy": (lambda lines: [*lines[:3], lines[2], *lines[3:]], 3),
+    "inserted entry": (lambda lines: [*lines[:2], changed(lines[2], round=9), *lines[2:]], 3),
+    "inserted blank line": (lambda lines: [*lines[:1], b"\n", *lines[1:]], 1),
+    "reordered": (lambda lines: [*lines[:1], lines[2], lines[1], *lines[3:]], 1),
+    "broken number": (lambda lines: [*lines[:4], changed(lines[4], seq=7)], 4),
+    "number of another type": (lambda lines: [*lines[:4], changed(lines[4], seq="4")], 4),
+    "field removed": (lambda lines: [sealed({"seq": 0, "prev_hash": "0" * 64})], 0),
+    "field added": (lambda lines: [changed(lines[0], note="")], 0),
+    "no object": (lambda lines: [b"[1]\n"], 0),
+    "not UTF-8": (lambda lines: [*lines, b"\xff\n"], 5),
+    "nested beyond reason": (lambda lines: [b"[" * 100_000 + b"\n"], 0),
+    "hash that is no text": (lambda lines: [lines[0].replace(b'"leaf_hash":"', b'"leaf_hash":NaN,"x":"')], 0),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_tampering_is_found_where_it_begins(tmp_path: Path, case: str) -> None:
+    """Changed, removed, added and moved entries are found, with the position of the first that does not hold."""
+    tamper, position = TAMPERED[case]
+    verdict = verify(stored(tmp_path, tamper(chain(5))))
+    assert not verdict.ok and verdict.reason
+    assert verdict.first_bad == verdict.entries == position
+
+
+def test_one_entry_cannot_be_read_in_two_ways(tmp_path: Path) -> None:
+    """A line with the right hash that is not canonical (here: one field twice) is refused, since readers differ."""
+    (line,) = chain(1)
+    record = json.loads(line)
+    body = encoded({name: value for name, value in record.items() if name != "leaf_hash"})
+    body = body.replace(b'"nbytes":0', b'"nbytes":0,"nbytes":0')
+    leaf = hashlib.sha256(b"\x00" + body).hexdigest()
+    double = line.replace(b'"nbytes":0', b'"nbytes":0,"nbytes":0').replace(record["leaf_hash"].encode(), leaf.encode())
+    assert verify(stored(tmp_path, [double])).first_bad == 0
+
+
+CHAIN = b"".join(chain(4))
+
+
+@given(st.integers(0, len(CHAIN) - 1), st.integers(1, 255))
+@settings(deadline=None, max_examples=200)
+def test_any_single_changed_byte_is_found(offset: int, flip: int) -> None:
+    """Whatever byte becomes whatever other, the verdict names its entry; a changed last line feed is a torn line."""
+    changed = bytearray(CHAIN)
+    changed[offset] ^= flip
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = verify(stored(Path(folder), [bytes(changed)]))
+    if offset == len(CHAIN) - 1:
+        assert verdict.entries == 3 and verdict.torn_bytes
+    else:
+        assert verdict.first_bad == verdict.entries == CHAIN.count(b"\n", 0, offset)
+
+
+@pytest.mark.parametrize("cut", [1, 100, -1])
+def test_a_torn_last_line_is_reported_as_such(tmp_path: Path, cut: int) -> None:
+    """What a crash leaves behind is no tampering, and is not read as an entry."""
+    torn = chain(3)[2][:cut]
+    verdict = verify(stored(tmp_path, [*chain(2), torn]))
+    assert verdict.ok and (verdict.entries, verdict.torn_bytes) == (2, len(torn))
+    assert len(list(read(tmp_path))) == 2
+
+
+def test_a_log_cut_at_its_end_shows_by_its_head(tmp_path: Path) -> None:
+    """The chain alone cannot show that its end is missing; a head kept elsewhere can."""
+    whole, cut = verify(stored(tmp_path, chain(4))), verify(stored(tmp_path, chain(3)))
+    assert cut.ok and cut.head != whole.head
+
+
+def peak(folder: Path) -> int:
+    tracemalloc.start()
+    try:
+        assert verify(folder).ok
+        assert totals(folder).entries
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    """Ten times the entries take no more memory, give or take a few lines."""
+    verify(stored(tmp_path, chain(1)))
+    small = peak(stored(tmp_path, chain(60)))
+    assert peak(stored(tmp_path, chain(600))) < small + 16_384
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line longer than any entry is bad at once, terminated or not."""
+    monkeypatch.setattr("audits.verifier.MAX_LINE", 2000)
+    for end in (b"", b"\n"):
+        verdict = verify(stored(tmp_path, [*chain(2), b"x" * 100_000 + end]))
+        assert (verdict.first_bad, verdict.torn_bytes) == (2, 0)
+        with pytest.raises(LogError, match="entry 2"):
+            list(read(tmp_path))
+
+
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
+    """Nothing to verify is not the same as verified."""
+    for reading in (verify, totals, lambda folder: list(describe(folder)), find_logs):
+        with pytest.raises(LogError) as caught:
+            reading(tmp_path)
+        assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's output with two sites; each releases twice, receives once and is refused once."""
+    prompt = TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "A prompt.")
+    rows = TensorSpec("rows", (), "int64", Kind.STATISTIC, "A count.")
+    exchange = Exchange("m", (TaskSpec("train", up=(prompt, rows), down=(prompt,)),))
+    policy = SitePolicy(("m",), (Kind.PARAMETERS, Kind.STATISTIC))
+    up = {"prompt": np.ones((2, 3), "float32"), "rows": np.array(3)}
+    for site in ("chest", "head"):
+        log = AuditLog(tmp_path / "sites" / site / "audit", site)
+        gate = Gate(exchange, policy, log, JobContext("job", "m", "0" * 64, "1", "0" * 64))
+        gate.open()
+        for round in range(2):
+            gate.release("train", round, up)
+        gate.receive("train", 1, {"prompt": up["prompt"]})
+        with pytest.raises(ReleaseRefused):
+            gate.release("train", 2, {"prompt": up["prompt"]})
+        log.close()
+    return tmp_path
+
+
+def test_totals_are_the_sums_of_what_passed(run: Path) -> None:
+    """Bytes and messages per direction and per tensor; refused messages count as refused only."""
+    found = totals(run / "sites" / "chest" / "audit")
+    assert (found.entries, found.refused) == (5, 1)
+    assert (found.messages_out, found.bytes_out) == (2, 2 * (24 + 8))
+    assert (found.messages_in, found.bytes_in) == (1, 24)
+    assert found.tensors == (
+        TensorTotal("in", "server", "prompt", 1, 24),
+        TensorTotal("out", "server", "prompt", 2, 48),
+        TensorTotal("out", "server", "rows", 2, 16),
+    )
+
+
+def test_every_tensor_of_every_entry_is_described(run: Path) -> None:
+    """One row per tensor, in order, and one for an entry without tensors."""
+    rows = list(describe(run / "sites" / "head" / "audit"))
+    assert [(row.entry.seq, row.tensor and row.tensor.name) for row in rows] == [
+        (0, None),
+        *((1, "prompt"), (1, "rows"), (2, "prompt"), (2, "rows")),
+        *((3, "prompt"), (4, "rows")),
+    ]
+    assert {row.tensor.shape for row in rows if row.tensor} == {(2, 3), ()}
+
+
+def test_descriptions_stop_where_the_log_is_damaged(run: Path) -> None:
+    """Nothing is told from a line that does not hold; the error has its position."""
+    path = run / "sites" / "head" / "audit" / "log.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"round":1', b'"round":8', 1))
+    with pytest.raises(LogError, match="entry 2"):
+        list(describe(path.parent))
+
+
+def test_logs_are_found_in_a_runs_output_and_in_a_sites_own_folder(run: Path) -> None:
+    """By site name, whichever folder is pointed at."""
+    sites = run / "sites"
+    assert find_logs(run) == {"chest": sites / "chest" / "audit", "head": sites / "head" / "audit"}
+    assert find_logs(sites / "head" / "audit") == {"head": sites / "head" / "audit"}

@@ -1,0 +1,81 @@
+"""The server's hub: what it gathers, mixes, counts and records."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.hub import Event, Reply, ServerHub
+from medfedvqa.methods import Tensors
+from privacy import Reliability
+
+SITES = ("a", "b", "c")
+
+
+def answer(prompts: Mapping[str, np.ndarray], accuracy: float = 0.5) -> Callable[..., dict[str, Reply]]:
+    """An engine whose sites answer every task with a fixed prompt."""
+
+    def call(
+        task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
+    ) -> dict[str, Reply]:
+        replies = {}
+        for site in messages:
+            replies[site] = Reply({"prompt": prompts[site], "accuracy": np.float32(accuracy).reshape(())}, 0.25)
+            answered(site)
+        return replies
+
+    return call
+
+
+def vectors(*values: tuple[float, float]) -> dict[str, np.ndarray]:
+    return {site: np.float32([[value]]) for site, value in zip(SITES, values, strict=False)}
+
+
+def test_rounds_record_bytes_seconds_accuracy_and_reliability() -> None:
+    """After a round the history holds what each site sent and was sent, to the byte."""
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))))
+    for _ in hub.rounds(1):
+        shared = hub.mix("start", Reliability())
+    record = hub.history.rounds[0]
+    assert record.bytes_up == dict.fromkeys(SITES, 8 + 4) and record.bytes_down == dict.fromkeys(SITES, 0)
+    assert record.site_seconds == dict.fromkeys(SITES, 0.25) and record.accuracy == dict.fromkeys(SITES, 0.5)
+    assert record.reliability["prompt"][0] == [0.0, 1.0, 0.0]
+    assert np.array_equal(shared["a"]["prompt"], np.float32([[(1, 0)]]))
+
+
+def test_the_mean_can_be_weighted_by_an_upload_that_is_not_averaged() -> None:
+    """`mean` uses the named scalar as weight and leaves it out of the result."""
+    hub = ServerHub(SITES, answer(vectors((1, 0), (3, 0), (5, 3))))
+    for _ in hub.rounds(1):
+        result = hub.mean("train", weight="accuracy")
+    assert set(result) == {"prompt"} and np.allclose(result["prompt"], [[(3, 1)]])
+
+
+def test_paper_mode_ends_the_run_where_its_weights_make_no_sense() -> None:
+    """Opposed prompts under Eq. 11 as printed: the run ends and names the round."""
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0.1), (-1, 0.2))))
+    with pytest.raises(FederationError, match="round 1: mode 'paper'"):
+        for _ in hub.rounds(1):
+            hub.mix("start", Reliability("paper"))
+
+
+def test_no_round_begins_after_a_stop() -> None:
+    """`stop` is asked before each round; what was reached stays recorded."""
+    asked: list[int] = []
+
+    def stop() -> bool:
+        return len(asked) == 2
+
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), stop=stop, ended=lambda history: asked.append(1))
+    done = [number for number in hub.rounds(9) if hub.collect("train")]
+    assert done == [1, 2] and len(hub.history.rounds) == 2
+
+
+def test_every_answer_of_a_site_is_an_event() -> None:
+    """Whoever watches sees each site's answer to each task, with the round and how many are planned."""
+    seen: list[Event] = []
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), watch=seen.append)
+    for _ in hub.rounds(2):
+        hub.collect("train")
+    assert seen == [Event(number, 2, "train", site) for number in (1, 2) for site in SITES]
