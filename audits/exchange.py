@@ -17,6 +17,7 @@ from audits.errors import AuditError
 Tensors: TypeAlias = dict[str, NDArray[Any]]
 
 ITEM_BYTES = {"float32": 4, "int64": 8}
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
 
@@ -136,9 +137,6 @@ def canonical(value: Any) -> bytes:
     Raises `ValueError` for numbers that are not finite and text that is not Unicode, `TypeError` for other types.
     """
     return _ENCODER.encode(value).encode()
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:

@@ -114,6 +114,9 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
+_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"}
+
+
 def leaf_hash(record: Mapping[str, Any]) -> str:
     """The hash that an entry's record must carry as its `leaf_hash`, in hex."""
     body = canonical({name: value for name, value in record.items() if name != "leaf_hash"})
@@ -135,9 +138,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise LogError("the entry does not match its hash")
     record["leaf_hash"] = leaf
     return record
-
-
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"}
 
 
 class AuditLog:

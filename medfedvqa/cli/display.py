@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from audits import totals
-from medfedvqa.evaluation import percent
 from medfedvqa.federation.hub import Event
 
 BASELINE_NAMES = {"majority": "majority answer", "question_prior": "question-only prior", "local": "trained alone"}
@@ -75,5 +74,5 @@ def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
 
 
 def _cell(figures: Mapping[str, Any]) -> str:
-    low, high = figures["interval"]
-    return f"{percent(figures['accuracy'])} [dim]\\[{percent(low)}, {percent(high)}][/]"
+    share, low, high = (f"{100 * value:.1f}" for value in (figures["accuracy"], *figures["interval"]))
+    return f"{share} [dim]({low} - {high})[/]"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from privacy.aggregation import Tensors
+from audits import Tensors
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class RunFacts:
 
     method: str
     options: dict[str, Any]
-    data: str
+    data: str | None
+    """The data set's name; None if the job left it to each site."""
     split: dict[str, Any]
     backbone: str
     backbone_seen: list[str] | None

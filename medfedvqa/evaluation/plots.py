@@ -98,11 +98,12 @@ def reliability_figure(history: History) -> "Figure":
     last = [record for record in history.rounds if record.reliability][-1]
     sites = history.sites
     side = min(max(CELL * len(sites), 1.6), WIDEST_MAP)
-    figure = _figure((side + 0.3) * len(last.reliability) + 2.0, side + 1.3)
+    largest = max(np.max(rows) for rows in last.reliability.values())
+    figure = _figure((side + 0.3) * len(last.reliability) + 2.0, side + 1.6)
     panels = figure.subplots(1, len(last.reliability), squeeze=False, sharey=True)[0]
     for axes, (name, rows) in zip(panels, last.reliability.items(), strict=True):
         picture = axes.imshow(
-            np.ma.masked_where(np.eye(len(sites), dtype=bool), np.array(rows)), cmap="Blues", vmin=0, vmax=1
+            np.ma.masked_where(np.eye(len(sites), dtype=bool), np.array(rows)), cmap="Blues", vmin=0, vmax=largest
         )
         axes.set_facecolor("#EFEFEF")
         axes.set_title(_title(name))
@@ -112,7 +113,7 @@ def reliability_figure(history: History) -> "Figure":
         axes.tick_params(length=0, labelsize=min(9.0, 50 * side / len(sites)))
         axes.spines[:].set_visible(False)
         if len(sites) <= NUMBERED_SITES:
-            _number_cells(axes, rows)
+            _number_cells(axes, rows, 0.6 * largest)
     panels[0].set_ylabel("receiving site")
     figure.colorbar(picture, ax=list(panels), label=f"reliability in round {last.round}", aspect=14, shrink=0.9)
     return figure
@@ -130,12 +131,12 @@ def prompts_figure(history: History) -> "Figure":
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         _prompt_panel(axes, history, sites, name)
     for site, colour in zip(sites, COLOURS, strict=False):
-        axes.scatter([], [], marker="s", color=colour, label=site)
+        axes.scatter([], [], s=24, marker="s", color=colour, label=site)
     for kind in ("local", "shared"):
         axes.scatter([], [], label=kind, **_look(kind, "#404040"))
     figure.legend(loc="outside lower center", ncols=5)
-    which = f", {len(sites)} of {len(sent)} sites" if len(sites) < len(sent) else ""
-    figure.suptitle(f"Prompt tokens by t-SNE{which} (number: block of the encoder)", fontsize=10)
+    which = f" of {len(sites)} of {len(sent)} sites" if len(sites) < len(sent) else ""
+    figure.suptitle(f"Prompt tokens{which} by t-SNE; blocks that keep together are numbered", fontsize=10)
     return figure
 
 
@@ -154,7 +155,7 @@ def final_figure(results: Results) -> "Figure":
     axes.set_yticks(range(len(groups)), list(groups))
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"accuracy on the test rows of {results['data']} (%), 95 % interval")
+    axes.set_xlabel(f"accuracy on the test rows of {results['data'] or 'each site'} (%), 95 % interval")
     axes.grid(axis="x")
     if results["seen_test_data"]:
         axes.set_title("the backbone was trained on this data set", fontsize=9)
@@ -175,12 +176,12 @@ def _curve(history: History, site: str) -> tuple[list[int], list[float]]:
     return [record.round for record in told], [100 * record.accuracy[site] for record in told]
 
 
-def _number_cells(axes: "Axes", rows: list[list[float]]) -> None:
-    """Write every weight into its cell, but for a site's own."""
+def _number_cells(axes: "Axes", rows: list[list[float]], dark: float) -> None:
+    """Write every weight into its cell, but for a site's own; in white above `dark`."""
     for row, weights in enumerate(rows):
         for column, weight in enumerate(weights):
             if row != column:
-                colour = "white" if weight > 0.6 else "black"
+                colour = "white" if weight > dark else "black"
                 axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour)
 
 
@@ -197,32 +198,38 @@ def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -
     points = np.concatenate([array.reshape(-1, width) for _, _, array in drawn]).astype(np.float64)
     clouds = np.split(tsne(points).positions, len(drawn))
     for (kind, site, _), cloud in zip(drawn, clouds, strict=True):
-        axes.scatter(*cloud.T, s=16, linewidths=0.9, **_look(kind, COLOURS[sites.index(site)]))
+        axes.scatter(*cloud.T, **_look(kind, COLOURS[sites.index(site)]))
     _number_blocks(axes, np.stack(clouds).reshape(len(drawn), blocks, tokens, 2))
     axes.set_title(f"{_title(name)}: {blocks} blocks of {tokens} tokens")
     axes.set_xticks([])
     axes.set_yticks([])
+    axes.margins(0.08)
     axes.spines[:].set_visible(True)
     axes.spines[:].set_color(GREY)
 
 
 def _look(kind: str, colour: str) -> dict[str, Any]:
     """Local prompts are filled dots, shared ones hollow diamonds."""
-    return {"marker": "o", "color": colour} if kind == "local" else {"marker": "D", "ec": colour, "fc": "none"}
+    if kind == "local":
+        return {"s": 14, "marker": "o", "color": colour, "linewidths": 0}
+    return {"s": 14, "marker": "D", "edgecolors": colour, "facecolors": "none", "linewidths": 0.9}
 
 
 def _number_blocks(axes: "Axes", clouds: Floats) -> None:
-    """Write a block's number, from 1, amid its points [prompts, blocks, tokens, 2] where they lie together.
+    """Write a block's number, from 1, above its points [prompts, blocks, tokens, 2] where they keep together.
 
-    They do if most of the points nearest to their middle, as many as the block has, are the block's own.
+    They do if of the points nearest to their middle, as many as the block has, three quarters are its own.
     """
     prompts, blocks, tokens, _ = clouds.shape
-    owner = np.broadcast_to(np.arange(blocks)[None, :, None], clouds.shape[:3]).ravel()
+    points = clouds.reshape(-1, 2)
+    owner = np.broadcast_to(np.arange(blocks)[None, :, None], (prompts, blocks, tokens)).ravel()
     for block, (x, y) in enumerate(np.median(clouds, axis=(0, 2))):
-        distances = np.linalg.norm(clouds.reshape(-1, 2) - (x, y), axis=1)
-        nearest = owner[np.argsort(distances)[: prompts * tokens]]
-        if (nearest == block).mean() > 0.5:
-            axes.text(x, y, str(block + 1), ha="center", va="center", fontsize=11, fontweight="bold", alpha=0.75)
+        nearest = np.argsort(np.linalg.norm(points - (x, y), axis=1))[: prompts * tokens]
+        own = nearest[owner[nearest] == block]
+        if len(own) >= 0.75 * len(nearest):
+            top = points[own, 1].max()
+            above: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points"}
+            axes.annotate(str(block + 1), (x, top), ha="center", va="bottom", fontweight="bold", **above)
 
 
 def _whiskers(axes: "Axes", heights: list[float], entries: list[Any], **look: Any) -> None:
@@ -237,4 +244,5 @@ def _whiskers(axes: "Axes", heights: list[float], entries: list[Any], **look: An
 
 
 def _title(name: str) -> str:
-    return name.replace("_", " ").replace(".", " ")
+    """`prompt.image` as readers say it: image prompt."""
+    return " ".join(reversed(name.split(".")))

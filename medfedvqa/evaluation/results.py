@@ -37,28 +37,33 @@ def write_results(
     if scores and set(scores) != set(facts.sites):
         raise ConfigError("the scores must cover exactly the sites of the run, or none of them")
     sites = {site: _site(site, facts, history, scores.get(site)) for site in facts.sites}
-    results = {
-        "schema_version": SCHEMA_VERSION,
-        "status": _status(facts, history, scores, failure),
-        "failure": failure,
-        "notes": _notes(facts, history, scores, failure),
-        "method": facts.method,
-        "options": facts.options,
-        "data": facts.data,
-        "split": facts.split,
-        "backbone": _backbone(facts),
-        "seen_test_data": _seen_test_data(facts),
-        "seed": facts.seed,
-        "engine": facts.engine,
-        "rounds_planned": facts.rounds_planned,
-        "seconds": sum(record.seconds for record in history.rounds),
-        "average": _average(scores),
-        "sites": sites,
-        "rounds": [_round(record, facts.sites) for record in history.rounds],
-        "versions": _versions(),
-    }
-    text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": _status(facts, history, scores, failure),
+            "failure": failure,
+            "notes": _notes(facts, history, scores, failure),
+            "method": facts.method,
+            "options": facts.options,
+            "data": facts.data,
+            "split": facts.split,
+            "backbone": _backbone(facts),
+            "seen_test_data": _seen_test_data(facts),
+            "seed": facts.seed,
+            "engine": facts.engine,
+            "rounds_planned": facts.rounds_planned,
+            "seconds": sum(record.seconds for record in history.rounds),
+            "average": _average(scores),
+            "sites": sites,
+            "rounds": [_round(record, facts.sites) for record in history.rounds],
+            "versions": _versions(),
+        },
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     write_whole(out / RESULTS, f"{text}\n".encode())
+    results: dict[str, Any] = json.loads(text)
     return results
 
 
@@ -81,7 +86,10 @@ def _backbone(facts: RunFacts) -> dict[str, Any]:
 
 
 def _seen_test_data(facts: RunFacts) -> bool | None:
-    return None if facts.backbone_seen is None else facts.data in facts.backbone_seen
+    """None if either side of the comparison is unknown."""
+    if facts.data is None or facts.backbone_seen is None:
+        return None
+    return facts.data in facts.backbone_seen
 
 
 def _answered(score: Score) -> dict[str, Proportion | None]:
@@ -156,6 +164,8 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score], failu
         )
     elif facts.backbone_seen is None:
         notes.append(f"What the backbone {facts.backbone} was trained on is unknown: it may have seen the test data.")
+    elif facts.data is None:
+        notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
     for name, label in (("method", facts.method), ("local", "Local training")):
         notes.extend(_not_better_than_prior(name, label, scores))
     return notes

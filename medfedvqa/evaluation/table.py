@@ -52,7 +52,7 @@ def facts_line(results: Results) -> str:
     backbone, split = results["backbone"], results["split"]
     seen = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
-        f"Data {results['data']}, {split['kind']} split (seed {split['seed']})",
+        f"Data {results['data'] or 'of each site'}, {split['kind']} split (seed {split['seed']})",
         f"backbone {backbone['name']} (trained on: {seen})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",

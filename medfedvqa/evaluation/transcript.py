@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from audits import Tensors
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History
-from privacy.aggregation import Tensors
 
 TRANSCRIPT = "transcript.npz"
 

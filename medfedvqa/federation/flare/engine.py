@@ -15,11 +15,11 @@ from typing import Any, Literal
 import psutil
 
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare.controller import RESULTS, STOP_FILE
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.server_side import RESULTS, STOP_FILE
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 

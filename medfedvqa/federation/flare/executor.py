@@ -1,23 +1,14 @@
-"""A site's end of the wire: FLARE task in, `SiteRuntime`, FLARE reply out."""
+"""A site's end of the wire, as FLARE sees it."""
 
-import logging
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from audits import AuditError
-from medfedvqa.errors import ConfigError, MedfedvqaError
-from medfedvqa.federation.flare.messages import REASON, pack, unpack
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
-from medfedvqa.federation.site_config import load_site_config
-
-_logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from medfedvqa.federation.flare.site_side import SiteTasks
 
 
 class SiteExecutor(Executor):
@@ -26,33 +17,13 @@ class SiteExecutor(Executor):
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__()
         self.job = job
-        self._runtime: SiteRuntime | None = None
+        self._tasks: SiteTasks | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer one task. A failure tells the server its reason only if the reason was written to be shared."""
-        try:
-            if self._runtime is None:
-                self._runtime = _runtime(self.job, fl_ctx)
-            round, received = unpack(shareable)
-            return pack(round, self._runtime.handle(task_name, round, received))
-        except (MedfedvqaError, AuditError) as error:
-            return _refusal(str(error))
-        except Exception as error:
-            _logger.exception("task %s failed", task_name)
-            return _refusal(f"{type(error).__name__}; the site's own log has the details")
+        """See `SiteTasks.answer`."""
+        if self._tasks is None:
+            # Imported late for the same reason as at the server.
+            from medfedvqa.federation.flare.site_side import SiteTasks
 
-
-def _runtime(job: dict[str, Any], fl_ctx: FLContext) -> SiteRuntime:
-    name = fl_ctx.get_identity_name()
-    local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-    # A site has one file of its own; FLARE's simulator gives all its sites one copy of a common folder.
-    path = next((path for path in (local / "site.yml", local / "sites" / f"{name}.yml") if path.exists()), None)
-    if path is None:
-        raise ConfigError(f"site '{name}' has no site.yml")
-    return SiteRuntime(load_site_config(path, name), JobSpec.from_dict(job), fl_ctx.get_job_id())
-
-
-def _refusal(reason: str) -> Shareable:
-    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    reply[REASON] = reason
-    return reply
+            self._tasks = SiteTasks(self.job)
+        return self._tasks.answer(task_name, shareable, fl_ctx)

@@ -17,8 +17,8 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare.controller import RESULTS
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
+from medfedvqa.federation.flare.server_side import RESULTS
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2

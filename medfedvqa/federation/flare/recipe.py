@@ -21,6 +21,9 @@ TASK_INTERVAL = 0.1  # seconds between a site's questions for work; FLARE's defa
 _INLINE = {"np_download_chunk_size": 0, "tensor_download_chunk_size": 0}
 """Arrays travel inside the messages, instead of being fetched by the receiver afterwards."""
 
+_PATIENCE = {"max_runner_sync_timeout": 600.0, "get_task_timeout": 60.0, "submit_task_result_timeout": 60.0}
+"""Seconds that a site waits for a server that is busy."""
+
 
 class MedfedvqaRecipe(Recipe):
     """A job of configuration only: its classes come from the installed package at every site."""
@@ -38,7 +41,7 @@ class MedfedvqaRecipe(Recipe):
         self._sites = sites or {}
         if tuned:
             self.add_server_config({"server": {"task_request_interval": TASK_INTERVAL}, **_INLINE})
-            self.add_client_config(_INLINE)
+            self.add_client_config({**_INLINE, **_PATIENCE})
 
     def process_env(self, env: ExecEnv) -> None:
         """Give the sites of a simulation what provisioning gives to real ones."""

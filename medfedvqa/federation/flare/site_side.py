@@ -1,0 +1,55 @@
+"""What a site does with a FLARE task: read the message, ask `SiteRuntime`, write the reply."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+
+from audits import AuditError
+from medfedvqa.errors import ConfigError, MedfedvqaError
+from medfedvqa.federation.flare.messages import REASON, pack, unpack
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.site_config import load_site_config
+
+_logger = logging.getLogger(__name__)
+
+
+class SiteTasks:
+    """Answers the tasks of one job at one site."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._job = job
+        self._runtime: SiteRuntime | None = None
+
+    def answer(self, task: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The reply to one task. A failure tells its reason only if the reason was written to be shared."""
+        try:
+            if self._runtime is None:
+                self._runtime = _runtime(self._job, fl_ctx)
+            round, received = unpack(message)
+            return pack(round, self._runtime.handle(task, round, received))
+        except (MedfedvqaError, AuditError) as error:
+            return _refusal(str(error))
+        except Exception as error:
+            _logger.exception("task %s failed", task)
+            return _refusal(f"{type(error).__name__}; the site's own log has the details")
+
+
+def _runtime(job: dict[str, Any], fl_ctx: FLContext) -> SiteRuntime:
+    name = fl_ctx.get_identity_name()
+    local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+    # A site has one file of its own; FLARE's simulator gives all its sites one copy of a common folder.
+    path = next((path for path in (local / "site.yml", local / "sites" / f"{name}.yml") if path.exists()), None)
+    if path is None:
+        raise ConfigError(f"site '{name}' has no site.yml")
+    return SiteRuntime(load_site_config(path, name), JobSpec.from_dict(job), fl_ctx.get_job_id())
+
+
+def _refusal(reason: str) -> Shareable:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[REASON] = reason
+    return reply

@@ -1,0 +1,109 @@
+"""The `medfedvqa` command as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [str(Path(sys.executable).with_name("medfedvqa"))]
+QUICK = [
+    "-O",
+    "local_unit=batches",
+    "-O",
+    "batch_rows=16",
+    "-O",
+    "blocks=2",
+    "-O",
+    "hidden=16",
+    "-O",
+    "local_baseline=false",
+]
+
+
+def medfedvqa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a process of its own."""
+    shown = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, env=shown, check=False)
+
+
+def run_arguments(backbone: Path, out: Path, *more: str) -> list[str]:
+    chosen = ["--data", "phantom", "--backbone", "medclip@random", "--backbone-file", str(backbone)]
+    return ["run", "prompt_pfl", *chosen, "--local-epochs", "1", *QUICK, "--out", str(out), *more]
+
+
+@pytest.mark.slow
+def test_run_then_verify_then_show(random_backbone: Path, tmp_path: Path) -> None:
+    """A run prints the table; `audit verify` finds every log intact; `audit show` lists what left."""
+    out = tmp_path / "run"
+    run = medfedvqa(*run_arguments(random_backbone, out, "--rounds", "2"))
+    assert run.returncode == 0, run.stderr
+    assert "question-only prior" in run.stdout and "prompt_pfl" in run.stdout and "total" in run.stdout
+    verify = medfedvqa("audit", "verify", str(out))
+    assert verify.returncode == 0 and verify.stdout.count("intact") == 3
+    show = medfedvqa("audit", "show", str(out))
+    assert show.returncode == 0 and "prompt.image" in show.stdout and "6 x 4" not in show.stdout
+    log = out / "sites" / "head" / "audit" / "log.jsonl"
+    log.write_text(log.read_text().replace('"round":1', '"round":7', 1))
+    broken = medfedvqa("audit", "verify", str(out))
+    assert broken.returncode == 1 and "BROKEN" in broken.stdout and broken.stdout.count("intact") == 2
+    again = medfedvqa(*run_arguments(random_backbone, out, "--rounds", "2"))
+    assert again.returncode == 1 and "already holds a run" in again.stderr
+
+
+@pytest.mark.slow
+def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_path: Path) -> None:
+    """Ctrl-C once: the round is finished and evaluated, and results.json says that the run was stopped."""
+    out = tmp_path / "run"
+    command = [*COMMAND, *run_arguments(random_backbone, out, "--rounds", "200")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not (out / "results.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    results = json.loads((out / "results.json").read_text())
+    assert results["status"] == "stopped" and 0 < len(results["rounds"]) < 200
+    assert all(facts["accuracy"] is not None for facts in results["sites"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "prompt_pfi", "--data", "phantom"], "unknown method 'prompt_pfi'"),
+        (["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"], "'round'"),
+        (["run", "prompt_pfl", "--data", "phantom", "-O", "rounds"], "NAME=VALUE"),
+        (["run", "prompt_pfl", "--data", "mri"], "unknown data 'mri'"),
+        (["run", "prompt_pfl", "--data", "slake", "--data-root", "/nowhere"], "no slake data"),
+        (["run", "prompt_pfl", "--data", "phantom", "--engine", "cloud"], "unknown engine 'cloud'"),
+        (["run", "prompt_pfl", "--data", "phantom", "--backbone", "clip"], "unknown backbone 'clip'"),
+        (["audit", "verify", "/nowhere"], "no"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_non_zero_exit(arguments: list[str], said: str, tmp_path: Path) -> None:
+    """A user's mistake gives an error that names it, no traceback, and no output folder."""
+    out = ["--out", str(tmp_path / "run")] if arguments[0] == "run" else []
+    done = medfedvqa(*arguments, *out)
+    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]],
+)
+def test_every_command_explains_itself(command: list[str]) -> None:
+    """--help works for every command."""
+    done = medfedvqa(*command, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout
+
+
+def test_options_of_a_method_are_listed_with_their_defaults() -> None:
+    """`methods` shows each option, its default and what it means."""
+    done = medfedvqa("methods")
+    assert done.returncode == 0 and "decay_every" in done.stdout and "(paper: 30)" in done.stdout

@@ -1,0 +1,73 @@
+"""From rows to tensors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfedvqa.data import Row, Split, VQAData, build_site
+
+FACTS = [  # split, answer, patient, image
+    ("train", "Yes", "a", "1"),
+    ("train", "no", "a", "1"),
+    ("train", " LEFT  side", "b", "2"),
+    ("test", "yes", "a", "1"),
+    ("test", "Left side?", "c", "3"),
+    ("test", "unheard of", "c", "4"),
+]
+
+
+def site_of(facts: list[tuple[str, str, str, str]], load: object = None) -> object:
+    rows = [
+        Row(index, "chest", split, True, f"Question {index}?", answer, patient, Path(image))
+        for index, (split, answer, patient, image) in enumerate(facts)
+    ]
+    data = VQAData("made", ("chest",), rows, load) if load else VQAData("made", ("chest",), rows)
+    return build_site(data, "chest", Split(validation=0.0))
+
+
+def test_answers_are_folded_sorted_and_come_from_train_alone() -> None:
+    site = site_of(FACTS)
+    assert site.answers == ("left side", "no", "yes")
+    assert site.train.answers.tolist() == [2, 1, 0]
+
+
+def test_an_answer_unknown_to_train_is_minus_one() -> None:
+    assert site_of(FACTS).test.answers.tolist() == [2, 0, -1]
+
+
+def test_pictures_and_patients_are_numbered_alike_in_all_parts() -> None:
+    site = site_of(FACTS)
+    assert site.train.pictures.tolist() == [0, 0, 1] and site.test.pictures.tolist() == [0, 2, 3]
+    assert site.train.patients.tolist() == [0, 0, 1] and site.test.patients.tolist() == [0, 2, 2]
+    assert len(site.pictures) == 4 and (len(site.train), len(site.validate), len(site.test)) == (3, 0, 3)
+
+
+def test_empty_parts_have_empty_integer_tensors() -> None:
+    validate = site_of(FACTS).validate
+    assert len(validate) == 0 and validate.answers.dtype == validate.pictures.dtype == torch.int64
+
+
+def test_each_picture_is_drawn_once_and_only_when_asked_for() -> None:
+    asked: list[tuple[Path, int]] = []
+
+    def load(row: Row, size: int) -> torch.Tensor:
+        asked.append((row.image, size))
+        return torch.full((1, size, size), float(row.image.name))
+
+    pictures = site_of(FACTS, load).pictures
+    assert asked == []
+    first = pictures.load(4)
+    assert pictures.load(4) is first
+    assert first[:, 0, 0, 0].tolist() == [1, 2, 3, 4] and first.shape == (4, 1, 4, 4)
+    assert asked == [(Path(name), 4) for name in "1234"]
+
+
+def test_questions_stay_as_published() -> None:
+    assert site_of(FACTS).train.questions == ("Question 0?", "Question 1?", "Question 2?")
+
+
+@pytest.mark.parametrize("part", ["train", "validate", "test"])
+def test_tensors_have_a_row_for_each_question(part: str) -> None:
+    examples = getattr(site_of(FACTS), part)
+    assert len(examples.questions) == len(examples.answers) == len(examples.pictures) == len(examples.patients)
