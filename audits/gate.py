@@ -106,6 +106,8 @@ class Gate:
         """Copies of the tensors that may pass, and the reasons why the message as a whole may not; none if it may."""
         passed: Tensors = {}
         reasons = [] if peer in self._policy.recipients else [str(Reason.PEER)]
+        if self._exchange.method not in self._policy.methods:  # also where a task sends or receives no tensor
+            reasons.append(Reason.METHOD.format(method=self._exchange.method))
         undeclared = len(message.keys() - {spec.name for spec in specs})
         if undeclared:
             reasons.append(Reason.UNDECLARED.format(count=undeclared))

@@ -225,7 +225,7 @@ class AuditLog:
         if not os.path.samestat(found, os.stat(self._path)) or found.st_size < self._head.size:
             raise LogError("the audit log was replaced or shortened while in use: have it verified before going on")
         if found.st_size > self._head.size:
-            line, end = _last_line(self._file, self._head.size, found.st_size)
+            line, end = _last_line(self._file, found.st_size)
             if line:
                 self._head = self._head_after(line, end)
         return self._head, found.st_size - self._head.size
@@ -249,15 +249,15 @@ class _Head:
     leaf: str = GENESIS
 
 
-def _last_line(file: int, start: int, size: int) -> tuple[bytes, int]:
-    """The last complete line between two offsets, and the offset of its end; empty if there is none."""
+def _last_line(file: int, size: int) -> tuple[bytes, int]:
+    """The last complete line of a file of that size, and the offset of its end; empty if there is none."""
     span = 1 << 16
     while True:
-        begin = max(start, size - span)
+        begin = max(0, size - span)
         block = os.pread(file, size - begin, begin)
         end = block.rfind(b"\n") + 1
         line = block.rfind(b"\n", 0, max(end - 1, 0)) + 1
-        if line or begin == start:
+        if line or begin == 0:
             return block[line:end], begin + end
         if span > 2 * MAX_LINE:
             raise LogError("the audit log ends in a line longer than any entry: have it verified")

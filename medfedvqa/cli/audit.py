@@ -22,8 +22,10 @@ def verify_command(folder: Folder) -> None:
         verdict = verify(path)
         sound &= verdict.ok
         mark = "[green]intact[/]" if verdict.ok else "[bold red]BROKEN[/]"
-        reason = "" if verdict.ok else f": {verdict.reason}"
-        console.print(f"{site}: {mark}, {verdict.entries} entries{reason}", highlight=False, soft_wrap=True)
+        reason = "" if verdict.ok else f"; entry {verdict.first_bad}: {verdict.reason}"
+        torn = f"; {verdict.torn_bytes} bytes of an entry that a crash cut off" if verdict.torn_bytes else ""
+        facts = f"{verdict.entries} entries hold, head {verdict.head[:16]}{reason}{torn}"
+        console.print(f"{site}: {mark}, {facts}", highlight=False, soft_wrap=True)
     raise typer.Exit(0 if sound else 1)
 
 

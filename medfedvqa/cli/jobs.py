@@ -27,7 +27,7 @@ def export(
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
 ) -> None:
     """Write a configuration-only job folder."""
-    from medfedvqa.federation.flare import export_job
+    from medfedvqa.federation.flare.recipe import export_job
 
     job = {"method": method, "options": _options(option or []), "data": data, "backbone": backbone, "seed": seed}
     export_job(JobSpec.from_dict(job), out)

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
+from medfedvqa.data import READERS
 from medfedvqa.errors import ConfigError, DataError
 
 PHANTOM = "phantom"
-READERS = ("vqa-rad", "slake", PHANTOM)
 MARKS = {"vqa-rad": "VQA_RAD Dataset Public.json", "slake": "train.json"}
 
 

@@ -17,8 +17,8 @@ def batches(examples: Examples, rows: int, generator: torch.Generator) -> Iterat
     """
     if rows < 1:
         raise ConfigError("a batch has at least 1 row")
-    by_patient = torch.argsort(examples.patients, stable=True).split(torch.bincount(examples.patients).tolist())
-    patients = [its_rows for its_rows in by_patient if len(its_rows)]
+    order, counts = torch.argsort(examples.patients, stable=True), torch.bincount(examples.patients)
+    patients = [its_rows for its_rows in torch.split(order, counts.tolist()) if len(its_rows)]
     batch: list[torch.Tensor] = []
     for number in torch.randperm(len(patients), generator=generator).tolist():
         for part in patients[number].split(rows):

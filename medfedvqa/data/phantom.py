@@ -92,7 +92,11 @@ QUESTIONS = {
     ),
     "tone": Question(
         ("bright", "dark"),
-        ("Is the mass bright or dark?", "How does the mass appear, bright or dark?", "Which tone has the mass?"),
+        (
+            "Is the mass bright or dark within?",
+            "Is the centre of the mass bright or dark?",
+            "How does the inside of the mass appear?",
+        ),
         lambda scene: scene.mass.bright if scene.mass else None,
     ),
     "count": Question(

@@ -26,7 +26,7 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
     if reader == "phantom":
         return phantom.read((organ,) if organ else phantom.ORGANS, seed)
     if root is None or not root.is_dir():
-        raise DataError(f"{reader} needs --data-root, the published folder, and there is no such folder")
+        raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
     return PUBLISHED[reader](root)
 
 

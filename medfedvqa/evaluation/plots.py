@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History
 from medfedvqa.evaluation.results import BASELINES
 from medfedvqa.evaluation.table import LABELS, Results
-from medfedvqa.evaluation.tsne import Floats, tsne
+from medfedvqa.evaluation.tsne import LEAST_POINTS, Floats, tsne
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,7 @@ CELL, WIDEST_MAP = 0.45, 7.0
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
+    "figure.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -136,7 +138,7 @@ def prompts_figure(history: History) -> "Figure":
         axes.scatter([], [], label=kind, **_look(kind, "#404040"))
     figure.legend(loc="outside lower center", ncols=5)
     which = f" of {len(sites)} of {len(sent)} sites" if len(sites) < len(sent) else ""
-    figure.suptitle(f"Prompt tokens{which} by t-SNE; blocks that keep together are numbered", fontsize=10)
+    figure.suptitle(f"Prompt tokens{which} by t-SNE; number: block, K: keys, V: values, where they keep together")
     return figure
 
 
@@ -186,9 +188,9 @@ def _number_cells(axes: "Axes", rows: list[list[float]], dark: float) -> None:
 
 
 def _prompt_names(history: History) -> list[str]:
-    """Tensors of shape [blocks, tokens, width] that the sites sent."""
-    uploads = next(iter(history.uploads.values()), {})
-    return [name for name, array in uploads.items() if array.ndim == 3]
+    """Tensors of shape [blocks, tokens, width] that the sites sent, with tokens enough for a picture."""
+    first, sites = next(iter(history.uploads.values()), {}), len(history.uploads)
+    return [name for name, array in first.items() if array.ndim == 3 and sites * array[..., 0].size >= LEAST_POINTS]
 
 
 def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -> None:
@@ -216,20 +218,34 @@ def _look(kind: str, colour: str) -> dict[str, Any]:
 
 
 def _number_blocks(axes: "Axes", clouds: Floats) -> None:
-    """Write a block's number, from 1, above its points [prompts, blocks, tokens, 2] where they keep together.
+    """Number the blocks, from 1, where their points [prompts, blocks, tokens, 2] keep together.
 
-    They do if of the points nearest to their middle, as many as the block has, three quarters are its own.
+    Keys (first half of the tokens) and values (second) have a label each where they part.
     """
     prompts, blocks, tokens, _ = clouds.shape
     points = clouds.reshape(-1, 2)
-    owner = np.broadcast_to(np.arange(blocks)[None, :, None], (prompts, blocks, tokens)).ravel()
-    for block, (x, y) in enumerate(np.median(clouds, axis=(0, 2))):
-        nearest = np.argsort(np.linalg.norm(points - (x, y), axis=1))[: prompts * tokens]
-        own = nearest[owner[nearest] == block]
-        if len(own) >= 0.75 * len(nearest):
-            top = points[own, 1].max()
-            above: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points"}
-            axes.annotate(str(block + 1), (x, top), ha="center", va="bottom", fontweight="bold", **above)
+    places = np.arange(len(points)).reshape(prompts, blocks, tokens)
+    for block in range(blocks):
+        own = places[:, block]
+        halves = {f"{block + 1}K": own[:, : tokens // 2].ravel(), f"{block + 1}V": own[:, tokens // 2 :].ravel()}
+        if all(_together(points, half) for half in halves.values()):
+            for label, half in halves.items():
+                _write_above(axes, points[half], label)
+        elif _together(points, own.ravel()):
+            _write_above(axes, points[own.ravel()], str(block + 1))
+
+
+def _together(points: Floats, own: NDArray[np.intp]) -> bool:
+    """Whether three quarters of the points nearest to the middle of `own`, as many as those are, are among them."""
+    middle = np.median(points[own], axis=0)
+    nearest = np.argsort(np.linalg.norm(points - middle, axis=1))[: len(own)]
+    return len(own) > 0 and bool(np.isin(nearest, own).mean() >= 0.75)
+
+
+def _write_above(axes: "Axes", cloud: Floats, label: str) -> None:
+    x, top = np.median(cloud[:, 0]), cloud[:, 1].max()
+    above: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points"}
+    axes.annotate(label, (x, top), ha="center", va="bottom", fontsize=8, fontweight="bold", **above)
 
 
 def _whiskers(axes: "Axes", heights: list[float], entries: list[Any], **look: Any) -> None:

@@ -36,32 +36,8 @@ def write_results(
     """
     if scores and set(scores) != set(facts.sites):
         raise ConfigError("the scores must cover exactly the sites of the run, or none of them")
-    sites = {site: _site(site, facts, history, scores.get(site)) for site in facts.sites}
-    text = json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "status": _status(facts, history, scores, failure),
-            "failure": failure,
-            "notes": _notes(facts, history, scores, failure),
-            "method": facts.method,
-            "options": facts.options,
-            "data": facts.data,
-            "split": facts.split,
-            "backbone": _backbone(facts),
-            "seen_test_data": _seen_test_data(facts),
-            "seed": facts.seed,
-            "engine": facts.engine,
-            "rounds_planned": facts.rounds_planned,
-            "seconds": sum(record.seconds for record in history.rounds),
-            "average": _average(scores),
-            "sites": sites,
-            "rounds": [_round(record, facts.sites) for record in history.rounds],
-            "versions": _versions(),
-        },
-        indent=2,
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+    document = _document(facts, history, scores, failure)
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(out / RESULTS, f"{text}\n".encode())
     results: dict[str, Any] = json.loads(text)
     return results
@@ -71,6 +47,29 @@ def results_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of `results.json`, as it ships with the package."""
     schema: dict[str, Any] = json.loads(files(__package__).joinpath("results.schema.json").read_text("utf-8"))
     return schema
+
+
+def _document(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": _status(facts, history, scores, failure),
+        "failure": failure,
+        "notes": _notes(facts, history, scores, failure),
+        "method": facts.method,
+        "options": facts.options,
+        "data": facts.data,
+        "split": facts.split,
+        "backbone": _backbone(facts),
+        "seen_test_data": _seen_test_data(facts),
+        "seed": facts.seed,
+        "engine": facts.engine,
+        "rounds_planned": facts.rounds_planned,
+        "seconds": sum(record.seconds for record in history.rounds),
+        "average": _average(scores),
+        "sites": {site: _site(site, facts, history, scores.get(site)) for site in facts.sites},
+        "rounds": [_round(record, facts.sites) for record in history.rounds],
+        "versions": _versions(),
+    }
 
 
 def _status(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> str:

@@ -41,7 +41,7 @@ def load_transcript(out: Path) -> Transcript:
     transcript = Transcript()
     by_kind = {"uploads": transcript.uploads, "shared": transcript.shared}
     try:
-        with np.load(out / TRANSCRIPT, allow_pickle=False) as arrays:
+        with (out / TRANSCRIPT).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
                 kind, site, name = key.split("/", 2)
                 by_kind[kind].setdefault(site, {})[name] = arrays[key]

@@ -29,7 +29,7 @@ class Embedding:
     divergence: float
 
 
-def tsne(points: Floats, seed: int = 0, perplexity: float = 30.0, iterations: int = 750) -> Embedding:
+def tsne(points: Floats, seed: int = 0, perplexity: float = 30.0, iterations: int = 1000) -> Embedding:
     """Embed `points` [points, width] in the plane; the same seed gives the same picture.
 
     The perplexity (about how many neighbours count) is cut to a third of the other points. Time and

@@ -1,6 +1,7 @@
 """From what a user asked for to a running job: checked first, so that nothing is written for a job that cannot run."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,9 +92,9 @@ def run(
     paths = write_sites(launch)
     if engine == "local":
         sites = {site: load_site_config(path, site) for site, path in paths.items()}
-        local = LocalEngine(sites, launch.job, launch.out.name)
-        return serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop)
+        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local:
+            return serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop)
     # FLARE takes seconds to import, and the in-process engine does without it.
-    from medfedvqa.federation.flare import run_on_flare
+    from medfedvqa.federation.flare.engine import run_on_flare
 
-    return run_on_flare(launch, paths, engine, watch, stop)
+    return run_on_flare(launch.job, paths, launch.out, engine, watch, stop)

@@ -40,5 +40,11 @@ class LocalEngine:
             self._running[site] = SiteRuntime(self._sites[site], self._job, self._job_id)
         self._running.move_to_end(site)
         if len(self._running) > self._resident:
-            self._running.popitem(last=False)
+            _, longest_idle = self._running.popitem(last=False)
+            longest_idle.close()
         return self._running[site]
+
+    def close(self) -> None:
+        """The job is over: close the log of every site in memory."""
+        while self._running:
+            self._running.popitem()[1].close()

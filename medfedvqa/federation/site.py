@@ -87,7 +87,9 @@ class SiteRuntime:
             code_version=code_version(),
             code_digest=code_digest(),
         )
-        return Gate(self._exchange, self.config.policy, self._log, context)
+        gate = Gate(self._exchange, self.config.policy, self._log, context)
+        gate.open()
+        return gate
 
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
         """One task: checked in, run, saved, checked and logged out.
@@ -105,3 +107,9 @@ class SiteRuntime:
             saved = Saved(task, round, state, reply)
             self._file.save(saved)
         return self._gate.release(task, round, saved.reply)
+
+    def close(self) -> None:
+        """The job is over for this process: say so in the log."""
+        if "_gate" in self.__dict__:
+            self._gate.close()
+        self._log.close()

@@ -1,6 +1,14 @@
 """Frozen CLIP backbones with prefix prompts, and the VQA model that a site trains on them."""
 
-from medfedvqa.models.backbones import Backbone, BackboneShape, TowerShape, bundled_for, load_backbone, seen_by, shape_of
+from medfedvqa.models.backbones import (
+    Backbone,
+    BackboneShape,
+    TowerShape,
+    bundled_for,
+    load_backbone,
+    seen_by,
+    shape_of,
+)
 from medfedvqa.models.cache import FrozenCache
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape

@@ -6,7 +6,8 @@ import torch
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbones import Backbone
-from medfedvqa.models.towers import Packed
+from medfedvqa.models.layouts import Beginnings, Packed
+from medfedvqa.models.towers import ImageTower, TextTower
 from medfedvqa.models.vqa import Batch, Distinct, ModelConfig, towers
 
 CHUNK = 32
@@ -20,7 +21,9 @@ class FrozenCache:
     the site's data, as personal as the data itself, and stays where they are.
     """
 
-    def __init__(self, backbone: Backbone, config: ModelConfig, pictures: torch.Tensor, questions: Sequence[str]) -> None:
+    def __init__(
+        self, backbone: Backbone, config: ModelConfig, pictures: torch.Tensor, questions: Sequence[str]
+    ) -> None:
         """`pictures`: grey, float32 [pictures, 1, size, size] in 0..1; `questions`: of all rows, repeated or not.
 
         Raises `ConfigError`.
@@ -28,29 +31,17 @@ class FrozenCache:
         size = backbone.shape.image_size
         if pictures.shape[1:] != (1, size, size):
             raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
-        self._device, self._config = backbone.device, config
-        self._image, self._text = towers(backbone, config)
+        self._device, self._text_prompt = backbone.device, config.text_prompt
+        image, text = towers(backbone, config)
         different = list(dict.fromkeys(questions))
         # Questions that differ in case or spaces alone have the same tokens.
-        tokens, number = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
-        self._index = dict(zip(different, number.tolist(), strict=True))
+        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
+        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
         tokens = tokens.to(self._device)
-        self._ends = self._text.ends(tokens)
-        self._lengths = self._text.lengths(self._ends)
+        self._beginnings = text.beginnings(tokens)
         with torch.no_grad():
-            self._pictures = torch.cat([self._see(backbone, grey) for grey in pictures.split(CHUNK)])
-            chunks = torch.arange(len(tokens), device=self._device).split(CHUNK)
-            self._questions = torch.cat([self._read(tokens, chunk) for chunk in chunks])
-
-    def _see(self, backbone: Backbone, grey: torch.Tensor) -> torch.Tensor:
-        mean, std = (torch.tensor(values, device=self._device).view(3, 1, 1) for values in (backbone.mean, backbone.std))
-        hidden = self._image.trunk((grey.to(self._device).expand(-1, 3, -1, -1) - mean) / std)
-        return hidden if self._config.image_prompt else self._image.features(hidden, None)
-
-    def _read(self, tokens: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-        words = Packed(self._ends[chunk], self._lengths[chunk])
-        hidden = self._text.trunk(tokens[chunk], words)
-        return hidden if self._config.text_prompt else self._text.features(hidden, words, None)
+            self._pictures = torch.cat([_see(backbone, image, config, grey) for grey in pictures.split(CHUNK)])
+            self._questions = _read(text, config, tokens, self._beginnings)
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +51,7 @@ class FrozenCache:
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """The cache's numbers of these questions, int64 [rows]. Raises `ConfigError` if one was never given."""
         try:
-            return torch.tensor([self._index[question] for question in questions], dtype=torch.int64)
+            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
         except KeyError:
             raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
 
@@ -79,16 +70,35 @@ class FrozenCache:
         device = self._device
         shown, picture_of, picture_owner = _distinct(pictures.to(device), owners)
         asked, question_of, question_owner = _distinct(questions.to(device), owners)
-        words, rows = Packed(self._ends[asked], self._lengths[asked]), asked
-        if self._config.text_prompt:  # the cache is packed, too
-            firsts = (self._lengths.cumsum(0) - self._lengths)[asked]
-            rows = firsts.repeat_interleave(self._lengths[asked]) + words.positions
+        words = Packed(self._beginnings, asked, question_owner)
+        start = self._questions[words.states if self._text_prompt else asked]
         return Batch(
             pictures=Distinct(self._pictures[shown], picture_of, picture_owner),
-            questions=Distinct(self._questions[rows], question_of, question_owner),
+            questions=Distinct(start, question_of, question_owner),
             words=words,
             answers=answers.to(device),
         )
+
+
+def _see(backbone: Backbone, tower: ImageTower, config: ModelConfig, grey: torch.Tensor) -> torch.Tensor:
+    """Where grey pictures [n, 1, size, size] start: [n, tokens, width], or [n, width] without prompts."""
+    device = backbone.device
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (backbone.mean, backbone.std))
+    hidden = tower.trunk((grey.to(device).expand(-1, 3, -1, -1) - mean) / std)
+    return hidden if config.image_prompt else tower.features(hidden, None)
+
+
+def _read(tower: TextTower, config: ModelConfig, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
+    """Where questions with token ids [n, context] start: [states, width], or [n, width] without prompts."""
+    chunks = torch.arange(len(tokens), device=tokens.device).split(CHUNK)
+    layouts = [Packed(of, chunk) for chunk in chunks]
+    hidden = [tower.trunk(tokens[chunk], layout) for chunk, layout in zip(chunks, layouts, strict=True)]
+    if not config.text_prompt:
+        return torch.cat([tower.features(*pair, None) for pair in zip(hidden, layouts, strict=True)])
+    start = hidden[0].new_empty(of.count, hidden[0].shape[-1])
+    for part, layout in zip(hidden, layouts, strict=True):
+        start[layout.states] = part
+    return start
 
 
 def _distinct(

@@ -2,15 +2,13 @@
 
 - The *trunk* is everything below the first block with prompts: nothing in it is trained, so that a site computes it
   once per picture and question (`FrozenCache`), and nothing of it is kept for the backward pass.
-- A question ends at its end token: where attention is causal, later positions cannot be seen from there. Questions of
-  a batch are packed one after the other; only attention itself sees them padded to the longest.
+- Questions are cut at their end token and share the states of common beginnings (`layouts`).
 - In the last block only the position that is pooled has a query.
 - Prompts are projected once for the batch, unless every item has its own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,68 +17,8 @@ from open_clip.transformer import ResidualAttentionBlock, TextTransformer, Visio
 from torch import nn
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
-
-
-class Layout(Protocol):
-    """How a batch's positions lie in memory outside and inside attention."""
-
-    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
-        """To [items, length, width], for attention."""
-
-    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Back from [items, length, width]."""
-
-    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The one position of each item that is pooled, [items, 1, width]."""
-
-    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        """What the pooled positions may see, [items, 1, 1, tokens], of the mask [length, tokens]."""
-
-
-class Aligned:
-    """All items have the same length, [items, length, width]; the first position is pooled."""
-
-    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[:, :1]
-
-    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask[0]
-
-
-class Packed:
-    """Items of different lengths one after the other, [positions, width].
-
-    `ends`: the position that is pooled in each item, int64 [items]; `lengths`: positions of each item, int64 [items].
-    """
-
-    def __init__(self, ends: torch.Tensor, lengths: torch.Tensor) -> None:
-        self._ends, self._items, self.length = ends, len(lengths), int(lengths.max())
-        inside = torch.arange(self.length, device=lengths.device) < lengths[:, None]
-        self._slots = inside.flatten().nonzero().flatten()
-        self._pooled = lengths.cumsum(0) - lengths + ends
-        self.positions = self._slots % self.length
-        """The position of each row within its item, int64 [positions]."""
-
-    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
-        width = hidden.shape[-1]
-        padded = hidden.new_zeros(self._items * self.length, width).index_copy(0, self._slots, hidden)
-        return padded.view(self._items, self.length, width)
-
-    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.flatten(0, 1).index_select(0, self._slots)
-
-    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.index_select(0, self._pooled)[:, None]
-
-    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask[self._ends, None, None]
 
 
 @dataclass(frozen=True)
@@ -125,8 +63,12 @@ class TextTower:
         """Where this kind of CLIP keeps its text tower."""
         return self.clip.text if isinstance(self.clip, CustomTextCLIP) else self.clip
 
-    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The position that is pooled, int64 [n], of token ids [n, context]."""
+    def beginnings(self, tokens: torch.Tensor) -> Beginnings:
+        """The distinct beginnings of token ids [n, context]."""
+        return beginnings(tokens, self._ends(tokens), causal=self._text.attn_mask is not None)
+
+    def _ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The position that is pooled, int64 [n]."""
         text = self._text
         plain = text is self.clip
         match text.text_pool_type if plain else text.pool_type:
@@ -139,19 +81,15 @@ class TextTower:
             case _:
                 return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
 
-    def lengths(self, ends: torch.Tensor) -> torch.Tensor:
-        """How many positions of each question must be computed, int64 [n]: all, where attention is not causal."""
-        whole = len(self._text.positional_embedding)
-        return ends + 1 if self._text.attn_mask is not None else torch.full_like(ends, whole)
-
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
-        """Token ids [n, context] up to the first block with prompts: [positions, width]."""
+        """Token ids [n, context] up to the first block with prompts: [states, width]."""
         text, blocks = self._text, self._text.transformer.resblocks
-        hidden = text.token_embedding(layout.pack(tokens[:, : layout.length])) + text.positional_embedding[layout.positions]
+        hidden = text.token_embedding(layout.pack(tokens[:, : layout.length]))
+        hidden = hidden + text.positional_embedding[layout.positions]
         return _run(blocks[: len(blocks) - self.prompted], hidden, layout, mask=text.attn_mask)
 
     def features(self, hidden: torch.Tensor, layout: Packed, prompts: JoinedPrompts | None) -> torch.Tensor:
-        """The trunk's output [positions, width] to the pooled output before CLIP's projection, [n, width]."""
+        """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
         text, blocks = self._text, self._text.transformer.resblocks
         pooled = _run(blocks[-self.prompted :], hidden, layout, prompts, text.attn_mask, pool=True)
         return text.ln_final(pooled[:, 0])
@@ -188,8 +126,8 @@ def _project(block: ResidualAttentionBlock, prompts: JoinedPrompts, index: int) 
     """One block's prompt tokens as projected keys and values, each [1 or items, tokens, width] (Eqs. 4-5)."""
     keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
     if prompts.placing == "before":
-        (_, key, value), (_, key_bias, value_bias) = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
-        keys, values = F.linear(keys, key, key_bias), F.linear(values, value, value_bias)
+        weights, biases = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
+        keys, values = F.linear(keys, weights[1], biases[1]), F.linear(values, weights[2], biases[2])
     return (keys, values) if keys.dim() == 3 else (keys[None], values[None])
 
 

@@ -9,8 +9,9 @@ from torch import nn
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbones import Backbone, BackboneShape
+from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, initial, join
-from medfedvqa.models.towers import ImageTower, Packed, TextTower
+from medfedvqa.models.towers import ImageTower, TextTower
 
 IMAGE_PROMPT = "prompt.image"
 TEXT_PROMPT = "prompt.text"

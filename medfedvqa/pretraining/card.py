@@ -13,7 +13,7 @@ from medfedvqa.pretraining.train import stages_of
 
 CREDITS = {
     "kermany_cxr": "CC BY 4.0 | Kermany, Zhang, Goldbaum 2018, Mendeley Data 10.17632/rscbjbr9sj",
-    "brain_tumor_mr": "CC BY 4.0 / MIT | Cheng, figshare 10.6084/m9.figshare.1512427; Bhuvaji et al.; merged by Nickparvar",
+    "brain_tumor_mr": "CC BY 4.0 / MIT | Cheng, figshare 10.6084/m9.figshare.1512427; Bhuvaji et al.; via Nickparvar",
     "iqoth_chest_ct": "CC BY 4.0 | Alyasriy, AL-Huseiny, IQ-OTH/NCCD, Mendeley Data 10.17632/bhmdr45bh2",
     "mhh_covid_cxr": "CC BY 3.0 | Hannover Medical School COVID-19 Image Repository, 10.25835/0090041",
     "mednist": "**CC BY-SA 4.0** | MedNIST, B. J. Erickson, Mayo Clinic",
@@ -63,9 +63,9 @@ def _data(counts: Counter[str]) -> str:
 
 def _training(stages: list[dict[str, Any]]) -> str:
     lines = [
-        f"{number}. benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning rate "
-        f"{stage['learning_rate']:g}, {stage['patch_dropout']:.0%} of patches hidden until {stage['full_view']:.0%} of "
-        f"the steps, seed {stage['seed']}; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
+        f"{number}. benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning "
+        f"rate {stage['learning_rate']:g}, {stage['patch_dropout']:.0%} of patches hidden "
+        f"until {stage['full_view']:.0%} of the steps, seed {stage['seed']}; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
         for number, stage in enumerate(stages, start=1)
     ]
     return (

@@ -41,6 +41,8 @@ class Recipe:
     """Share of the steps after which whole pictures are shown."""
     benchmark_share: float = 0.3
     """Share of a batch that comes from the benchmark's pictures, when there are any."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints, from which an interrupted training resumes."""
     seed: int = 7
 
 
@@ -150,7 +152,7 @@ def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, 
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimizer.step()
         progress(step + 1, recipe.steps, value.item())
-        if (step + 1) % 200 == 0 or step + 1 == recipe.steps:
+        if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps:
             _save(checkpoint, learner, optimizer, step + 1)
     learner.clip.visual.patch_dropout = nn.Identity()
     return learner.clip.eval()

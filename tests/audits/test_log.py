@@ -137,7 +137,7 @@ from audits import AuditLog, Event
 log = AuditLog(Path(sys.argv[1]), "chest")
 print("ready", flush=True)
 sys.stdin.readline()
-for number in range(60):
+for number in range(30):
     log.append(Event.RELEASE, job=sys.argv[2], round=number)
 """
 
@@ -158,7 +158,7 @@ def test_two_processes_keep_one_chain(folder: Path) -> None:
         assert child.returncode == 0
     assert verify(folder).ok
     for job in ("a", "b"):
-        assert [entry.round for entry in read(folder) if entry.job == job] == list(range(60))
+        assert [entry.round for entry in read(folder) if entry.job == job] == list(range(30))
 
 
 def test_append_returns_after_the_whole_entry_was_synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

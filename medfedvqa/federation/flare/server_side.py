@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from audits import AuditError
 from medfedvqa.errors import FederationError, MedfedvqaError
@@ -39,7 +40,7 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
-    engine = "simulator" if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else "provisioned"
+    engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
     caller = _Caller(controller, fl_ctx, abort_signal)
     try:
         serve_job(JobSpec.from_dict(job), sites, caller.call, out, engine, partial(write_event, out), _stop_asked)

@@ -1,0 +1,127 @@
+"""What FLARE costs above training: seconds per round with three sites, and memory per site process.
+
+In one run, for a provisioned federation on loopback and for the simulator: this project's transport settings against
+FLARE's own. Gate and log are on. A round's overhead is its wall clock at the server less the slowest site's time
+between the log's entries for what it received and what it sent; the first round, which also loads, is left out.
+Memory is the largest proportional set size (PSS) of a site's job process, looked at once a second.
+Targets: at most 0.3 s per round, and at most 600 MB per site process with the bundled backbone.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from audits import Event, read
+from medfedvqa.data import organs
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.provision import prepare_simulation
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.models import bundled_for
+
+SETTINGS = {"ours": True, "FLARE's": False}
+SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
+SIMULATED = "simulate_job"  # the simulator's name for every job
+WORKERS = ("worker_process", "simulator_worker")
+HOUR = 3600.0  # seconds
+
+
+def overheads(job: str, out: Path, audits: dict[str, Path]) -> list[float]:
+    """Seconds above training of each round but the first, from a job's results and its entries in the logs."""
+    training: dict[tuple[int, str], float] = {}
+    for site, folder in audits.items():
+        for entry in read(folder):
+            if entry.job == job and entry.round is not None and entry.task == "train":
+                sign = {Event.RECEIVE: -1, Event.RELEASE: 1}.get(entry.event, 0)
+                training[entry.round, site] = training.get((entry.round, site), 0.0) + sign * entry.monotonic / 1e9
+    rounds = json.loads((out / "results.json").read_text())["rounds"]
+    return [
+        record["seconds"] - max(training[record["round"], site] for site in audits)
+        for record in rounds
+        if record["round"] > 1
+    ]
+
+
+@contextmanager
+def watched_memory(folder: Path) -> Iterator[dict[int, float]]:
+    """The largest PSS in MB, by process, of the site processes that work in `folder`."""
+    peaks: dict[int, float] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(1.0):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    line = " ".join(process.cmdline())
+                    if str(folder) in line and any(worker in line for worker in WORKERS):
+                        peaks[process.pid] = max(peaks.get(process.pid, 0.0), process.memory_full_info().pss / 1e6)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        watcher.join()
+
+
+def provisioned(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
+    """Both settings in one federation, one job after the other."""
+    with LoopbackFederation(folder, write_sites(launch)) as federation:
+        for name, tuned in SETTINGS.items():
+            export_job(launch.job, folder / f"job-{tuned}", tuned)
+            with watched_memory(federation.kits) as peaks:
+                job_id = federation.submit(folder / f"job-{tuned}")
+                federation.wait(job_id, HOUR)
+            yield name, overheads(job_id, federation.results(job_id), launch.audit_folders), peaks
+
+
+def simulated(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
+    """Both settings, a simulation each."""
+    for name, tuned in SETTINGS.items():
+        own = Launch(launch.job, launch.root, launch.out / str(tuned), launch.sites)
+        workspace = folder / f"workspace-{tuned}"
+        export_job(launch.job, folder / f"job-{tuned}", tuned)
+        prepare_simulation(workspace, write_sites(own))
+        clients = ["-c", ",".join(launch.sites), "-t", str(len(launch.sites))]
+        command = [sys.executable, "-m", SIMULATOR, str(folder / f"job-{tuned}"), "-w", str(workspace), *clients]
+        with watched_memory(workspace) as peaks, (folder / "simulator.log").open("ab") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=log)
+        out = workspace / "server" / SIMULATED / RESULTS
+        yield name, overheads(SIMULATED, out, own.audit_folders), peaks
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--data", default="phantom", help="vqa-rad, slake or phantom")
+    parser.add_argument("--data-root", type=Path)
+    arguments = parser.parse_args()
+    options = {"rounds": arguments.rounds, "local_epochs": 1, "local_baseline": False}
+    facts = {"method": "prompt_pfl", "data": arguments.data, "options": options}
+    job = JobSpec.from_dict({**facts, "backbone": bundled_for(arguments.data)})
+    sites = organs(arguments.data, arguments.data_root)[:3]
+    print("engine      | settings | overhead per round, s: median, largest | memory per site process, MB: largest")
+    for engine, measure in (("provisioned", provisioned), ("simulator", simulated)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder).resolve()
+            for settings, seconds, peaks in measure(Launch(job, arguments.data_root, path / "out", sites), path):
+                middle, worst = statistics.median(seconds), max(seconds)
+                largest = max(peaks.values())
+                print(f"{engine:11} | {settings:8} | {middle:29.2f}, {worst:7.2f} | {largest:38.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""How the positions of a batch lie in memory: each distinct hidden state once, and padded only inside attention.
+
+Where attention is causal, what a position computes depends on the tokens up to it alone. So a question ends at its
+end token, and questions that begin alike share the hidden states of their common beginning.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class Layout(Protocol):
+    """What a block needs to know of a layout."""
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        """To [items, length, width], for attention."""
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Back from [items, length, width]."""
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The one position of each item that is pooled, [items, 1, width]."""
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """What the pooled positions see, of a mask [length, length]: broadcasts to [items, heads, 1, length]."""
+
+
+class Aligned:
+    """All items have the same length, [items, length, width], and share nothing; their first position is pooled."""
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[:, :1]
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[:1]
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """The distinct beginnings of many questions, numbered: a state for each."""
+
+    ends: torch.Tensor
+    """The position that is pooled, int64 [questions]."""
+    lengths: torch.Tensor
+    """How many positions must be computed, int64 [questions]."""
+    states: torch.Tensor
+    """The state of each position, int64 [questions, longest]; a question's last one again beyond its length."""
+    count: int
+    """How many states there are."""
+
+
+def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool) -> Beginnings:
+    """Number the beginnings of token ids [questions, context]; nothing is cut or shared if attention is not causal."""
+    lengths = ends + 1 if causal else torch.full_like(ends, tokens.shape[1])
+    longest = int(lengths.max())
+    numbers: dict[tuple[int, int], int] = {}
+    rows = []
+    for question, (ids, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
+        state, row = -1 if causal else -1 - question, []
+        for token in ids[:length]:
+            state = numbers.setdefault((state, token), len(numbers))
+            row.append(state)
+        rows.append(row + [state] * (longest - length))
+    states = torch.tensor(rows, dtype=torch.int64, device=tokens.device)
+    return Beginnings(ends, lengths, states, len(numbers))
+
+
+class Packed:
+    """Some of the questions, each distinct state once, [states, width]; with owners, once for each owner."""
+
+    def __init__(self, of: Beginnings, items: torch.Tensor, owner: torch.Tensor | None = None) -> None:
+        """`items`: which questions, int64 [items]; `owner`: whose each is, int64 [items]."""
+        lengths, self._ends = of.lengths[items], of.ends[items]
+        self.length = int(lengths.max())
+        """Positions of the longest question."""
+        states = of.states[items, : self.length]
+        if owner is not None:
+            states = states + owner[:, None] * of.count
+        present, spots = torch.unique(states, return_inverse=True)
+        self.states = present % of.count
+        """The number of each row's state, int64 [states]."""
+        place = torch.arange(spots.numel(), device=spots.device)
+        own = place % self.length < lengths.repeat_interleave(self.length)
+        self._spots = spots.flatten()
+        # Of the places that share a state, the first one computes it.
+        self._places = place.new_zeros(len(present)).scatter_reduce(
+            0, self._spots[own], place[own], "amin", include_self=False
+        )
+        self._pooled = spots.gather(1, self._ends[:, None]).flatten()
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The position of each row within its question, int64 [states]."""
+        return self._places % self.length
+
+    def pad(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.index_select(0, self._spots).unflatten(0, (-1, self.length))
+
+    def pack(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.flatten(0, 1).index_select(0, self._places)
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.index_select(0, self._pooled)[:, None]
+
+    def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[self._ends, None, None]

@@ -1,0 +1,144 @@
+"""The small parts: processes that come back, what a restarted client remembers, messages, progress."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from nvflare.apis.job_launcher_spec import JobProcessArgs
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.utils import fobs
+from nvflare.utils.process_utils import ProcessAdapter
+
+from medfedvqa.federation.flare import launcher
+from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
+from medfedvqa.federation.flare.messages import pack, unpack
+from medfedvqa.federation.flare.progress import ProgressReader, write_event
+from medfedvqa.federation.hub import Event
+
+Start = Callable[[], ProcessAdapter]
+CREDENTIALS = {
+    JobProcessArgs.AUTH_TOKEN: ("-t", "first-token"),
+    JobProcessArgs.TOKEN_SIGNATURE: ("-ts", "signature"),
+    JobProcessArgs.SSID: ("-d", "ssid"),
+}
+
+
+def python(code: str) -> ProcessAdapter:
+    """A Python process in a session of its own, as FLARE starts them."""
+    return ProcessAdapter(subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True))
+
+
+def run(*codes: str) -> int:
+    """How many processes a handle starts, if each next one runs the next code, and the last one's again and again."""
+    started = 0
+
+    def start() -> ProcessAdapter:
+        nonlocal started
+        started += 1
+        return python(codes[min(started, len(codes)) - 1])
+
+    PersistentHandle(start, lambda: None).wait()
+    return started
+
+
+def test_a_process_that_a_signal_killed_is_started_again_until_it_ends_by_itself() -> None:
+    """Twice killed, then done."""
+    kill = "import os; os.kill(os.getpid(), 9)"
+    assert run(kill, "import os; os.abort()", "pass") == 3
+
+
+@pytest.mark.parametrize("code", ["pass", "raise SystemExit(1)", "import os; os.kill(os.getpid(), 15)"])
+def test_a_process_that_ended_by_itself_or_was_asked_to_end_is_not_started_again(code: str) -> None:
+    """Exit codes, good or bad, and SIGTERM are FLARE's business."""
+    assert run(code) == 1
+
+
+def test_a_process_that_dies_every_time_is_given_up() -> None:
+    """A crash that repeats becomes the job's failure."""
+    assert run("import os; os.kill(os.getpid(), 9)") == RELAUNCHES + 1
+
+
+def test_a_terminated_process_stays_down() -> None:
+    """Aborting a job ends its process for good, though FLARE ends it with SIGKILL."""
+    handle = PersistentHandle(lambda: python("import time; time.sleep(60)"), lambda: None)
+    waiting = threading.Thread(target=handle.wait)
+    waiting.start()
+    handle.terminate()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert handle.adapter.poll() == -signal.SIGKILL
+
+
+def test_a_restarted_client_finds_the_credentials_that_its_job_began_with(tmp_path: Path) -> None:
+    """They replace the new ones; the file is the account's own and goes with the job."""
+    record = LaunchRecord(tmp_path)
+    record.write(CREDENTIALS, os.getpid())
+    assert record.path.stat().st_mode & 0o077 == 0
+    arguments = {**CREDENTIALS, JobProcessArgs.AUTH_TOKEN: ("-t", "second-token"), JobProcessArgs.JOB_ID: ("-n", "job")}
+    record.restore(arguments)
+    assert arguments == {**CREDENTIALS, JobProcessArgs.JOB_ID: ("-n", "job")}
+    record.delete()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_restarted_client_ends_the_process_that_its_predecessor_left_and_no_other(tmp_path: Path) -> None:
+    """The process is known by id and start time, since ids are used again."""
+    orphan = python("import time; time.sleep(60)")
+    record = LaunchRecord(tmp_path)
+    record.write(CREDENTIALS, orphan.pid)
+    saved = json.loads(record.path.read_text())
+    record.path.write_text(json.dumps({**saved, "created": saved["created"] - 100}))
+    record.end_orphan()
+    assert psutil.pid_exists(orphan.pid)
+    record.path.write_text(json.dumps(saved))
+    record.end_orphan()
+    assert not psutil.pid_exists(orphan.pid)
+    record.end_orphan()
+    orphan.wait()
+
+
+def test_arrays_cross_a_message_bit_for_bit() -> None:
+    """Scalars, counts, and floats that compare unlike themselves."""
+    flare_decomposers.register()
+    common_decomposers.register()
+    tensors = {
+        "prompt": np.array([[0.1, -0.0, 1e-45], [np.nan, np.inf, 3.0]], np.float32),
+        "rows": np.array(7, np.int64),
+    }
+    round, received = unpack(fobs.loads(fobs.dumps(pack(3, tensors))))
+    assert round == 3
+    assert received.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert (received[name].shape, received[name].dtype) == (array.shape, array.dtype)
+        assert received[name].tobytes() == array.tobytes()
+
+
+def test_progress_is_read_once_even_from_a_line_that_is_still_being_written(tmp_path: Path) -> None:
+    """No event is lost or told twice."""
+    reader = ProgressReader()
+    assert list(reader.events(tmp_path)) == []
+    first, second = Event(1, 2, "train", "chest"), Event(2, 2, "train", "head")
+    write_event(tmp_path, first)
+    assert list(reader.events(tmp_path)) == [first]
+    write_event(tmp_path, second)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert list(reader.events(tmp_path)) == []
+    path.write_bytes(whole)
+    assert list(reader.events(tmp_path)) == [second]
+
+
+def test_the_process_that_starts_jobs_does_not_import_torch() -> None:
+    """A site's parent process stays small."""
+    code = f"import sys, {launcher.__name__}; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

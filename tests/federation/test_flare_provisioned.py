@@ -1,0 +1,228 @@
+"""A job in a provisioned federation: real kits, mutual TLS, a process per party and job, and real kills."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from audits import Event, Outcome, read, verify
+from medfedvqa.evaluation import load_transcript
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import load_site_config, site_yaml
+from medfedvqa.methods import create
+from medfedvqa.models import shape_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SITES = ("abdomen", "chest", "head")
+BACKBONE = "medclip@random"
+ROUNDS = 3
+OPTIONS = {"rounds": ROUNDS, "local_epochs": 12, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
+JOB = JobSpec.from_dict(
+    {
+        "method": "prompt_pfl",
+        "options": {**OPTIONS, "local_baseline": False},
+        "data": "phantom",
+        "backbone": BACKBONE,
+    }
+)
+PATIENCE = 300.0  # seconds
+
+SiteFile = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def site_file(random_backbone: Path) -> SiteFile:
+    """The text of a phantom site's `site.yml`; keywords change what it says."""
+
+    def text(name: str, **changes: object) -> str:
+        facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], "state": "../state"}
+        return site_yaml(**{**facts, "audit": "../audit", "backbones": {BACKBONE: str(random_backbone)}, **changes})
+
+    return text
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -> Iterator[LoopbackFederation]:
+    """Three phantom sites and a server, all on the loopback interface."""
+    folder = tmp_path_factory.mktemp("federation")
+    paths = {}
+    for name in SITES:
+        paths[name] = folder / f"{name}.yml"
+        paths[name].write_text(site_file(name))
+    with LoopbackFederation(folder, paths) as federation:
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job, as it is submitted."""
+    folder = tmp_path_factory.mktemp("job") / "job"
+    export_job(JOB, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -> dict[str, np.ndarray]:
+    """Every array that the in-process engine's server saw in the same job."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    configs = {}
+    for name in SITES:
+        (folder / name).mkdir()
+        (folder / name / "site.yml").write_text(site_file(name, state="state", audit="audit"))
+        configs[name] = load_site_config(folder / name / "site.yml", name)
+    serve_job(JOB, SITES, LocalEngine(configs, JOB, "undisturbed").call, folder, "local")
+    return arrays(folder)
+
+
+def arrays(out: Path) -> dict[str, np.ndarray]:
+    """The arrays of a run's transcript by kind, site and tensor name."""
+    transcript = load_transcript(out)
+    return {
+        f"{kind}/{site}/{name}": array
+        for kind, sites in (("uploads", transcript.uploads), ("shared", transcript.shared))
+        for site, tensors in sites.items()
+        for name, array in tensors.items()
+    }
+
+
+def identical(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    """Same names, same bytes."""
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def entries(federation: LoopbackFederation, site: str, job_id: str) -> list:
+    """A site's log of one job."""
+    folder = federation.kits / site / "audit"
+    return [entry for entry in read(folder) if entry.job == job_id] if folder.exists() else []
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until the condition holds; fails the test if it never does."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def logged(federation: LoopbackFederation, site: str, job_id: str, event: Event, round: int) -> bool:
+    """Whether the site has logged an event of a training round."""
+    found = entries(federation, site, job_id)
+    return any((entry.event, entry.round) == (event, round) and entry.task != "evaluate" for entry in found)
+
+
+def job_process(federation: LoopbackFederation, site: str) -> psutil.Process:
+    """The process that runs a site's tasks."""
+    (process,) = federation.processes(site, job=True)
+    return process
+
+
+def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
+    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+) -> None:
+    """Bytes per round and site in the logs equal the exchange's; prompts equal the in-process engine's bit for bit."""
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [nvflare, "job", "submit", "-j", job_folder, "--startup-kit", federation.admin_kit, "--format", "json"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    job_id = json.loads(answer.stdout)["data"]["job_id"]
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    out = federation.results(job_id)
+    assert identical(arrays(out), undisturbed)
+    results = json.loads((out / "results.json").read_text())
+    assert (results["status"], results["engine"]) == ("finished", "provisioned")
+    exchange = create(JOB.method, JOB.options).exchange(shape_of(BACKBONE))
+    expected = [("start", 1), *(("train", number) for number in range(2, ROUNDS + 1)), ("evaluate", ROUNDS)]
+    for site in SITES:
+        assert verify(federation.kits / site / "audit").ok
+        log = entries(federation, site, job_id)
+        sent = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.SENT}
+        received = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.ACCEPTED}
+        assert sent == {(task, number): exchange.task(task).bytes_up for task, number in expected}
+        assert received == {(task, number): exchange.task(task).bytes_down for task, number in expected}
+
+
+def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
+    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+) -> None:
+    """SIGKILL inside a task at one site and between tasks at another leaves the result bit for bit what it is."""
+    job_id = federation.submit(job_folder)
+    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 2))
+    assert not logged(federation, "chest", job_id, Event.RELEASE, 2)
+    inside = job_process(federation, "chest")
+    # With chest held up, abdomen answers and then waits for the next round: it is between tasks.
+    inside.send_signal(signal.SIGSTOP)
+    wait_for(lambda: logged(federation, "abdomen", job_id, Event.RELEASE, 2))
+    between = job_process(federation, "abdomen")
+    for process in (inside, between):
+        process.kill()
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    assert identical(arrays(federation.results(job_id)), undisturbed)
+    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    assert [record["round"] for record in results["rounds"]] == list(range(1, ROUNDS + 1))
+    assert "Traceback" not in (federation.kits / "localhost" / "process.log").read_text()
+    assert all(verify(federation.kits / site / "audit").ok for site in SITES)
+
+
+def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_when_it_is_started(
+    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+) -> None:
+    """As when a hospital's machine restarts in the middle of a round."""
+    job_id = federation.submit(job_folder)
+    wait_for(lambda: logged(federation, "head", job_id, Event.RECEIVE, 2))
+    for job in (False, True):
+        for process in federation.processes("head", job):
+            process.kill()
+    federation.start("head")
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    assert identical(arrays(federation.results(job_id)), undisturbed)
+    assert not (federation.kits / "head" / job_id / "launch.json").exists()
+
+
+def test_a_site_whose_policy_does_not_allow_the_method_refuses_and_the_job_says_which_site_and_why(
+    federation: LoopbackFederation, job_folder: Path, site_file: SiteFile
+) -> None:
+    """The refusal is in the site's log and in the job's results."""
+    own = federation.kits / "abdomen" / "local" / "site.yml"
+    own.write_text(site_file("abdomen", methods=[]))
+    try:
+        job_id = federation.submit(job_folder)
+        assert federation.wait(job_id, PATIENCE) == "FINISHED:EXECUTION_EXCEPTION"
+    finally:
+        own.write_text(site_file("abdomen"))
+    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    refusals = [entry for entry in entries(federation, "abdomen", job_id) if entry.outcome == Outcome.REFUSED]
+    assert refusals and refusals[0].reason
+    assert results["status"] == "failed"
+    assert "site 'abdomen' stopped the job" in results["failure"]
+    assert refusals[0].reason in results["failure"]
+    assert not any(entry.outcome == Outcome.SENT for entry in entries(federation, "abdomen", job_id))
+
+
+def test_an_unexpected_error_at_a_site_leaves_it_by_its_name_only(
+    federation: LoopbackFederation, job_folder: Path, site_file: SiteFile, tmp_path: Path
+) -> None:
+    """A path that the error's own text quotes does not reach the server."""
+    blocked = tmp_path / "secret-folder"
+    blocked.write_text("not a folder")
+    own = federation.kits / "chest" / "local" / "site.yml"
+    own.write_text(site_file("chest", state=str(blocked / "state")))
+    try:
+        job_id = federation.submit(job_folder)
+        assert federation.wait(job_id, PATIENCE) == "FINISHED:EXECUTION_EXCEPTION"
+    finally:
+        own.write_text(site_file("chest"))
+    failure = json.loads((federation.results(job_id) / "results.json").read_text())["failure"]
+    assert failure == "site 'chest' stopped the job: NotADirectoryError; the site's own log has the details"
+    server = federation.folder / "results" / job_id
+    assert not [path for path in server.rglob("*") if path.is_file() and b"secret-folder" in path.read_bytes()]

@@ -1,0 +1,88 @@
+"""A job in FLARE's simulator."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from audits import Outcome, read
+from medfedvqa.errors import FederationError
+from medfedvqa.evaluation import load_transcript
+from medfedvqa.federation.flare.engine import run_on_flare
+from medfedvqa.federation.hub import Event
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import load_site_config, site_yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+Job = Callable[..., JobSpec]
+SiteFiles = Callable[..., dict[str, Path]]
+
+
+@pytest.fixture
+def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
+    """Writes the `site.yml` of phantom sites; keywords change what they say."""
+
+    def write(*names: str, **changes: object) -> dict[str, Path]:
+        paths = {}
+        for name in names:
+            folder = tmp_path / "sites" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            own = {"organ": name, "state": str(folder / "state"), "audit": str(folder / "audit")}
+            facts = {"reader": "phantom", "methods": ["prompt_pfl"], **own, **changes}
+            paths[name] = folder / "site.yml"
+            paths[name].write_text(site_yaml(backbones={"medclip@random": str(random_backbone)}, **facts))
+        return paths
+
+    return write
+
+
+def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """Same job, same sites: same bytes at the server; an event per answer; an entry per release."""
+    job, paths = quick_job(), site_files("abdomen", "chest", "head")
+    events: list[Event] = []
+    results = run_on_flare(job, paths, tmp_path / "flare", "simulator", events.append)
+    assert (results["status"], results["engine"]) == ("finished", "simulator")
+    local = tmp_path / "local"
+    local.mkdir()
+    configs = {name: load_site_config(path, name) for name, path in paths.items()}
+    serve_job(job, tuple(paths), LocalEngine(configs, job, "local").call, local, "local")
+    simulated, in_process = load_transcript(tmp_path / "flare"), load_transcript(local)
+    for ours, theirs in ((simulated.uploads, in_process.uploads), (simulated.shared, in_process.shared)):
+        assert ours.keys() == theirs.keys() == paths.keys()
+        for site in ours:
+            assert ours[site].keys() == theirs[site].keys()
+            assert all(ours[site][name].tobytes() == theirs[site][name].tobytes() for name in ours[site])
+    tasks = ["start", "train", "evaluate"]
+    answers = sorted((event.task, event.site) for event in events)
+    assert answers == sorted((task, site) for task in tasks for site in paths)
+    for config in configs.values():
+        sent = [entry.task for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
+        assert sent == tasks
+
+
+def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """What Ctrl-C does: results of the rounds so far, status "stopped"."""
+    events: list[Event] = []
+    job, paths = quick_job(rounds=1000, local_epochs=1), site_files("chest", "head")
+    results = run_on_flare(job, paths, tmp_path / "out", "simulator", events.append, lambda: bool(events))
+    assert results["status"] == "stopped"
+    assert 1 <= len(results["rounds"]) < 1000
+    assert results["sites"]["chest"]["correct"] is not None
+
+
+def test_a_failed_job_raises_the_sites_own_sentence_and_leaves_the_reason(
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """A site that holds other data than the job asks for."""
+    paths = {**site_files("chest"), **site_files("head", reader="slake", root=str(tmp_path))}
+    with pytest.raises(FederationError, match="site 'head' stopped the job: .*'slake'"):
+        run_on_flare(quick_job(), paths, tmp_path / "out", "simulator")
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["status"] == "failed"

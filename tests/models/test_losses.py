@@ -1,0 +1,78 @@
+"""The client's loss, term by term."""
+
+import math
+
+import pytest
+import torch
+
+from medfedvqa.models import answer_loss, prompt_distance, weight_penalty
+
+
+def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {
+        "prompt.image": torch.randn(3, 4, 8, generator=generator, dtype=torch.float64),
+        "prompt.text": torch.randn(2, 4, 6, generator=generator, dtype=torch.float64),
+    }
+
+
+def test_the_answer_loss_is_the_mean_cross_entropy():
+    logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
+    assert answer_loss(logits, torch.tensor([0, 1])).item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2)
+
+
+@pytest.mark.parametrize("per_block", [False, True])
+def test_the_distance_does_not_depend_on_the_scale_of_the_local_prompt(generator, per_block):
+    local, shared = prompts(generator), prompts(generator)
+    scaled = {name: 17.3 * prompt for name, prompt in local.items()}
+    assert torch.allclose(prompt_distance(scaled, shared, per_block), prompt_distance(local, shared, per_block))
+
+
+@pytest.mark.parametrize("per_block", [False, True])
+def test_the_gradient_of_the_distance_is_orthogonal_to_the_prompt(generator, per_block):
+    local, shared = prompts(generator), prompts(generator)
+    for prompt in local.values():
+        prompt.requires_grad_()
+    prompt_distance(local, shared, per_block).backward()
+    for prompt in local.values():
+        assert prompt.grad.norm() > 1e-3
+        assert abs((prompt.grad * prompt).sum().item()) < 1e-15
+
+
+def test_the_distance_gives_the_shared_prompt_no_gradient(generator):
+    local, shared = prompts(generator), prompts(generator)
+    for prompt in (*local.values(), *shared.values()):
+        prompt.requires_grad_()
+    prompt_distance(local, shared).backward()
+    assert all(prompt.grad is None for prompt in shared.values())
+
+
+@pytest.mark.parametrize("per_block", [False, True])
+def test_the_distance_is_0_for_equal_prompts_and_2_for_opposite_ones(generator, per_block):
+    local = prompts(generator)
+    opposite = {name: -prompt for name, prompt in local.items()}
+    assert prompt_distance(local, local, per_block).item() == pytest.approx(0, abs=1e-12)
+    assert prompt_distance(local, opposite, per_block).item() == pytest.approx(2)
+
+
+def test_the_distance_is_the_mean_over_encoders_of_one_minus_the_flattened_cosine(generator):
+    local, shared = prompts(generator), prompts(generator)
+    expected = [1 - (local[n] * shared[n]).sum() / (local[n].norm() * shared[n].norm()) for n in local]
+    assert torch.allclose(prompt_distance(local, shared), sum(expected) / 2)
+
+
+def test_the_distance_per_block_is_the_mean_over_blocks(generator):
+    local, shared = (prompts(generator)["prompt.image"] for _ in range(2))
+    expected = [1 - (p * s).sum() / (p.norm() * s.norm()) for p, s in zip(local, shared, strict=True)]
+    distance = prompt_distance({"prompt.image": local}, {"prompt.image": shared}, per_block=True)
+    assert torch.allclose(distance, sum(expected) / 3)
+
+
+def test_without_prompts_the_distance_is_0():
+    assert prompt_distance({}, {}).item() == 0
+
+
+def test_the_penalty_counts_weights_and_biases():
+    head = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1))
+    for value, parameter in enumerate(head.parameters(), start=1):
+        torch.nn.init.constant_(parameter, value)
+    assert weight_penalty(head).item() == 2 * 1 + 4 + 9 + 16
