@@ -53,7 +53,7 @@ def run(
     ] = "auto",
     backbone_file: Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")] = None,
     split: Annotated[str, typer.Option(help="official, or patient (disjoint by patient).")] = "official",
-    seed: Annotated[int, typer.Option(help="Seed of the split's draw, the phantom set and training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the phantom set and training.", min=0)] = 0,
     site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,

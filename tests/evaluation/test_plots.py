@@ -121,7 +121,7 @@ def test_blocks_are_numbered_only_where_they_keep_together(history: History) -> 
     assert labels() == ["1", "2", "3", "4"]
     everybody = [*history.uploads.values(), *history.shared.values()]
     for tensors in everybody:
-        tensors["prompt.image"] = tensors["prompt.image"] + 10 * np.eye(2, 8, k=6)[:, None].swapaxes(0, 1)
+        tensors["prompt.image"] = tensors["prompt.image"] + 10 * np.eye(2, 8, k=6)
     assert labels() == ["1K", "1V", "2K", "2V", "3K", "3V", "4K", "4V"]
     generator = np.random.default_rng(0)
     for tensors in everybody:

@@ -91,7 +91,7 @@ def test_logged_bytes_equal_the_declared_bytes(sites: Sites, quick_job: Job) -> 
 
 
 def test_a_method_that_the_site_does_not_allow_is_refused_before_it_runs(sites: Sites, quick_job: Job) -> None:
-    """The site's own policy decides: a job of a method that it does not name is refused and logged, and trains nothing."""
+    """The site's own policy decides: a job of a method that it does not name is refused and logged; nothing trains."""
     config = sites("chest", methods=["another"])["chest"]
     with pytest.raises(ReceiptRefused, match="method"):
         SiteRuntime(config, quick_job(), "job").handle("start", 1, {})
