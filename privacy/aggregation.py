@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Tensors = dict[str, NDArray[np.generic]]
+from audits import Tensors
+
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-8
@@ -125,11 +126,11 @@ def _cosine(one: NDArray[np.generic], other: NDArray[np.generic], by_block: bool
     a, b = (np.asarray(x, dtype=np.float64).reshape(rows, -1) for x in (one, other))
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     cosine = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)
-    return cosine if by_block else cosine[0]
+    return cosine if by_block else np.asarray(cosine[0])
 
 
 def _combine(weights: Floats, tensors: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    total = np.zeros(tensors[0].shape)
+    total: Floats = np.zeros(tensors[0].shape)
     for weight, tensor in zip(weights, tensors, strict=True):
         total += np.reshape(weight, (-1, *[1] * (tensor.ndim - 1))) * tensor if np.ndim(weight) else weight * tensor
-    return total.astype(tensors[0].dtype)
+    return np.asarray(total.astype(tensors[0].dtype))

@@ -6,13 +6,13 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from audits import totals
+from medfedvqa.evaluation.table import LABELS, accuracy_cell
 from medfedvqa.federation.hub import Event
-
-BASELINE_NAMES = {"majority": "majority answer", "question_prior": "question-only prior", "local": "trained alone"}
 
 
 class Bars:
@@ -48,13 +48,11 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     """The table of accuracies: one column per site, one row per way of answering."""
     sites = results["sites"]
     columns = [f"{site}\nn={facts['n']}" for site, facts in sites.items()]
-    table = Table("", *columns, "average", title="Closed questions answered right, % (Wilson 95 % interval)")
-    average = results["average"]
-    for key, name in BASELINE_NAMES.items():
-        if average["baselines"][key]:
-            cells = [_cell(figures["baselines"][key]) for figures in (*sites.values(), average)]
-            table.add_row(name, *cells)
-    table.add_row(f"[bold]{results['method']}[/]", *map(_cell, sites.values()), _cell(average))
+    table = Table("", *columns, "average", title="Closed questions answered right, % [95 % interval]")
+    figures = [*sites.values(), results["average"]]
+    for key, name in LABELS.items():
+        table.add_row(name, *(_cell(entry["baselines"][key]) for entry in figures))
+    table.add_row(f"[bold]{results['method']}[/]", *(_cell(entry) for entry in figures))
     console.print(table)
     for note in results["notes"]:
         console.print(f"Note: {note}", soft_wrap=True)
@@ -73,6 +71,5 @@ def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
     console.print(table)
 
 
-def _cell(figures: Mapping[str, Any]) -> str:
-    share, low, high = (f"{100 * value:.1f}" for value in (figures["accuracy"], *figures["interval"]))
-    return f"{share} [dim]({low} - {high})[/]"
+def _cell(entry: Mapping[str, Any] | None) -> str:
+    return escape(accuracy_cell(entry).replace(" %", ""))

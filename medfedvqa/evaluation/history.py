@@ -39,6 +39,10 @@ class History:
     """Last local prompts, by site, each [blocks, tokens, width]."""
     shared: dict[str, Tensors] = field(default_factory=dict)
     """Last shared prompts, by site, same shapes."""
+    closing_up: dict[str, int] = field(default_factory=dict)
+    """Tensor bytes that each site sent after the last round: the evaluation."""
+    closing_down: dict[str, int] = field(default_factory=dict)
+    """Tensor bytes that each site was sent after the last round."""
 
 
 @dataclass(frozen=True)

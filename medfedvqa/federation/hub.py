@@ -68,6 +68,8 @@ class ServerHub:
             began = time.monotonic()
             yield number
             self._record(time.monotonic() - began)
+            self._tally = _Tally(self.sites)
+            self.history.closing_up, self.history.closing_down = self._tally.up, self._tally.down
             self._ended(self.history)
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:

@@ -9,7 +9,7 @@ from audits import AuditError
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
 from medfedvqa.federation.hub import Call, Event, ServerHub
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.methods import Tensors, create
 from medfedvqa.models import seen_by
 
@@ -35,7 +35,7 @@ def serve_job(
     facts = RunFacts(
         method=job.method,
         options=method.config.model_dump(mode="json"),
-        data=job.data,
+        data=None if job.data == ANY_DATA else job.data,
         split=asdict(job.split),
         backbone=job.backbone,
         backbone_seen=seen and list(seen),

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Reliability
 
-Tensors = dict[str, np.ndarray]
 State = dict[str, Any]
 """What a site keeps between tasks: tensors and plain values, nested in dicts."""
 

@@ -11,6 +11,7 @@ In the last form, `medclip@label` is a checkpoint of the project's own architect
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -125,19 +126,17 @@ def _architecture(name: str) -> str:
         return BUNDLED_ARCHITECTURE
     if name.startswith(HUB):
         return name
-    for mark in "@/":
-        architecture, _, rest = name.partition(mark)
-        if architecture and rest and mark in name:
-            if architecture != BUNDLED_ARCHITECTURE or mark == "@":
-                return architecture
-            break
-    raise BackboneError(
-        f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
-        "hf-hub:org/name, and ARCH@label for a local checkpoint"
-    )
+    architecture, mark, rest = re.match(r"([^@/:]*)([@/]?)(.*)", name).groups()
+    if not architecture or not rest or (architecture, mark) == (BUNDLED_ARCHITECTURE, "/"):
+        raise BackboneError(
+            f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
+            "hf-hub:org/name, and ARCH@label for a local checkpoint"
+        )
+    return architecture
 
 
 def _configuration(architecture: str) -> dict[str, Any]:
+    """What open_clip builds a model from. Raises `BackboneError` if there is no such architecture."""
     if architecture == BUNDLED_ARCHITECTURE:
         return ARCHITECTURE
     try:
@@ -177,6 +176,7 @@ def _unsupported(configuration: Mapping[str, Any]) -> str | None:
             tower.get("block_type", "default") != "default" or any(tower.get(key) for key in ALTERED_ATTENTION)
             for tower in towers
         ),
+        "its tokenizer brings code of its own": text.get("tokenizer_kwargs", {}).get("trust_remote_code"),
         "its pictures are not square": not isinstance(vision.get("image_size", 224), int),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -9,10 +9,17 @@ import yaml
 
 from audits import PolicyError
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.provision import ADMIN, EXECUTOR, SiteBuilder, loopback_project, provision
+from medfedvqa.federation.flare.provision import (
+    ADMIN,
+    EXECUTOR,
+    SiteBuilder,
+    loopback_project,
+    prepare_simulation,
+    provision,
+)
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
 
@@ -69,3 +76,14 @@ def test_a_site_that_has_not_filled_in_its_form_refuses_to_start(tmp_path: Path)
     kits = provision(loopback_project(["chest"], 8002), [SiteBuilder()], tmp_path)
     with pytest.raises((ConfigError, PolicyError), match="reader"):
         load_site_config(kits / "chest" / "local" / "site.yml", "chest")
+
+
+def test_a_simulation_does_not_start_on_the_state_of_another(tmp_path: Path) -> None:
+    """It would go on from there instead of beginning anew."""
+    path = tmp_path / "site.yml"
+    path.write_text(site_yaml(reader="phantom", organ="chest", methods=["prompt_pfl"]))
+    (tmp_path / "state").mkdir()
+    prepare_simulation(tmp_path / "first", {"chest": path})
+    (tmp_path / "state" / "simulate_job.pt").touch()
+    with pytest.raises(ConfigError, match="site 'chest' keeps the state of another run"):
+        prepare_simulation(tmp_path / "second", {"chest": path})

@@ -8,6 +8,7 @@ import torch
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import FrozenCache, ModelConfig, SiteModel, answer_loss
 from medfedvqa.models.layouts import Packed
+from medfedvqa.models.prompts import join
 from medfedvqa.models.vqa import AnswerHead, towers
 
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
@@ -175,17 +176,11 @@ def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(
     images = (pictures()[PICTURES].expand(-1, 3, -1, -1) - mean) / std
     tokens = backbone.tokenize(list(QUESTIONS))
     words = Packed(text.beginnings(tokens), torch.arange(7))
-    joined = {name: _alone(prompt) for name, prompt in model.prompts.items()}
+    joined = {name: join(prompt, None, "concatenate", "before") for name, prompt in model.prompts.items()}
     seen = image.features(image.trunk(images), joined["prompt.image"])
     read = text.features(text.trunk(tokens, words), words, joined["prompt.text"])
     expected = model.head(torch.cat([seen, read, image.embed(seen) * text.embed(read)], dim=1))
     assert torch.allclose(model(gather(cache)), expected, rtol=0, atol=1e-10)
-
-
-def _alone(prompt: torch.Tensor):
-    from medfedvqa.models.prompts import join
-
-    return join(prompt, None, "concatenate", "before")
 
 
 def test_no_gradient_reaches_shared_prompts(make):
@@ -215,7 +210,7 @@ def test_each_owner_gets_the_gradient_of_its_own_rows_alone(make):
     assert torch.allclose(logits, model(gather(cache), shared), rtol=0, atol=1e-10)
     torch.nn.functional.cross_entropy(logits, ANSWERS, reduction="sum").backward()
     for patient in range(3):
-        rows = (PATIENTS == patient).nonzero().flatten()
+        rows = (patient == PATIENTS).nonzero().flatten()
         questions = cache.question_ids([QUESTIONS[row] for row in rows.tolist()])
         batch = cache.batch(PICTURES[rows], questions, ANSWERS[rows])
         model.zero_grad()

@@ -17,8 +17,8 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from medfedvqa.errors import FederationError
-from medfedvqa.federation.site_config import site_yaml
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 ADMIN = "admin@coordinator.org"
 SERVER = "localhost"
@@ -123,7 +123,14 @@ def provision(project: Mapping[str, Any], builders: Sequence[Builder], folder: P
 
 
 def prepare_simulation(workspace: Path, sites: Mapping[str, Path]) -> None:
-    """Write what FLARE's simulator copies to every party: which classes may run, and each site's `site.yml`."""
+    """Write what FLARE's simulator copies to every party: which classes may run, and each site's `site.yml`.
+
+    Raises `ConfigError` if a site holds state already: all jobs of the simulator have one name, and would find it.
+    """
+    for name, path in sites.items():
+        state = load_site_config(path, name).state
+        if state.is_dir() and any(state.iterdir()):
+            raise ConfigError(f"site '{name}' keeps the state of another run: name an empty folder in its site.yml")
     folder = workspace / "local" / "sites"
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder.parent / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
