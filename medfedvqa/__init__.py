@@ -1,0 +1,1 @@
+"""Federated learning for visual question answering over medical images."""

@@ -125,7 +125,8 @@ def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> 
         "seconds": sum(record.site_seconds[site] for record in taken_part),
         "bytes": {
             "up": sum(record.bytes_up.get(site, 0) for record in history.rounds) + history.closing_up.get(site, 0),
-            "down": sum(record.bytes_down.get(site, 0) for record in history.rounds) + history.closing_down.get(site, 0),
+            "down": sum(record.bytes_down.get(site, 0) for record in history.rounds)
+            + history.closing_down.get(site, 0),
         },
     }
 

@@ -1,0 +1,1 @@
+"""Who carries messages between server and sites: this process, or NVIDIA FLARE."""

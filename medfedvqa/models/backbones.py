@@ -124,15 +124,15 @@ def _architecture(name: str) -> str:
     """The part of a name that says the architecture: open_clip's model name, `hf-hub:...`, or `medclip`."""
     if name in BUNDLED:
         return BUNDLED_ARCHITECTURE
-    if name.startswith(HUB):
+    if name.startswith(HUB) and "@" not in name:
         return name
-    architecture, mark, rest = re.match(r"([^@/:]*)([@/]?)(.*)", name).groups()
-    if not architecture or not rest or (architecture, mark) == (BUNDLED_ARCHITECTURE, "/"):
+    parts = re.fullmatch(r"([^@/:]+)([@/])[^@]+", name)
+    if parts is None or parts.groups() == (BUNDLED_ARCHITECTURE, "/"):
         raise BackboneError(
             f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
             "hf-hub:org/name, and ARCH@label for a local checkpoint"
         )
-    return architecture
+    return parts[1]
 
 
 def _configuration(architecture: str) -> dict[str, Any]:

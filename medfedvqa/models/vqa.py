@@ -189,4 +189,3 @@ class SiteModel(nn.Module):
                 raise ConfigError("prompts of several owners need a batch that was gathered with owners")
             own = own[items.owner]
         return join(own, shared[name] if shared else None, self.config.joining, self.config.placing)
-

@@ -62,16 +62,19 @@ def _data(counts: Counter[str]) -> str:
 
 
 def _training(stages: list[dict[str, Any]]) -> str:
-    lines = [
-        f"{number}. benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning "
-        f"rate {stage['learning_rate']:g}, {stage['patch_dropout']:.0%} of patches hidden "
-        f"until {stage['full_view']:.0%} of the steps, seed {stage['seed']}; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
-        for number, stage in enumerate(stages, start=1)
-    ]
+    lines = [f"{number}. {_stage(stage)}" for number, stage in enumerate(stages, start=1)]
     return (
         "Symmetric contrast of pictures and captions (equal labels are no contrast) plus answering of questions by "
         "a head that is thrown away. Each stage is one `medfedvqa pretrain`, a later one with `--start`.\n\n"
         + "\n".join(lines)
+    )
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    return (
+        f"benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning rate "
+        f"{stage['learning_rate']:g}, seed {stage['seed']}; {stage['patch_dropout']:.0%} of patches hidden until "
+        f"{stage['full_view']:.0%} of the steps; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
     )
 
 

@@ -89,8 +89,10 @@ def loss(
     seen = image_features(learner.clip, batch.images)
     shown, said = seen @ learner.clip.visual.proj, words @ learner.clip.text_projection
 
-    meanings = {caption: picture.meaning for caption, picture in zip(batch.captions, batch.pictures, strict=True)}
-    same = torch.tensor([[picture.meaning == meanings[caption] for caption in captions] for picture in batch.pictures])
+    meanings: dict[str, set[tuple[object, ...]]] = {caption: set() for caption in captions}
+    for caption, picture in zip(batch.captions, batch.pictures, strict=True):
+        meanings[caption].add(picture.meaning)  # two pictures may be described in the same words
+    same = torch.tensor([[picture.meaning in meanings[caption] for caption in captions] for picture in batch.pictures])
     same = same.to(device, torch.float32)
     logits = F.normalize(shown, dim=-1) @ F.normalize(said[: len(captions)], dim=-1).T
     logits = logits * learner.clip.logit_scale.exp().clamp(max=100)

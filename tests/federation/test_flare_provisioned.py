@@ -23,7 +23,12 @@ from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.methods import create
 from medfedvqa.models import shape_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    # FLARE's transport, on one of its threads.
+    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
+]
 
 SITES = ("abdomen", "chest", "head")
 BACKBONE = "medclip@random"

@@ -203,9 +203,8 @@ def test_each_owner_gets_the_gradient_of_its_own_rows_alone(make):
     """Prompts expanded to patients: one backward pass, per-patient gradients."""
     model, cache = make()
     shared = shared_prompts(model)
-    expanded = {
-        name: prompt.detach().expand(3, *prompt.shape).clone().requires_grad_() for name, prompt in model.prompts.items()
-    }
+    local = {name: prompt.detach() for name, prompt in model.prompts.items()}
+    expanded = {name: prompt.expand(3, *prompt.shape).clone().requires_grad_() for name, prompt in local.items()}
     logits = model(gather(cache, owners=PATIENTS), shared, local=expanded)
     assert torch.allclose(logits, model(gather(cache), shared), rtol=0, atol=1e-10)
     torch.nn.functional.cross_entropy(logits, ANSWERS, reduction="sum").backward()

@@ -33,6 +33,7 @@ class LoopbackFederation:
         self._environment = {**os.environ, **(environment or {})}
         # The kits' scripts start whichever python3 comes first.
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
+        self._started: list[subprocess.Popen[bytes]] = []
         self._session: Session | None = None
         self.kits = Path()
 
@@ -69,10 +70,11 @@ class LoopbackFederation:
         kit = self.kits / name
         script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
         with (kit / "process.log").open("ab") as log:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 script, cwd=kit, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
+        self._started.append(started)
 
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
@@ -147,6 +149,8 @@ class LoopbackFederation:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(processes, timeout=10)
+        for started in self._started:
+            started.wait()
 
 
 def _is_job(line: list[str]) -> bool:

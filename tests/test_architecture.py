@@ -1,0 +1,56 @@
+"""The plan of the house: which floor may import which, and how long a file may be."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = [
+    {"audits", "medfedvqa.errors", "medfedvqa.version"},
+    {"privacy"},
+    {"medfedvqa.models"},
+    {"medfedvqa.data"},
+    {"medfedvqa.evaluation"},
+    {"medfedvqa.methods", "medfedvqa.pretraining"},
+    {"medfedvqa.federation"},
+    {"medfedvqa.cli"},
+]
+SOURCES = [path for package in ("audits", "privacy", "medfedvqa") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def room(module: str) -> str | None:
+    """The room that a module of ours belongs to, None for others' modules."""
+    parts = module.split(".")
+    if parts[0] in ("audits", "privacy"):
+        return parts[0]
+    return ".".join(parts[:2]) if parts[0] == "medfedvqa" and len(parts) > 1 else None
+
+
+def floor(name: str) -> int:
+    return next(level for level, rooms in enumerate(FLOORS) if name in rooms)
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_room_imports_from_a_floor_above(path: Path) -> None:
+    """Lower floors know nothing of higher ones, so that a method or an engine can change without them."""
+    own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    if own in (None, "medfedvqa.__init__"):
+        return
+    above = {module for module in imported(path) if (r := room(module)) and floor(r) > floor(own)}
+    assert not above
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    """A file holds one idea; 400 lines are the most."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
