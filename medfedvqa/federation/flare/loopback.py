@@ -70,11 +70,11 @@ class LoopbackFederation:
         kit = self.kits / name
         script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
         with (kit / "process.log").open("ab") as log:
-            started = subprocess.Popen(
+            party = subprocess.Popen(
                 script, cwd=kit, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
-        self._started.append(started)
+        self._started.append(party)
 
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
@@ -82,7 +82,7 @@ class LoopbackFederation:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if str(self.kits / name) in line and (_is_job(line) == job) and "bash" not in line[0]:
+                if str(self.kits / name) in line and _is_job(line) == job:
                     mine.append(process)
         return mine
 
@@ -142,15 +142,16 @@ class LoopbackFederation:
         raise FederationError(f"sites did not join the federation: {', '.join(sorted(missing))}")
 
     def _end_all(self) -> None:
-        # Job processes lead sessions of their own, and outlive a client that was killed: ask for them by folder.
-        parties = [*self._sites, SERVER]
-        for processes in ([p for name in parties for p in self.processes(name, job)] for job in (False, True)):
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(processes, timeout=10)
-        for started in self._started:
-            started.wait()
+        for party in self._started:
+            party.kill()
+        # Job processes lead sessions of their own and outlive their client: ask for them by folder.
+        jobs = [process for name in (*self._sites, SERVER) for process in self.processes(name, job=True)]
+        for process in jobs:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(jobs, timeout=10)
+        for party in self._started:
+            party.wait()
 
 
 def _is_job(line: list[str]) -> bool:
