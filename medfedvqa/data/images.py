@@ -3,18 +3,23 @@
 import warnings
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from monai.data import MetaTensor
-from monai.transforms import Compose, Resize, SpatialPad
 from PIL import Image
 
 from medfedvqa.errors import DataError
 
+if TYPE_CHECKING:
+    from monai.transforms import Compose
+
 
 @lru_cache
-def _square(size: int) -> Compose:
+def _square(size: int) -> "Compose":
+    # MONAI takes seconds to import, and most commands open no picture.
+    from monai.transforms import Compose, Resize, SpatialPad
+
     return Compose([Resize(size, size_mode="longest", mode="area"), SpatialPad((size, size))])
 
 
@@ -24,8 +29,8 @@ def square(grey: np.ndarray, size: int) -> torch.Tensor:
     Returns float32 [1, size, size] on the scale of the input.
     """
     channels = torch.from_numpy(np.ascontiguousarray(grey, dtype=np.float32))[None]
-    squared: MetaTensor = _square(size)(channels)
-    return squared.as_tensor().contiguous()
+    squared: torch.Tensor = _square(size)(channels).as_tensor()
+    return squared.contiguous()
 
 
 def load_image(path: Path, size: int, row: int) -> torch.Tensor:

@@ -1,7 +1,11 @@
 """Augmented copies of a site's pictures. Nothing is ever mirrored: left and right are answers."""
 
+from typing import TYPE_CHECKING
+
 import torch
-from monai.transforms import Compose, RandAdjustContrast, RandAffine, RandScaleIntensity
+
+if TYPE_CHECKING:
+    from monai.transforms import Compose
 
 ROTATION = 0.15
 """Most radians a view is turned."""
@@ -29,8 +33,11 @@ def views(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     return result
 
 
-def _augmentation(size: int) -> Compose:
+def _augmentation(size: int) -> "Compose":
     """A new one for each call, since it carries its own random state."""
+    # MONAI takes seconds to import, and most commands open no picture.
+    from monai.transforms import Compose, RandAdjustContrast, RandAffine, RandScaleIntensity
+
     move = RandAffine(
         prob=1,
         rotate_range=ROTATION,

@@ -27,6 +27,7 @@ class PromptPFLConfig(MethodConfig, frozen=True):
     local_epochs: int = Field(5, ge=1, description="passes over the site's rows per round (paper: 5 'iterations')")
     local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts (paper: unsaid)")
     batch_rows: int = Field(64, ge=1, description="rows per batch, whole patients (paper: unsaid)")
+    views: int = Field(1, ge=1, description="fixed augmented views of each picture to train on, itself included")
     optimizer: Literal["adam", "sgd"] = Field("adam", description="optimiser (paper: unsaid)")
     learning_rate: float = Field(0.01, gt=0, description="first learning rate (paper: 0.01)")
     decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate (paper: 0.1)")

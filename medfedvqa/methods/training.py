@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from medfedvqa.data import Examples, batches
+from medfedvqa.data import Examples, batches, views
 from medfedvqa.methods.base import Site, State, Tensors
 from medfedvqa.models import Batch, FrozenCache, ModelConfig, SiteModel, answer_loss, prompt_distance, weight_penalty
 
@@ -21,6 +21,7 @@ class TrainConfig:
     local_epochs: int
     local_unit: Literal["epochs", "batches"]
     batch_rows: int
+    views: int
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
     decay: float
@@ -35,7 +36,7 @@ class SiteTrainer:
 
     def __init__(self, site: Site, model: ModelConfig, config: TrainConfig) -> None:
         self._site, self._model, self._config = site, model, config
-        self._cache = site.derive(("frozen", model), self._freeze)
+        self._cache = site.derive(("frozen", model, config.views), self._freeze)
 
     def new(self, seed: int) -> State:
         """A model before its first step."""
@@ -51,7 +52,8 @@ class SiteTrainer:
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0]["lr"] = rate
         for rows in self._rows(generator):
-            batch = self._batch(self._site.data.train, rows)
+            shown = torch.randint(config.views, (len(self._site.data.pictures),), generator=generator)
+            batch = self._batch(self._site.data.train, rows, shown)
             loss = answer_loss(model(batch, shared, generator), batch.answers)
             loss = loss + config.beta * weight_penalty(model.head)
             if shared:
@@ -68,7 +70,7 @@ class SiteTrainer:
         model, shared = self._restore(state), self._on_device(shared)
         right = 0
         for part in torch.arange(len(rows)).split(self._config.batch_rows):
-            batch = self._batch(rows, part)
+            batch = self._batch(rows, part, torch.zeros(len(self._site.data.pictures), dtype=torch.int64))
             right += int(model(batch, shared).argmax(dim=1).eq(batch.answers).sum())
         return right
 
@@ -88,11 +90,16 @@ class SiteTrainer:
     def _freeze(self) -> FrozenCache:
         data, backbone = self._site.data, self._site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return FrozenCache(backbone, self._model, data.pictures.load(backbone.shape.image_size), questions)
+        pictures = data.pictures.load(backbone.shape.image_size)
+        if self._config.views > 1:
+            pictures = views(pictures, self._config.views, self._site.seed).flatten(0, 1)
+        return FrozenCache(backbone, self._model, pictures, questions)
 
-    def _batch(self, examples: Examples, rows: torch.Tensor) -> Batch:
+    def _batch(self, examples: Examples, rows: torch.Tensor, shown: torch.Tensor) -> Batch:
+        """These rows, with the view `shown` of each picture, int64 [pictures]; view 0 is the picture itself."""
+        pictures = examples.pictures[rows]
         questions = self._cache.question_ids([examples.questions[row] for row in rows.tolist()])
-        return self._cache.batch(examples.pictures[rows], questions, examples.answers[rows])
+        return self._cache.batch(pictures * self._config.views + shown[pictures], questions, examples.answers[rows])
 
     def _build(self, generator: torch.Generator) -> SiteModel:
         return SiteModel(self._site.backbone, self._model, len(self._site.data.answers), generator)

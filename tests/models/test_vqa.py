@@ -239,7 +239,7 @@ def test_a_question_that_the_cache_was_not_built_with_is_refused_without_naming_
     with pytest.raises(ConfigError) as refused:
         cache.question_ids(["secret question"])
     assert "secret" not in str(refused.value)
-    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
 
 
 def test_pictures_of_another_size_are_refused(backbone):
