@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -27,3 +28,8 @@ class SiteExecutor(Executor):
 
             self._tasks = SiteTasks(self.job)
         return self._tasks.answer(task_name, shareable, fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """At the end of the run, the site's log says that the job is over."""
+        if event_type == EventType.END_RUN and self._tasks is not None:
+            self._tasks.close()

@@ -38,6 +38,11 @@ class SiteTasks:
             _logger.exception("task %s failed", task)
             return _refusal(f"{type(error).__name__}; the site's own log has the details")
 
+    def close(self) -> None:
+        """The run is over."""
+        if self._runtime is not None:
+            self._runtime.close()
+
 
 def _runtime(job: dict[str, Any], fl_ctx: FLContext) -> SiteRuntime:
     name = fl_ctx.get_identity_name()
