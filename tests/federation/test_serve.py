@@ -31,8 +31,9 @@ def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, random_backbo
     assert set(results["sites"]) == {"chest", "abdomen", "head"} and results["status"] == "finished"
     for site, facts in results["sites"].items():
         logged = [entry for entry in read(launch.audit_folders[site]) if entry.outcome == "sent"]
-        rounds = [entry.nbytes for entry in logged if entry.task != "evaluate"]
-        assert sum(rounds) == facts["bytes"]["up"] and len(rounds) == 2
+        assert sum(entry.nbytes for entry in logged) == facts["bytes"]["up"]
+        by_round = [entry.nbytes for entry in logged if entry.task != "evaluate"]
+        assert by_round == [record["bytes"][site]["up"] for record in results["rounds"]] and len(by_round) == 2
         assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
     assert (out / "table.md").read_text().startswith("|") and (out / "transcript.npz").exists()
     assert {path.name for path in (out / "plots").iterdir()} >= {"accuracy.png", "reliability.png", "prompts.png"}
