@@ -25,6 +25,7 @@ from medfedvqa.models import shape_of
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("provisioned"),  # one federation for all of them
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
@@ -192,6 +193,16 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)
     assert not (federation.kits / "head" / job_id / "launch.json").exists()
+
+
+def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFederation, job_folder: Path) -> None:
+    """A site does not start again what was ended on purpose."""
+    job_id = federation.submit(job_folder)
+    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 1))
+    federation.abort(job_id)
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:ABORTED"
+    wait_for(lambda: not any(federation.processes(site, job=True) for site in SITES))
+    assert not list(federation.kits.glob(f"*/{job_id}/launch.json"))
 
 
 def test_a_site_whose_policy_does_not_allow_the_method_refuses_and_the_job_says_which_site_and_why(
