@@ -138,6 +138,30 @@ def test_progress_is_read_once_even_from_a_line_that_is_still_being_written(tmp_
     assert list(reader.events(tmp_path)) == [second]
 
 
+def test_flares_processes_end_with_the_one_that_started_them_even_if_it_is_killed(tmp_path: Path) -> None:
+    """Those in its folders, and no others."""
+    sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    worker, elsewhere = [*sleep, "nvflare.private.worker"], tmp_path.with_name("elsewhere")
+    parent = (
+        "import sys, time; from pathlib import Path; from medfedvqa.federation.flare.reaper import Reaper\n"
+        "folder = Path(sys.argv[1])\n"
+        "with Reaper(folder) as reaper:\n"
+        "    print(reaper.start(sys.argv[2:], folder, folder / 'log', {}).pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    others = [subprocess.Popen(command) for command in ([*worker, str(elsewhere)], [*sleep, str(tmp_path)])]
+    command = [sys.executable, "-c", parent, str(tmp_path), *worker, str(tmp_path / "site")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        started = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+        started.wait(60)
+    for other in others:
+        assert other.poll() is None
+        other.kill()
+        other.wait()
+
+
 def test_the_process_that_starts_jobs_does_not_import_torch() -> None:
     """A site's parent process stays small."""
     code = f"import sys, {launcher.__name__}; raise SystemExit('torch' in sys.modules)"

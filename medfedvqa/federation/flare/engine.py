@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import prepare_simulation
+from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.server_side import RESULTS, STOP_FILE
 from medfedvqa.federation.hub import Event
@@ -85,27 +83,15 @@ def _report(reader: ProgressReader, run: _Run, watch: Callable[[Event], None]) -
 def _simulation(folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str]) -> Iterator[_Run]:
     workspace = folder / "simulator"
     prepare_simulation(workspace, sites)
-    arguments = [str(folder / "job"), "-w", str(workspace), "-c", ",".join(sites), "-t", str(len(sites))]
-    with (folder / "simulator.log").open("wb") as log:
-        # A session of its own: Ctrl-C is for the caller, who ends the run by the stop file.
-        process = subprocess.Popen(
-            [sys.executable, "-m", _SIMULATOR, *arguments],
-            cwd=folder, env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
+    clients = ["-c", ",".join(sites), "-t", str(len(sites))]
+    command = [sys.executable, "-m", _SIMULATOR, str(folder / "job"), "-w", str(workspace), *clients]
+    with Reaper(workspace) as reaper:
+        process = reaper.start(command, folder, folder / "simulator.log", {**os.environ, **environment})
         yield _Run(
             running=lambda: process.poll() is None,
             results=lambda: workspace / "server" / "simulate_job" / RESULTS,
             succeeded=lambda: process.returncode == 0,
         )
-    finally:
-        if process.poll() is None:
-            children = psutil.Process(process.pid).children(recursive=True)
-            for running in (*children, process):
-                running.kill()
-            psutil.wait_procs(children, timeout=10)
-        process.wait()
 
 
 @contextmanager

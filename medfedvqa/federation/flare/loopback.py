@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
+from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.flare.server_side import RESULTS
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
@@ -33,7 +33,6 @@ class LoopbackFederation:
         self._environment = {**os.environ, **(environment or {})}
         # The kits' scripts start whichever python3 comes first.
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
-        self._started: list[subprocess.Popen[bytes]] = []
         self._session: Session | None = None
         self.kits = Path()
 
@@ -43,22 +42,20 @@ class LoopbackFederation:
         self.kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
         for name, path in self._sites.items():
             shutil.copy(path, self.kits / name / "local" / "site.yml")
-        try:
+        with contextlib.ExitStack() as ending:
+            self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))
             for name in (SERVER, *self._sites):
                 self.start(name)
             self._session = self._connect()
+            ending.callback(self._session.close)
             self._wait_for_sites()
-        except BaseException:
-            self._end_all()
-            raise
+            self._ending = ending.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session:
-            self._session.close()
-        self._end_all()
+        self._ending.close()
 
     @property
     def admin_kit(self) -> Path:
@@ -69,12 +66,7 @@ class LoopbackFederation:
         """Start the server or a site by its kit's own script; also after `kill`."""
         kit = self.kits / name
         script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
-        with (kit / "process.log").open("ab") as log:
-            party = subprocess.Popen(
-                script, cwd=kit, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-        self._started.append(party)
+        self._reaper.start(script, kit, kit / "process.log", self._environment)
 
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
@@ -140,18 +132,6 @@ class LoopbackFederation:
             if not missing:
                 return
         raise FederationError(f"sites did not join the federation: {', '.join(sorted(missing))}")
-
-    def _end_all(self) -> None:
-        for party in self._started:
-            party.kill()
-        # Job processes lead sessions of their own and outlive their client: ask for them by folder.
-        jobs = [process for name in (*self._sites, SERVER) for process in self.processes(name, job=True)]
-        for process in jobs:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(jobs, timeout=10)
-        for party in self._started:
-            party.wait()
 
 
 def _is_job(line: list[str]) -> bool:
