@@ -1,4 +1,4 @@
-"""A site's pictures, each decoded once."""
+"""A site's distinct pictures, decoded when asked for."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,19 +13,16 @@ class Pictures:
     def __init__(self, rows: Sequence[Row], load: Callable[[Row, int], torch.Tensor]) -> None:
         self._rows = tuple(rows)
         self._load = load
-        self._decoded: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def load(self, size: int) -> torch.Tensor:
-        """All pictures as float32 [n, 1, size, size] in 0..1, kept for the next call: not to be written to.
+        """All pictures as float32 [n, 1, size, size] in 0..1. What lasts is made of them once (`Site.derive`).
 
         Raises `DataError` with the row's index for a picture that is missing or cannot be decoded.
         """
-        if size not in self._decoded:
-            pixels = torch.empty(len(self), 1, size, size)
-            for picture, row in zip(pixels, self._rows, strict=True):
-                picture.copy_(self._load(row, size))
-            self._decoded[size] = pixels
-        return self._decoded[size]
+        pixels = torch.empty(len(self), 1, size, size)
+        for picture, row in zip(pixels, self._rows, strict=True):
+            picture.copy_(self._load(row, size))
+        return pixels

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from audits import AuditError
 from medfedvqa.errors import FederationError, MedfedvqaError
@@ -11,14 +12,16 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Tensors
+from medfedvqa.models import Backbone, load_backbone
 
 
 class LocalEngine:
-    """Calls sites one after the other. At most `resident` sites keep their pictures in memory."""
+    """Calls sites one after the other, on one backbone. At most `resident` sites keep their pictures in memory."""
 
     def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 16) -> None:
         self._sites, self._job, self._job_id, self._resident = sites, job, job_id, resident
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
+        self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
     def call(
         self, task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
@@ -37,12 +40,18 @@ class LocalEngine:
 
     def _runtime(self, site: str) -> SiteRuntime:
         if site not in self._running:
-            self._running[site] = SiteRuntime(self._sites[site], self._job, self._job_id)
+            self._running[site] = SiteRuntime(self._sites[site], self._job, self._job_id, self._backbone)
         self._running.move_to_end(site)
         if len(self._running) > self._resident:
             _, longest_idle = self._running.popitem(last=False)
             longest_idle.close()
         return self._running[site]
+
+    def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:
+        key = name, files.get(name), device
+        if key not in self._backbones:
+            self._backbones[key] = load_backbone(name, files, device)
+        return self._backbones[key]
 
     def close(self) -> None:
         """The job is over: close the log of every site in memory."""

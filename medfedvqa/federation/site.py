@@ -1,6 +1,7 @@
 """A site's part of one job: every message passes the gate, every task ends in saved state."""
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,11 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Site, Tensors, create
-from medfedvqa.models import load_backbone, shape_of
+from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.version import code_digest, code_version
+
+LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
+"""As `medfedvqa.models.load_backbone`."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ class StateFile:
 class SiteRuntime:
     """Answers the tasks of one job. Data and backbone load with the first task."""
 
-    def __init__(self, config: SiteConfig, job: JobSpec, job_id: str) -> None:
-        """Raises `ConfigError` if the job is not for this site's data."""
+    def __init__(self, config: SiteConfig, job: JobSpec, job_id: str, load: LoadBackbone = load_backbone) -> None:
+        """`load`: how sites of one process come to share a backbone. Raises `ConfigError` if the job is not for this site's data."""
         if job.data not in (ANY_DATA, config.data.reader):
             raise ConfigError(f"the job is for data '{job.data}'; this site holds '{config.data.reader}'")
-        self.config, self._job = config, job
+        self.config, self._job, self._load = config, job, load
         self._method = create(job.method, job.options)
         self._exchange = self._method.exchange(shape_of(job.backbone))
         self._log = AuditLog(config.audit, config.name)
@@ -75,7 +79,7 @@ class SiteRuntime:
         job, config = self._job, self.config
         torch.set_num_threads(config.threads)
         data = load_site(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
-        backbone = load_backbone(job.backbone, config.backbones, config.device)
+        backbone = self._load(job.backbone, config.backbones, config.device)
         return Site(config.name, data, backbone, config.device, job.seed)
 
     @cached_property

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from medfedvqa.federation.flare import launcher
 from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
 from medfedvqa.federation.flare.messages import pack, unpack
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
+from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.hub import Event
 
 Start = Callable[[], ProcessAdapter]
@@ -166,3 +168,16 @@ def test_the_process_that_starts_jobs_does_not_import_torch() -> None:
     """A site's parent process stays small."""
     code = f"import sys, {launcher.__name__}; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_flare_processes_are_ended_also_when_the_reaper_was_killed(tmp_path: Path) -> None:
+    """And the reaper, which names the same folder, is not taken for one of FLARE's processes."""
+    sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "nvflare.private.x", str(tmp_path)]
+    with Reaper(tmp_path) as reaper:
+        process = reaper.start(sleeping, tmp_path, tmp_path / "log", os.environ)
+        while not (found := flare_processes([str(tmp_path)])):
+            time.sleep(0.05)
+        assert [one.pid for one in found] == [process.pid]
+        (other,) = [child for child in psutil.Process().children() if str(tmp_path) in child.cmdline()[3:4]]
+        other.kill()
+    assert not flare_processes([str(tmp_path)]) and process.poll() is not None

@@ -17,7 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
-from medfedvqa.federation.flare.reaper import Reaper
+from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import RESULTS
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
@@ -71,10 +71,9 @@ class LoopbackFederation:
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
         mine = []
-        for process in psutil.process_iter():
+        for process in flare_processes([str(self.kits / name)]):
             with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if str(self.kits / name) in line and _is_job(line) == job:
+                if _is_job(process.cmdline()) == job:
                     mine.append(process)
         return mine
 

@@ -31,6 +31,8 @@ class Reaper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.communicate()
+        # The reaper has done this, unless it was killed itself.
+        reap(self._folders)
         for process in self._started:
             process.wait()
 
@@ -47,9 +49,14 @@ class Reaper:
         return process
 
 
+def flare_processes(folders: list[str]) -> list[psutil.Process]:
+    """FLARE's processes whose command line names one of these folders or a file in it."""
+    return [process for process in psutil.process_iter() if _is_flare_in(process, folders)]
+
+
 def reap(folders: list[str]) -> None:
-    """Kill FLARE's processes whose command line names a folder or a file in it, until there are none."""
-    while found := [process for process in psutil.process_iter() if _is_flare_in(process, folders)]:
+    """Kill FLARE's processes in these folders, until there are none."""
+    while found := flare_processes(folders):
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
