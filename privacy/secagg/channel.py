@@ -1,0 +1,227 @@
+"""Messages from site to site, encrypted end to end over a relay that sees every byte and may change any.
+
+Each site holds a long-term X25519 key; its peers pin the fingerprint. For each job two sites mix their long-term and
+fresh ephemeral keys as the Noise pattern KK does (tokens ss, ee, es, se), so recorded traffic stays closed after a
+long-term key is stolen, and a stolen key does not let its thief play another site to its owner.
+
+Source: T. Perrin, "The Noise Protocol Framework", revision 34, section 7.5 (KK); RFC 7748, RFC 5869, RFC 8439. The key
+schedule is one HKDF over a transcript hash, not Noise's chain: both messages are sent at once, and carry no payload.
+"""
+
+import hashlib
+import os
+import queue
+import stat
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from privacy.secagg.errors import SecureAggregationError, SiteError
+
+KEY_BYTES = 32
+_PROTOCOL = b"medfedvqa site channel 1"
+_CONFIRMATION = b"confirmed"
+
+
+class Relay(Protocol):
+    """One site's transport, untrusted: it may read, change, drop and reorder. One job and attempt per relay."""
+
+    def send(self, to: str, message: bytes) -> None:
+        """Hands a message over; may return before it is delivered, and retries while the peer is not up."""
+
+    def receive(self, sender: str, timeout: float) -> bytes:
+        """The next message of a sender. Raises `TimeoutError` after `timeout` seconds."""
+
+
+class InProcessRelay:
+    """All sites in one process, for tests and in-process federations: a queue for each direction of each pair."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[tuple[str, str], queue.SimpleQueue[bytes]] = defaultdict(queue.SimpleQueue)
+
+    def of(self, site: str) -> Relay:
+        """The relay as one site sees it."""
+        return _InProcessEnd(self._queues, site)
+
+
+@dataclass(frozen=True)
+class _InProcessEnd:
+    queues: defaultdict[tuple[str, str], "queue.SimpleQueue[bytes]"]
+    site: str
+
+    def send(self, to: str, message: bytes) -> None:
+        self.queues[self.site, to].put(message)
+
+    def receive(self, sender: str, timeout: float) -> bytes:
+        try:
+            return self.queues[sender, self.site].get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+
+
+class Identity:
+    """A site's long-term key, made by the site and kept in a file that only its owner can read."""
+
+    def __init__(self, private: X25519PrivateKey) -> None:
+        self.private = private
+        self.public = private.public_key().public_bytes_raw()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key, 64 hex digits: what peers pin and people read to each other."""
+        return hashlib.sha256(self.public).hexdigest()
+
+    @classmethod
+    def create(cls, path: Path) -> "Identity":
+        """Makes a key and writes it with mode 0600. Raises `SecureAggregationError` if the file exists."""
+        private = X25519PrivateKey.generate()
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise SecureAggregationError("the identity key exists already: load it, or remove it yourself") from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(private.private_bytes_raw())
+            file.flush()
+            os.fsync(file.fileno())
+        return cls(private)
+
+    @classmethod
+    def load(cls, path: Path) -> "Identity":
+        """Reads a key. Raises `SecureAggregationError` if others may read the file, or if it holds no key."""
+        with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise SecureAggregationError("the identity key can be read by others: chmod 600, or make a new one")
+            raw = file.read(KEY_BYTES + 1)
+        if len(raw) != KEY_BYTES:
+            raise SecureAggregationError("the identity file holds no key of 32 bytes: restore it, or make a new one")
+        return cls(X25519PrivateKey.from_private_bytes(raw))
+
+
+class Session:
+    """The keys of one pair of sites for one job: seals and opens messages in order, and derives shared secrets."""
+
+    def __init__(self, secret: bytes, job: str, me: str, peer: str) -> None:
+        self._secret, self._job, self.me, self.peer = secret, job, me, peer
+        self._ciphers = {site: ChaCha20Poly1305(self.export(b"messages of " + site.encode())) for site in (me, peer)}
+        self._counts = {me: 0, peer: 0}
+        self._broken = False
+
+    def export(self, label: bytes) -> bytes:
+        """A key of 32 bytes that both ends derive alike, and nobody else; one for each label."""
+        return HKDFExpand(SHA256(), KEY_BYTES, label).derive(self._secret)
+
+    def seal(self, message: bytes) -> bytes:
+        """The message for the peer, 16 bytes longer."""
+        return self._ciphers[self.me].encrypt(*self._next(self.me, self.peer, message))
+
+    def open(self, sealed: bytes) -> bytes:
+        """The peer's next message. Raises `SiteError`, then and ever after, unless it is exactly that."""
+        try:
+            if self._broken:
+                raise InvalidTag
+            return self._ciphers[self.peer].decrypt(*self._next(self.peer, self.me, sealed))
+        except InvalidTag:
+            self._broken = True
+            raise SiteError(
+                self.peer, "sent a message that was altered, repeated, out of order or meant for another: start anew"
+            ) from None
+
+    def _next(self, sender: str, receiver: str, data: bytes) -> tuple[bytes, bytes, bytes]:
+        """Nonce, data and associated data; a counter for each direction makes every nonce of a key new."""
+        number = self._counts[sender].to_bytes(8, "big")
+        self._counts[sender] += 1
+        return bytes(4) + number, data, _joined(self._job.encode(), sender.encode(), receiver.encode(), number)
+
+
+class Handshake:
+    """One end of the key agreement between two sites for one job: send `hello`, then `finish` with the peer's."""
+
+    def __init__(self, identity: Identity, job: str, me: str, peer: str, pinned: str) -> None:
+        self._identity, self._job, self._me, self._peer, self._pinned = identity, job, me, peer, pinned
+        self._ephemeral = X25519PrivateKey.generate()
+        self.hello = identity.public + self._ephemeral.public_key().public_bytes_raw()
+
+    def finish(self, hello: bytes) -> Session:
+        """The session, which only the owner of the pinned key can share; whether it does, its first message proves.
+
+        Raises `SiteError` for a key that is not pinned or not a key.
+        """
+        static, ephemeral = hello[:KEY_BYTES], hello[KEY_BYTES:]
+        if len(hello) != 2 * KEY_BYTES or hashlib.sha256(static).hexdigest() != self._pinned:
+            raise SiteError(self._peer, "shows a key whose fingerprint is not the pinned one: compare them by phone")
+        try:
+            shared = self._agree(static, ephemeral)
+        except ValueError:
+            raise SiteError(self._peer, "sent a degenerate key: leave it out until it is repaired") from None
+        ends = sorted([(self._me.encode(), self.hello), (self._peer.encode(), hello)])
+        transcript = hashlib.sha256(_joined(_PROTOCOL, self._job.encode(), *ends[0], *ends[1])).digest()
+        secret = HKDF(SHA256(), KEY_BYTES, transcript, _PROTOCOL).derive(shared)
+        return Session(secret, self._job, self._me, self._peer)
+
+    def _agree(self, static: bytes, ephemeral: bytes) -> bytes:
+        """ee, the two crossed agreements in the order of the sites' names, ss. Raises `ValueError` for a zero one."""
+        keys = [X25519PublicKey.from_public_bytes(raw) for raw in (ephemeral, static)]
+        (ee, es), (se, ss) = [[own.exchange(key) for key in keys] for own in (self._ephemeral, self._identity.private)]
+        return b"".join([ee, es, se, ss] if self._me < self._peer else [ee, se, es, ss])
+
+
+@dataclass(frozen=True)
+class Link:
+    """A session over a relay."""
+
+    session: Session
+    relay: Relay
+    timeout: float
+
+    def send(self, message: bytes) -> None:
+        """Seals and sends."""
+        self.relay.send(self.session.peer, self.session.seal(message))
+
+    def receive(self, nbytes: int) -> bytes:
+        """The peer's next message. Raises `SiteError` if it is late, is not genuine or has another length."""
+        message = self.session.open(_received(self.relay, self.session.peer, self.timeout))
+        if len(message) != nbytes:
+            raise SiteError(self.session.peer, f"sent {len(message)} bytes where {nbytes} belong: leave it out")
+        return message
+
+
+def connect(
+    identity: Identity, job: str, me: str, pinned: Mapping[str, str], relay: Relay, timeout: float
+) -> dict[str, Link]:
+    """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint.
+
+    `job` names job, round and attempt: another attempt has other keys. `timeout` in seconds, for each message.
+    Raises `SiteError` naming the peer that is silent or not who it should be.
+    """
+    handshakes = {peer: Handshake(identity, job, me, peer, fingerprint) for peer, fingerprint in pinned.items()}
+    for peer, handshake in handshakes.items():
+        relay.send(peer, handshake.hello)
+    links = {
+        peer: Link(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
+        for peer, handshake in handshakes.items()
+    }
+    for link in links.values():
+        link.send(_CONFIRMATION)
+    for link in links.values():
+        link.receive(len(_CONFIRMATION))
+    return links
+
+
+def _received(relay: Relay, sender: str, timeout: float) -> bytes:
+    try:
+        return relay.receive(sender, timeout)
+    except TimeoutError:
+        raise SiteError(sender, f"was silent for {timeout:g} s: repeat the round without it") from None
+
+
+def _joined(*parts: bytes) -> bytes:
+    """Parts with their lengths, so that no two lists of parts give the same bytes."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -1,0 +1,17 @@
+"""Errors of secure aggregation; their texts name sites, limits and what to do, never a value."""
+
+
+class SecureAggregationError(Exception):
+    """Base of every error of this package."""
+
+
+class RangeError(SecureAggregationError):
+    """A value is not finite or out of the range of the fixed-point ring; nothing was shared."""
+
+
+class SiteError(SecureAggregationError):
+    """A peer broke the channel or the protocol, or was silent; `site` is its name, so that it can be left out."""
+
+    def __init__(self, site: str, sentence: str) -> None:
+        super().__init__(f"site {site!r} {sentence}")
+        self.site = site
