@@ -1,0 +1,62 @@
+"""Random ring elements: ChaCha20 keyed by secrets of the operating system or of a pair of sites; no seeded generator.
+
+Source: RFC 8439 (ChaCha20); K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
+Learning", 2017, section 4 (masks for every pair of parties that cancel in the sum).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from privacy.secagg.ring import Ring
+
+KEY_BYTES = 32
+
+
+class Stream:
+    """The key stream of one key, read once from its beginning; whoever holds the key reads the same elements."""
+
+    def __init__(self, key: bytes) -> None:
+        # One nonce for all: a key is used for one stream only.
+        self._cipher: Any = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def ring(self, shape: Sequence[int]) -> Ring:
+        """The next uniform elements."""
+        zeros = bytes(8 * int(np.prod(shape, dtype=np.int64)))
+        drawn = bytearray(len(zeros))
+        self._cipher.update_into(zeros, drawn)
+        return np.frombuffer(drawn, dtype="<u8").reshape(shape)
+
+
+def secret_stream() -> Stream:
+    """A stream that nobody else can read."""
+    return Stream(os.urandom(KEY_BYTES))
+
+
+class ZeroShares:
+    """One party's part of random sharings of zero, from a stream in common with each other party.
+
+    Each pair's elements are added by the one and subtracted by the other. Whoever lacks the stream of one pair knows
+    nothing about how these two divide what is left, so all but two parties together learn only the sum.
+    """
+
+    def __init__(self, rank: int, keys: Mapping[int, bytes]) -> None:
+        self._streams = [(peer > rank, Stream(key)) for peer, key in sorted(keys.items())]
+
+    def additive(self, shape: Sequence[int]) -> Ring:
+        """Shares that add up to zero over all parties."""
+        total: Ring = np.zeros(shape, np.uint64)
+        for plus, stream in self._streams:
+            total = total + stream.ring(shape) if plus else total - stream.ring(shape)
+        return total
+
+    def binary(self, shape: Sequence[int]) -> Ring:
+        """Shares whose exclusive or over all parties is zero."""
+        total: Ring = np.zeros(shape, np.uint64)
+        for _, stream in self._streams:
+            total = total ^ stream.ring(shape)
+        return total
