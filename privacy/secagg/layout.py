@@ -1,0 +1,55 @@
+"""How the tensors of an upload lie in one vector, and which stretches of it have a weight of their own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from audits import Tensors
+from privacy.secagg.errors import SecureAggregationError
+from privacy.secagg.ring import Floats
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shapes of float32 tensors, in an order that all sites share; `by_block` splits each along its first axis."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    by_block: bool = False
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]], by_block: bool = False) -> "Layout":
+        """The layout of tensors with these shapes, in order of their names."""
+        return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), by_block)
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are in all."""
+        return sum(prod(shape) for _, shape in self.shapes)
+
+    @property
+    def segments(self) -> list[slice]:
+        """Where each tensor, or each block, lies."""
+        lengths: list[int] = []
+        for _, shape in self.shapes:
+            blocks = shape[0] if self.by_block else 1
+            lengths += [prod(shape) // blocks] * blocks
+        ends = np.cumsum(lengths, dtype=int).tolist()
+        return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+    def flatten(self, tensors: Tensors) -> Floats:
+        """[size]. Raises `SecureAggregationError` if names or shapes are not the layout's."""
+        if {name: np.shape(tensor) for name, tensor in tensors.items()} != dict(self.shapes):
+            raise SecureAggregationError("the tensors are not those of the job: all sites must share the same shapes")
+        return np.concatenate([np.asarray(tensors[name], np.float64).reshape(-1) for name, _ in self.shapes])
+
+    def restore(self, flat: Floats) -> Tensors:
+        """The tensors that lie in [size]."""
+        ends = np.cumsum([prod(shape) for _, shape in self.shapes])[:-1]
+        parts = np.split(flat.astype(np.float32), ends)
+        return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+    def zeros(self) -> Tensors:
+        """Tensors that hold nothing, for the dealer's run."""
+        return self.restore(np.zeros(self.size))
