@@ -1,0 +1,173 @@
+"""CrypTen's protocols over links between sites, with dealt tuples."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import crypten
+import numpy as np
+import pytest
+import torch
+from crypten.communicator import Communicator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed import ReduceOp
+
+from privacy.secagg import Party, SecureAggregationError
+from privacy.secagg.crypten_runtime import tensor
+from privacy.secagg.protocol import deal
+
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+INT = torch.int64
+
+
+def longs(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT)
+
+
+def own(party: Party, values: np.ndarray) -> torch.Tensor:
+    """Shares of values that the last party puts in."""
+    mine = values if party.rank == party.size - 1 else np.zeros_like(values)
+    return party.share(mine.view(np.uint64))
+
+
+def computed(everyone: Any, size: int, protocol: Callable[[Party], torch.Tensor]) -> list[int]:
+    """What a protocol opens, the same to every party."""
+    opened = [run.result for run in everyone(size, lambda p: p.open(protocol(p)), deal(size, protocol))]
+    assert all(torch.equal(result, opened[0]) for result in opened)
+    return opened[0].tolist()
+
+
+numbers = st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=1, max_size=8)
+
+
+@FEW
+@given(st.integers(3, 5), numbers, st.integers(1, 61))
+def test_truncation_errs_by_one_step_at_most_over_the_whole_range(
+    everyone: Any, size: int, values: list[int], bits: int
+) -> None:
+    """Where CrypTen's own fails with probability |x|/2^64, this never does."""
+    found = computed(everyone, size, lambda p: p.truncate(own(p, np.array(values)), bits))
+    assert all(got - (value >> bits) in (0, 1) for got, value in zip(found, values, strict=True))
+
+
+@FEW
+@given(st.integers(3, 5), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8))
+def test_the_sign_is_exact_over_the_whole_ring(everyone: Any, size: int, values: list[int]) -> None:
+    """Comparison has no range of failure."""
+    edges = [*values, 0, 1, -1, 2**63 - 1, -(2**63)]
+    found = computed(everyone, size, lambda p: p.is_negative(own(p, np.array(edges))))
+    assert found == [int(value < 0) for value in edges]
+
+
+@FEW
+@given(st.integers(3, 5), st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8))
+def test_products_are_exact_and_shapes_broadcast(everyone: Any, size: int, values: list[int]) -> None:
+    """Beaver's multiplication with dealt triples, [n, 1] times [n]."""
+    x = np.array(values)
+    found = computed(everyone, size, lambda p: p.multiply(own(p, x)[:, None], own(p, x)))
+    assert np.array_equal(found, x[:, None] * x)
+
+
+def test_every_collective_of_crypten_s_communicator_works(everyone: Any) -> None:
+    """All that `Communicator` declares, on 3 parties, against what torch.distributed would give."""
+    declared = {n for n, v in vars(Communicator).items() if inspect.isfunction(v) and not n.startswith("_")}
+
+    def work(party: Party) -> dict[str, Any]:
+        comm, me = party.communicator, party.rank
+        mine = longs(me + 1, 10 * (me + 1))
+        assert all(callable(getattr(comm, name)) for name in declared)
+        found: dict[str, Any] = {
+            "all_gather": comm.all_gather(mine),
+            "gather": comm.gather(mine, 1),
+            "all_reduce": comm.all_reduce(mine),
+            "xor": comm.all_reduce(mine, op=ReduceOp.BXOR),
+            "batched": comm.all_reduce([mine, longs(me)], batched=True),
+            "reduce": comm.reduce(mine, 2),
+            "broadcast": comm.broadcast(mine.clone(), 1),
+            "object": comm.broadcast_obj([me, 2] if me == 0 else None, 0),
+            "scatter": comm.scatter([longs(5), longs(6), longs(7)] if me == 0 else [], 0, size=(1,)),
+        }
+        comm.barrier()
+        request, box = comm.isend(mine, (me + 1) % 3), torch.zeros(2, dtype=INT)
+        waited = comm.irecv(box, (me - 1) % 3)
+        for each in (request, waited):
+            each.wait()
+            assert each.is_completed()
+        comm.set_name(f"party {me}")
+        return {**found, "ring": box, "who": (comm.get_rank(), comm.get_world_size(), comm.get_name())}
+
+    for me, run in enumerate(everyone(3, work)):
+        found, rows = run.result, [longs(1, 10), longs(2, 20), longs(3, 30)]
+        assert all(torch.equal(a, b) for a, b in zip(found["all_gather"], rows, strict=True))
+        assert found["gather"] == [None] if me != 1 else torch.equal(torch.stack(found["gather"]), torch.stack(rows))
+        assert found["all_reduce"].tolist() == [6, 60] and found["xor"].tolist() == [1 ^ 2 ^ 3, 10 ^ 20 ^ 30]
+        assert [part.tolist() for part in found["batched"]] == [[6, 60], [3]]
+        assert found["reduce"] is None if me != 2 else found["reduce"].tolist() == [6, 60]
+        assert found["broadcast"].tolist() == [2, 20] and found["object"] == [0, 2]
+        assert found["scatter"].tolist() == [5 + me] and found["ring"].tolist() == rows[(me - 1) % 3].tolist()
+        assert found["who"] == (me, 3, f"party {me}")
+        assert run.party.communicator.get_communication_stats()["bytes"] > 0
+
+
+def test_crypten_s_own_randomness_is_refused(everyone: Any) -> None:
+    """Whatever would read a torch generator raises instead."""
+
+    def work(party: Party) -> None:
+        with party._at_work(), pytest.raises(SecureAggregationError, match="its own random numbers"):
+            crypten.mpc.primitives.ArithmeticSharedTensor.PRSS((2,))
+        with party._at_work(), pytest.raises(SecureAggregationError, match="its own random numbers"):
+            crypten.rand(2)
+
+    everyone(3, work)
+
+
+def test_crypten_s_zero_shares_are_ours(everyone: Any) -> None:
+    """A tensor that CrypTen shares by itself is masked by the streams of all pairs."""
+
+    def work(party: Party) -> Any:
+        with party._at_work():
+            shared = crypten.mpc.primitives.ArithmeticSharedTensor(tensor(np.arange(3).view(np.uint64)), precision=0)
+            return shared.share, shared.reveal().tolist()
+
+    runs = everyone(3, work)
+    assert all(run.result[1] == [0, 1, 2] for run in runs)
+    assert all(min(abs(share) for share in run.result[0].tolist()) > 2**20 for run in runs)
+
+
+def test_crypten_outside_a_party_is_refused() -> None:
+    """A thread that is no party's has no communicator, whatever other threads do."""
+    with pytest.raises(SecureAggregationError, match="no party is at work"):
+        crypten.communicator.get()
+    assert not crypten.communicator.is_initialized()
+
+
+def test_tuples_for_another_computation_are_refused(everyone: Any) -> None:
+    """The party that reads corrections runs out of them instead of using wrong ones."""
+    dealt = deal(3, lambda p: p.truncate(own(p, np.zeros(1, np.int64)), 3))
+
+    def work(party: Party) -> str:
+        if party.rank != 2:
+            return ""
+        with pytest.raises(SecureAggregationError, match="another computation"):
+            party.truncate(torch.zeros(2, dtype=INT), 3)
+        return "refused"
+
+    assert everyone(3, work, dealt)[2].result == "refused"
+
+
+def test_without_dealt_tuples_shares_can_only_be_added(everyone: Any) -> None:
+    """A sum needs no dealer; a product says that it does."""
+
+    def work(party: Party) -> list[int]:
+        with pytest.raises(SecureAggregationError, match="the dealer dealt nothing"):
+            party.multiply(longs(1), longs(1))
+        return party.open(party.share(np.array([party.rank + 1], np.uint64))).tolist()
+
+    assert [run.result for run in everyone(3, work)] == [[6]] * 3
+
+
+def test_two_parties_are_refused(everyone: Any) -> None:
+    """Each could subtract its own part from the result."""
+    with pytest.raises(SecureAggregationError, match="fewer than 3 sites"):
+        everyone(2, lambda party: None)
