@@ -44,7 +44,7 @@ class LocalEngine:
         self._running.move_to_end(site)
         if len(self._running) > self._resident:
             _, longest_idle = self._running.popitem(last=False)
-            longest_idle.close()
+            longest_idle.close(ended=False)
         return self._running[site]
 
     def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:

@@ -15,6 +15,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
+from privacy import DPSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +32,7 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
         for name in names:
             folder = tmp_path / "sites" / name
             folder.mkdir(parents=True, exist_ok=True)
-            own = {"organ": name, "state": str(folder / "state"), "audit": str(folder / "audit")}
+            own = {"organ": name} | {place: str(folder / place) for place in ("state", "audit", "ledger")}
             facts = {"reader": "phantom", "methods": ["prompt_pfl"], **own, **changes}
             paths[name] = folder / "site.yml"
             paths[name].write_text(site_yaml(backbones={"medclip@random": str(random_backbone)}, **facts))
@@ -40,11 +41,16 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
     return write
 
 
+@pytest.mark.parametrize("dp", [None, DPSettings(noise=1.0, count_noise=5.0)], ids=["plain", "private"])
 def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
-    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job, dp: DPSettings | None
 ) -> None:
-    """Same job, same sites: same bytes at the server; an event per answer; an entry per release."""
-    job, paths = quick_job(), site_files("abdomen", "chest", "head")
+    """Same job, same sites: same bytes at the server; an event per answer; an entry per release.
+
+    Under differential privacy too, with noise that repeats; then every entry of a release carries its charge.
+    """
+    job = quick_job().model_copy(update={"dp": dp})
+    paths = site_files("abdomen", "chest", "head", repeatable_noise=3)
     events: list[Event] = []
     results = run_on_flare(job, paths, tmp_path / "flare", "simulator", events.append)
     assert (results["status"], results["engine"]) == ("finished", "simulator")
@@ -62,8 +68,9 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
     answers = sorted((event.task, event.site) for event in events)
     assert answers == sorted((task, site) for task in tasks for site in paths)
     for config in configs.values():
-        sent = [entry.task for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
-        assert sent == tasks
+        sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
+        assert [entry.task for entry in sent] == tasks
+        assert [entry.dp_event is not None for entry in sent] == [dp is not None, dp is not None, False]
 
 
 def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(
