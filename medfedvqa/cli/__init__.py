@@ -5,10 +5,8 @@ import sys
 import typer
 from rich.console import Console
 
-from audits import AuditError
 from medfedvqa.cli import audit, jobs, pretrain, privacy, run
-from medfedvqa.errors import MedfedvqaError
-from privacy import PrivacyError
+from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
     name="medfedvqa",
@@ -29,6 +27,6 @@ def main() -> None:
     """Run the command; an error that a user can act on is one sentence and exit code 1."""
     try:
         app()
-    except (MedfedvqaError, AuditError, PrivacyError) as error:
+    except ACTIONABLE as error:
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)

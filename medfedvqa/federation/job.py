@@ -29,6 +29,11 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         """The configured method. Raises `ConfigError`."""
         return create(self.method, self.options, self.dp)
 
+    @property
+    def least_sites(self) -> int:
+        """The fewest sites that this job begins with."""
+        return max(self.min_sites, self.build().least_sites)
+
     def offer(self) -> Offer:
         """What the job promises its sites, to hold against their policies."""
         return Offer(self.min_sites, delta=self.dp and self.dp.delta, unit=self.dp and self.dp.unit)

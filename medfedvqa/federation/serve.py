@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from audits import AuditError
-from medfedvqa.errors import ConfigError, MedfedvqaError
+from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
+from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import Call, Event, ServerHub
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.models import seen_by
@@ -50,7 +50,7 @@ def serve_job(
     hub = ServerHub(sites, call, watch, stop, ended)
     try:
         uploads = method.serve(hub)
-    except (MedfedvqaError, AuditError) as error:
+    except ACTIONABLE as error:
         write_results(out, facts, hub.history, None, failure=str(error))
         raise
     scores = {site: score_of(tensors) for site, tensors in uploads.items() if tensors}
@@ -63,9 +63,8 @@ def serve_job(
 
 def check_sites(job: JobSpec, count: int) -> None:
     """Raises `ConfigError` if the job asks for more sites than there are, or its method needs more."""
-    least = max(job.min_sites, job.build().least_sites)
-    if count < least:
-        raise ConfigError(f"this job of the method '{job.method}' needs at least {least} sites; there is {count}")
+    if count < job.least_sites:
+        raise ConfigError(f"this job of '{job.method}' needs at least {job.least_sites} sites; there is {count}")
 
 
 def score_of(counts: Mapping[str, Any]) -> Score:

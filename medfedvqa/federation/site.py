@@ -3,11 +3,12 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -54,22 +55,27 @@ class StateFile:
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
-        partial = self._path.with_suffix(".partial")
         reply = {name: torch.from_numpy(array) for name, array in saved.reply.items()}
         fields = {"task": saved.task, "round": saved.round, "state": saved.state, "reply": reply}
-        with partial.open("wb") as file:
+        with _replaced(self._path) as file:
             torch.save(fields, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
 
     def keep(self, task: str, reply: Tensors) -> None:
         """Write what a task found and the site keeps, figures by name, for the hospital itself: `JOB.TASK.json`."""
         figures = {name: array.tolist() for name, array in reply.items()}
-        path = self._path.with_suffix(f".{task}.json")
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with _replaced(self._path.with_suffix(f".{task}.json")) as file:
+            file.write(json.dumps(figures, indent=2).encode() + b"\n")
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` whole and durably, for the site's own account only."""
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 class SiteRuntime:

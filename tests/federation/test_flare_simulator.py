@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nvflare.recipe import SimEnv
 
 from audits import Outcome, read
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
+from medfedvqa.federation.flare.recipe import MedfedvqaRecipe
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
@@ -71,6 +73,17 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
         assert [entry.task for entry in sent] == tasks
         assert [entry.dp_event is not None for entry in sent] == [dp is not None, dp is not None, False]
+
+
+def test_the_recipe_runs_in_flares_simulation_environment(
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """As FLARE's users know it: a recipe, an environment, `execute`."""
+    paths = site_files("chest", "head")
+    env = SimEnv(clients=list(paths), workspace_root=str(tmp_path / "simulation"))
+    run = MedfedvqaRecipe(quick_job(), paths).execute(env)
+    (results,) = Path(run.get_result()).rglob("results.json")
+    assert json.loads(results.read_text())["status"] == "finished"
 
 
 def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(

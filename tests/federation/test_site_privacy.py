@@ -94,6 +94,7 @@ def test_what_is_not_charged_stays_at_the_site(sites: Sites, private_job: Job) -
     run(config, job, "job")
     kept = json.loads((config.state / "job.evaluate.json").read_text())
     assert kept["rows"] > 0 and kept["correct"] <= kept["rows"]
+    assert {path.stat().st_mode & 0o777 for path in config.state.iterdir()} == {0o600}
     left = {total.name for total in totals(config.audit).tensors if total.direction == "out"}
     assert left == {"prompt.image", "prompt.text", "accuracy", "epsilon"}
     exchange = job.build().final_exchange(shape_of(job.backbone))
