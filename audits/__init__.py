@@ -1,22 +1,25 @@
 """What may leave a site, the gate through which it leaves, and the log that shows afterwards what did."""
 
-from audits.errors import AuditError, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
+from audits.errors import AuditError, JobRefused, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
-from audits.gate import Gate, JobContext
+from audits.gate import Charged, Gate, JobContext
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
-from audits.policy import SitePolicy
+from audits.policy import Offer, SitePolicy
 from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
 
 __all__ = [
     "AuditError",
     "AuditLog",
+    "Charged",
     "Entry",
     "Event",
     "Exchange",
     "Gate",
     "JobContext",
+    "JobRefused",
     "Kind",
     "LogError",
+    "Offer",
     "Outcome",
     "PolicyError",
     "Protection",

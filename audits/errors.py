@@ -15,6 +15,10 @@ class ReceiptRefused(AuditError):
     """A message was not what the site may take in; nothing of it was used."""
 
 
+class JobRefused(AuditError):
+    """A job as a whole asks for less protection, or for more of the budget, than the site's policy allows."""
+
+
 class PolicyError(AuditError):
     """A site's policy is malformed; says which key and what belongs there."""
 
@@ -42,3 +46,10 @@ class Reason(StrEnum):
     METHOD = "the site's policy does not allow the method '{method}'"
     KIND = "tensor '{name}' is of the kind '{kind}', which the site's policy does not allow"
     RECIPIENT = "tensor '{name}' is declared for a peer that the site's policy does not allow"
+    UNCHARGED = "tensor '{name}' is declared under differential privacy, and the site's ledger holds no charge for it"
+    UNPROTECTED = "tensor '{name}' depends on data and carries no differential privacy, which the site requires"
+    DP = "the site requires differential privacy, and the job trains without it"
+    DELTA = "the job's delta is larger than the site's"
+    UNIT = "the site protects '{unit}'s, and the job another unit"
+    SECAGG = "the site requires secure aggregation, and the job does not use it"
+    SITES = "the site takes part with at least {count} sites only, and the job does not ask for so many"

@@ -16,7 +16,7 @@ from audits.errors import AuditError
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
 
-ITEM_BYTES = {"float32": 4, "int64": 8}
+ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
@@ -28,6 +28,8 @@ class Kind(StrEnum):
     STATISTIC = "statistic"
     ACTIVATIONS = "activations"
     REPRESENTATIONS = "representations"
+    PUBLIC = "public"
+    """Computed from the job's settings alone: no value of it depends on a site's data."""
 
 
 class Protection(StrEnum):

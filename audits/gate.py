@@ -1,7 +1,7 @@
 """The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, index
 from typing import Any, NoReturn
@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.errors import AuditError, Reason, ReceiptRefused, ReleaseRefused
-from audits.exchange import Exchange, TaskSpec, Tensors, TensorSpec, wire_dtype
+from audits.errors import AuditError, JobRefused, Reason, ReceiptRefused, ReleaseRefused
+from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, wire_dtype
 from audits.log import AuditLog, Event, Outcome, TensorRecord
 from audits.policy import SitePolicy
 
@@ -28,6 +28,19 @@ class JobContext:
 
 
 @dataclass(frozen=True)
+class Charged:
+    """What the site's ledger charged for a message, as its entry says it.
+
+    `event`: the mechanism, its noise and where in the ledger the charge stands, as plain JSON. The epsilons are those
+    of the cohort's worst patient over all jobs, in nats.
+    """
+
+    event: Mapping[str, Any]
+    epsilon_before: float
+    epsilon_after: float
+
+
+@dataclass(frozen=True)
 class _Way:
     """One of the two ways through the gate."""
 
@@ -39,6 +52,7 @@ class _Way:
     consequence: str
 
 
+_EPSILONS = ("epsilon_before", "epsilon_after")
 _OUT = _Way("out", Event.RELEASE, Outcome.SENT, attrgetter("up"), ReleaseRefused, "nothing was sent")
 _IN = _Way("in", Event.RECEIVE, Outcome.ACCEPTED, attrgetter("down"), ReceiptRefused, "nothing received was used")
 
@@ -66,25 +80,47 @@ class Gate:
         """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
         self._log.append(Event.OPEN, **self._standing)
 
+    def refuse_job(self, reason: str) -> NoReturn:
+        """Logs that the job was refused as a whole, and raises `JobRefused` with the reason, a shareable sentence."""
+        self._log.append(Event.OPEN, **self._standing, outcome=Outcome.REFUSED, reason=reason)
+        raise JobRefused(f"the job was refused: {reason}")
+
     def close(self) -> None:
         """Logs that the job has ended on this site. Raises `LogError`."""
         self._log.append(Event.CLOSE, **self._standing)
 
-    def release(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], recipient: str = "server") -> Tensors:
+    def release(
+        self,
+        task: str,
+        round: int,
+        tensors: Mapping[str, NDArray[Any]],
+        recipient: str = "server",
+        charged: Charged | None = None,
+    ) -> Tensors:
         """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
 
         The last call on the site's side: when it returns, the entry is on disk. Raises `ReleaseRefused`, after logging
-        the refusal, unless the message is exactly what the task declares and the policy allows; `LogError` if the
-        entry cannot be written.
+        the refusal, unless the message is exactly what the task declares and the policy allows, with a charge for what
+        is declared under differential privacy; `LogError` if the entry cannot be written.
         """
-        return self._pass(_OUT, task, index(round), dict(tensors), recipient)
+        return self._pass(_OUT, task, index(round), dict(tensors), recipient, charged)
 
     def receive(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sender: str = "server") -> Tensors:
         """The message to use, checked, copied and logged as `release` does. Raises `ReceiptRefused`, `LogError`."""
         return self._pass(_IN, task, index(round), dict(tensors), sender)
 
-    def _pass(self, way: _Way, name: str, round: int, message: Mapping[str, Any], peer: str) -> Tensors:
+    def _pass(
+        self,
+        way: _Way,
+        name: str,
+        round: int,
+        message: Mapping[str, Any],
+        peer: str,
+        charged: Charged | None = None,
+    ) -> Tensors:
         said = self._standing | {"round": round, "direction": way.direction}
+        if charged is not None:
+            said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
         if peer in self._policy.recipients:
             said["peer"] = peer
         try:
@@ -94,6 +130,8 @@ class Gate:
         said["task"] = task.name
         specs = way.declared(task)
         passed, reasons = self._checked(specs, message, peer)
+        if way is _OUT:
+            reasons += self._unprotected(specs, charged)
         if reasons:
             said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
             self._refuse(way, said, reasons)
@@ -118,6 +156,14 @@ class Gate:
             except _Unfit as error:
                 reasons.append(str(error))
         return passed, reasons
+
+    def _unprotected(self, specs: Iterable[TensorSpec], charged: Charged | None) -> Iterator[str]:
+        """Why tensors may not leave with the protection that they carry."""
+        for spec in specs:
+            if spec.protection is Protection.DP and charged is None:
+                yield Reason.UNCHARGED.format(name=spec.name)
+            if self._policy.require_dp and spec.kind is not Kind.PUBLIC and spec.protection is not Protection.DP:
+                yield Reason.UNPROTECTED.format(name=spec.name)
 
     def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
         reason = self._policy.allows(self._exchange.method, spec)

@@ -1,8 +1,9 @@
-"""A site's own allow-list: whatever it does not name is refused."""
+"""A site's own allow-list and demands: whatever it does not name is refused, and a job may only be stricter."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from audits.errors import PolicyError, Reason
@@ -10,34 +11,62 @@ from audits.exchange import Kind, TensorSpec, canonical
 
 
 @dataclass(frozen=True)
+class Offer:
+    """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any."""
+
+    min_sites: int = 1
+    secagg: bool = False
+    delta: float | None = None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
 class SitePolicy:
-    """Which methods may run, and which kinds of tensors may cross the site's border, to or from which peers."""
+    """Which methods may run, which kinds of tensors may cross the site's border, and what a job must offer.
+
+    Raises `PolicyError` if a budget is stated that jobs without differential privacy could pass by.
+    """
 
     methods: tuple[str, ...]
     kinds: tuple[Kind, ...]
     recipients: tuple[str, ...] = ("server",)
+    require_dp: bool = False
+    """Whether all that depends on data must be under differential privacy to leave."""
+    max_epsilon: float | None = None
+    """What all jobs together may cost any patient, in nats at a delta of `delta` or less."""
+    max_epsilon_per_job: float | None = None
+    """What one job may cost any patient."""
+    delta: float = 1e-5
+    """The largest delta that a job may use."""
+    unit: str = "patient"
+    """Who is protected."""
+    require_secagg: bool = False
+    """Whether contributions must be aggregated without the server seeing them one by one."""
+    min_sites: int = 1
+    """The fewest sites that a job must ask for."""
+
+    def __post_init__(self) -> None:
+        if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
+            raise PolicyError("a policy that limits epsilon also says 'require_dp: true': other jobs have no epsilon")
 
     @classmethod
     def from_mapping(cls, found: Mapping[str, Any]) -> "SitePolicy":
-        """Reads a site's configuration: lists of text under `methods`, `kinds` and, optionally, `recipients`.
+        """Reads a site's configuration; what it does not say keeps its default, but for `methods` and `kinds`.
 
-        Raises `PolicyError` for a missing or unknown key and for a value of another type.
+        Raises `PolicyError` for a missing or unknown key and for a value of another type or range.
         """
-        known = [field.name for field in fields(cls)]
-        if not isinstance(found, Mapping) or not found.keys() <= set(known):
+        known = {field.name: field for field in fields(cls)}
+        if not isinstance(found, Mapping) or not found.keys() <= known.keys():
             raise PolicyError(f"the policy is a table with the keys {', '.join(known)} and no others")
-        for key in ("methods", "kinds"):
-            if key not in found:
+        for key, field in known.items():
+            if field.default is MISSING and key not in found:
                 raise PolicyError(f"the policy lacks '{key}': give the list of what the site allows")
-        lists = {key: _texts(key, value) for key, value in found.items()}
-        if not set(lists["kinds"]) <= set(Kind):
-            raise PolicyError(f"the policy's 'kinds' may hold only {', '.join(Kind)}")
-        return cls(kinds=tuple(Kind(kind) for kind in lists.pop("kinds")), **lists)
+        return cls(**{key: _read(key, value) for key, value in found.items()})
 
     def digest(self) -> str:
-        """SHA-256 in hex of what is allowed; the order in which a list names it does not matter."""
-        allowed = {field.name: sorted(set(getattr(self, field.name))) for field in fields(self)}
-        return hashlib.sha256(canonical(allowed)).hexdigest()
+        """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter."""
+        said = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return hashlib.sha256(canonical(said)).hexdigest()
 
     def allows(self, method: str, spec: TensorSpec) -> str | None:
         """`None` if the method's tensor may cross the border to all the peers it is declared for, else the reason."""
@@ -49,8 +78,81 @@ class SitePolicy:
             return Reason.RECIPIENT.format(name=spec.name)
         return None
 
+    def refusal(self, job: Offer) -> str | None:
+        """`None` if a job offers all that the site demands, else the reason why it does not run here."""
+        if self.require_dp and job.delta is None:
+            return Reason.DP
+        if job.delta is not None and job.delta > self.delta:
+            return Reason.DELTA
+        if job.unit is not None and job.unit != self.unit:
+            return Reason.UNIT.format(unit=self.unit)
+        if self.require_secagg and not job.secagg:
+            return Reason.SECAGG
+        if job.min_sites < self.min_sites:
+            return Reason.SITES.format(count=self.min_sites)
+        return None
 
-def _texts(key: str, value: Any) -> tuple[str, ...]:
+
+def _read(key: str, value: Any) -> Any:
+    read, accepted = _READERS[key]
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        raise PolicyError(f"the policy's '{key}' must be {accepted}") from None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) and text for text in value):
-        raise PolicyError(f"the policy's '{key}' must be a list of names")
+        raise TypeError
     return tuple(value)
+
+
+def _kinds(value: Any) -> tuple[Kind, ...]:
+    return tuple(Kind(kind) for kind in _texts(value))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _limit(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise TypeError
+    return float(value)
+
+
+def _delta(value: Any) -> float:
+    delta = _limit(value)
+    if delta is None or delta >= 1:
+        raise ValueError
+    return delta
+
+
+def _unit(value: Any) -> str:
+    if value != "patient":
+        raise ValueError
+    return "patient"
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TypeError
+    return value
+
+
+_READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "methods": (_texts, "a list of names"),
+    "recipients": (_texts, "a list of names"),
+    "kinds": (_kinds, f"a list that may hold only {', '.join(Kind)}"),
+    "require_dp": (_flag, "true or false"),
+    "require_secagg": (_flag, "true or false"),
+    "max_epsilon": (_limit, "a positive number"),
+    "max_epsilon_per_job": (_limit, "a positive number"),
+    "delta": (_delta, "a number between 0 and 1, as 1.0e-5"),
+    "unit": (_unit, "'patient'"),
+    "min_sites": (_count, "a whole number, at least 1"),
+}

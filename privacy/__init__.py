@@ -1,5 +1,6 @@
-"""How contributions of sites are combined: the arithmetic that any transport of it must reproduce."""
+"""Differential privacy by patient, the site's budget, and how contributions of sites are combined."""
 
+from privacy.accounting import AccountingError, DPEvent, Spent, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
     Mixture,
@@ -8,5 +9,46 @@ from privacy.aggregation import (
     mix,
     reliability_weights,
 )
+from privacy.errors import PrivacyError, SettingsError
+from privacy.gradients import Contribution, PrivateStep, Recorder
+from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
+from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
+from privacy.releases import noisy_share
+from privacy.sampling import PatientSampler
+from privacy.settings import Cost, DPSettings, NoiseLevels
 
-__all__ = ["AggregationError", "Mixture", "Reliability", "mean", "mix", "reliability_weights"]
+__all__ = [
+    "Account",
+    "AccountingError",
+    "AggregationError",
+    "BudgetRefused",
+    "Charge",
+    "Contribution",
+    "Cost",
+    "DPEvent",
+    "DPSettings",
+    "JobAccount",
+    "Ledger",
+    "LedgerError",
+    "Limits",
+    "Mixture",
+    "NoiseLevels",
+    "PatientSampler",
+    "Planned",
+    "PrivacyError",
+    "PrivateStep",
+    "Randomness",
+    "Recorder",
+    "Reliability",
+    "RepeatableRandomness",
+    "SecureRandomness",
+    "SettingsError",
+    "Spent",
+    "calibrate",
+    "fitting",
+    "mean",
+    "mix",
+    "noisy_share",
+    "reliability_weights",
+    "spent",
+]

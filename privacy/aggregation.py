@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audits import Tensors
+from privacy.errors import PrivacyError
 
 Floats = NDArray[np.float64]
 
@@ -18,7 +19,7 @@ NEGLIGIBLE = 1e-8
 """Below this, a sum of weights carries no information to normalise."""
 
 
-class AggregationError(Exception):
+class AggregationError(PrivacyError):
     """The uploads cannot be combined as asked."""
 
 

@@ -5,9 +5,8 @@ import sys
 import typer
 from rich.console import Console
 
-from audits import AuditError
-from medfedvqa.cli import audit, jobs, pretrain, run
-from medfedvqa.errors import MedfedvqaError
+from medfedvqa.cli import audit, jobs, pretrain, privacy, run
+from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
     name="medfedvqa",
@@ -21,12 +20,13 @@ app.command()(run.methods)
 app.command()(pretrain.pretrain)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(audit.app, name="audit")
+app.add_typer(privacy.app, name="privacy")
 
 
 def main() -> None:
     """Run the command; an error that a user can act on is one sentence and exit code 1."""
     try:
         app()
-    except (MedfedvqaError, AuditError) as error:
+    except ACTIONABLE as error:
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)

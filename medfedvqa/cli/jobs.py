@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import _options
+from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 
 app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
@@ -25,10 +25,21 @@ def export(
     data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = ANY_DATA,
     backbone: Annotated[str, typer.Option(help="Name of the backbone that every site loads.")] = "medclip-slake",
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
+    epsilon: EpsilonOption = None,
+    dp: DPOption = None,
+    min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
 ) -> None:
     """Write a configuration-only job folder."""
     from medfedvqa.federation.flare.recipe import export_job
 
-    job = {"method": method, "options": _options(option or []), "data": data, "backbone": backbone, "seed": seed}
+    job = {
+        "method": method,
+        "options": named_values(option or []),
+        "data": data,
+        "backbone": backbone,
+        "seed": seed,
+        "dp": named_values(dp or [], epsilon=epsilon) or None,
+        "min_sites": min_sites,
+    }
     export_job(JobSpec.from_dict(job), out)
     Console().print(f"Submit it by: nvflare job submit -j {out}")

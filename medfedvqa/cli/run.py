@@ -31,6 +31,14 @@ RootOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.")]
 
+EpsilonOption = Annotated[
+    float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
+]
+DPOption = Annotated[
+    list[str] | None,
+    typer.Option("--dp", help="NAME=VALUE, another setting of differential privacy, see `privacy settings`."),
+]
+
 
 def demo(data_root: RootOption = None, out: OutOption = None) -> None:
     """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is found)."""
@@ -57,6 +65,8 @@ def run(
     split: Annotated[str, typer.Option(help="official, or patient (disjoint by patient).")] = "official",
     seed: Annotated[int, typer.Option(help="Seed of the split, the phantom set and training.", min=0)] = 0,
     site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
+    epsilon: EpsilonOption = None,
+    dp: DPOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,
 ) -> None:
@@ -64,7 +74,7 @@ def run(
     if engine not in get_args(Engine):
         raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
     reader, root = find_root(data, data_root)
-    options = _options(option or [], rounds=rounds, local_epochs=local_epochs)
+    options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     job = JobSpec.from_dict(
         {
             "method": method,
@@ -73,6 +83,7 @@ def run(
             "split": {"kind": split, "seed": seed},
             "backbone": bundled_for(reader) if backbone == "auto" else backbone,
             "seed": seed,
+            "dp": named_values(dp or [], epsilon=epsilon) or None,
         }
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -99,7 +110,11 @@ def methods() -> None:
         console.print(table)
 
 
-def _options(pairs: list[str], **named: Any) -> dict[str, Any]:
+def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
+    """What NAME=VALUE pairs say, values as JSON or else as text, beside what has an option of its own.
+
+    Raises `ConfigError` for a text without an equals sign.
+    """
     options = {name: value for name, value in named.items() if value is not None}
     for pair in pairs:
         name, separator, value = pair.partition("=")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from medfedvqa.data.images import load_image
+from medfedvqa.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Row:
     """The privacy unit: VQA-RAD's case, SLAKE's image, the phantom's patient."""
     image: Path = field(repr=False)
     """The picture's file; in a set that draws its pictures, merely the picture's name."""
+
+    def __post_init__(self) -> None:
+        if not self.patient.strip():
+            raise DataError(f"row {self.index} names no patient: privacy is kept by patient, so every row needs one")
 
 
 def load_file(row: Row, size: int) -> torch.Tensor:

@@ -46,6 +46,8 @@ class SiteData:
     validate: Examples = field(repr=False)
     test: Examples = field(repr=False)
     pictures: Pictures = field(repr=False)
+    trained_patients: frozenset[str] = field(repr=False)
+    """The keys of all patients with train or validation rows: those whom a model can tell something about."""
 
 
 def load_site(reader: str, root: Path | None, organ: str, split: Split, seed: int = 0) -> SiteData:
@@ -75,7 +77,8 @@ def build_site(data: VQAData, organ: str, split: Split) -> SiteData:
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
-    return SiteData(data.name, organ, answers, train, validate, test, pictures)
+    trained = frozenset(row.patient for row in (*rows.train, *rows.validate))
+    return SiteData(data.name, organ, answers, train, validate, test, pictures, trained)
 
 
 def answer_space(train: Sequence[Row]) -> tuple[str, ...]:

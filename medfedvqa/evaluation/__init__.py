@@ -3,7 +3,7 @@
 from medfedvqa.evaluation.accuracy import Proportion, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
 from medfedvqa.evaluation.plots import draw_plots
-from medfedvqa.evaluation.results import results_schema, write_results
+from medfedvqa.evaluation.results import add_scores, results_schema, write_results
 from medfedvqa.evaluation.table import write_table
 from medfedvqa.evaluation.transcript import Transcript, load_transcript, save_transcript
 
@@ -14,6 +14,7 @@ __all__ = [
     "RunFacts",
     "Score",
     "Transcript",
+    "add_scores",
     "draw_plots",
     "load_transcript",
     "percent",

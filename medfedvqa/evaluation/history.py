@@ -27,6 +27,11 @@ class RoundRecord:
 
     Empty where the method weighs nothing.
     """
+    epsilon: dict[str, list[float]] = field(default_factory=dict)
+    """By site, the job's epsilon before and after the site's last message, in nats at the job's delta.
+
+    Empty without differential privacy.
+    """
 
 
 @dataclass
@@ -77,3 +82,5 @@ class RunFacts:
     engine: str
     sites: tuple[str, ...]
     rounds_planned: int
+    dp: dict[str, Any] | None = None
+    """The settings of differential privacy and the noise that follows from them; None without."""

@@ -13,7 +13,7 @@ from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BASELINES = ("majority", "question_prior", "local")
 RESULTS = "results.json"
 DISTRIBUTIONS = {
@@ -26,17 +26,40 @@ DISTRIBUTIONS = {
 
 
 def write_results(
-    out: Path, facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None = None
+    out: Path, facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None = None
 ) -> dict[str, Any]:
     """Write `results.json` in the folder `out`, whole or not at all, and return what it holds.
 
-    `scores` covers every site, or is empty while the run goes on; `failure` is a sentence that says why
-    the run ended without its result. The format is `results_schema()`.
+    `scores` covers every site, is empty if the sites keep theirs, and None while the run goes on; `failure` is a
+    sentence that says why the run ended without its result. The format is `results_schema()`.
     Raises `ConfigError` if the scores are of other sites than the run's.
     """
     if scores and set(scores) != set(facts.sites):
         raise ConfigError("the scores must cover exactly the sites of the run, or none of them")
-    document = _document(facts, history, scores, failure)
+    return _write(out, _document(facts, history, scores, failure))
+
+
+def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Complete the `results.json` of a run whose sites kept their scores, where all of them are at hand.
+
+    Raises `ConfigError` if the scores are of other sites than the run's.
+    """
+    document = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+    if set(scores) != set(document["sites"]):
+        raise ConfigError("the scores must cover exactly the sites of the run")
+    for site, score in scores.items():
+        document["sites"][site] |= _scored(score)
+    document["average"] = _average(scores)
+    document["notes"].remove(_KEPT)
+    document["notes"] += [_ADDED, *_shortfalls(document["method"], scores)]
+    return _write(out, document)
+
+
+_KEPT = "The test results stay at the sites: they were not released to the server."
+_ADDED = "The test results were not released to the server: they are the sites' own, put together on this machine."
+
+
+def _write(out: Path, document: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(out / RESULTS, f"{text}\n".encode())
     results: dict[str, Any] = json.loads(text)
@@ -49,7 +72,10 @@ def results_schema() -> dict[str, Any]:
     return schema
 
 
-def _document(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> dict[str, Any]:
+def _document(
+    facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None
+) -> dict[str, Any]:
+    known = scores or {}
     return {
         "schema_version": SCHEMA_VERSION,
         "status": _status(facts, history, scores, failure),
@@ -65,17 +91,18 @@ def _document(facts: RunFacts, history: History, scores: Mapping[str, Score], fa
         "engine": facts.engine,
         "rounds_planned": facts.rounds_planned,
         "seconds": sum(record.seconds for record in history.rounds),
-        "average": _average(scores),
-        "sites": {site: _site(site, facts, history, scores.get(site)) for site in facts.sites},
+        "dp": facts.dp,
+        "average": _average(known),
+        "sites": {site: _site(site, facts, history, known.get(site)) for site in facts.sites},
         "rounds": [_round(record, facts.sites) for record in history.rounds],
         "versions": _versions(),
     }
 
 
-def _status(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> str:
+def _status(facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None) -> str:
     if failure is not None:
         return "failed"
-    if not scores:
+    if scores is None:
         return "running"
     return "finished" if len(history.rounds) >= facts.rounds_planned else "stopped"
 
@@ -110,24 +137,32 @@ def _accuracy(answered: Proportion | None) -> dict[str, Any] | None:
 
 def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> dict[str, Any]:
     """One site's entry; without a score, what it would tell is null."""
-    answered = _answered(score) if score else {}
-    own = _accuracy(answered.get("method")) or {"correct": None, "accuracy": None, "interval": None}
     taken_part = [record for record in history.rounds if site in record.site_seconds]
     return {
         "organ": site,
         "data": facts.data,
         "backbone": _backbone(facts),
-        "n": score.rows if score else None,
-        "train_rows": score.train_rows if score else None,
-        **own,
-        "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
+        **_scored(score),
         "rounds": len(taken_part),
+        "epsilon": next((record.epsilon[site][1] for record in reversed(taken_part) if site in record.epsilon), None),
         "seconds": sum(record.site_seconds[site] for record in taken_part),
         "bytes": {
             "up": sum(record.bytes_up.get(site, 0) for record in history.rounds) + history.closing_up.get(site, 0),
             "down": sum(record.bytes_down.get(site, 0) for record in history.rounds)
             + history.closing_down.get(site, 0),
         },
+    }
+
+
+def _scored(score: Score | None) -> dict[str, Any]:
+    """The part of a site's entry that comes from its score."""
+    answered = _answered(score) if score else {}
+    own = _accuracy(answered.get("method")) or {"correct": None, "accuracy": None, "interval": None}
+    return {
+        "n": score.rows if score else None,
+        "train_rows": score.train_rows if score else None,
+        **own,
+        "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
     }
 
 
@@ -147,15 +182,23 @@ def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
 
 def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
     traffic = {site: {"up": record.bytes_up.get(site, 0), "down": record.bytes_down.get(site, 0)} for site in sites}
-    return {"round": record.round, "seconds": record.seconds, "accuracy": record.accuracy, "bytes": traffic}
+    return {
+        "round": record.round,
+        "seconds": record.seconds,
+        "accuracy": record.accuracy,
+        "bytes": traffic,
+        "epsilon": record.epsilon,
+    }
 
 
-def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score], failure: str | None) -> list[str]:
+def _notes(
+    facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None
+) -> list[str]:
     """What a reader of the figures must know, in sentences."""
     notes = []
     if failure is not None:
         notes.append(f"The run failed: {failure.rstrip('.')}.")
-    elif scores and len(history.rounds) < facts.rounds_planned:
+    elif scores is not None and len(history.rounds) < facts.rounds_planned:
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
     if _seen_test_data(facts):
         notes.append(
@@ -166,9 +209,15 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score], failu
         notes.append(f"What the backbone {facts.backbone} was trained on is unknown: it may have seen the test data.")
     elif facts.data is None:
         notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
-    for name, label in (("method", facts.method), ("local", "Local training")):
-        notes.extend(_not_better_than_prior(name, label, scores))
-    return notes
+    if scores == {} and failure is None:
+        notes.append(_KEPT)
+    return [*notes, *_shortfalls(facts.method, scores or {})]
+
+
+def _shortfalls(method: str, scores: Mapping[str, Score]) -> list[str]:
+    """A sentence for each trained way of answering that the bare question beats somewhere."""
+    ways = (("method", method), ("local", "Local training"))
+    return [note for name, label in ways for note in _not_better_than_prior(name, label, scores)]
 
 
 def _not_better_than_prior(name: str, label: str, scores: Mapping[str, Score]) -> list[str]:

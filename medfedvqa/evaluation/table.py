@@ -57,8 +57,17 @@ def facts_line(results: Results) -> str:
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",
         f"bytes per site and round: {_traffic(results, 'up')} up, {_traffic(results, 'down')} down",
+        *_privacy(results),
     ]
     return "; ".join(facts) + "."
+
+
+def _privacy(results: Results) -> list[str]:
+    """What the run cost each patient at most."""
+    if results["dp"] is None:
+        return []
+    spent = max((entry["epsilon"] or 0.0 for entry in results["sites"].values()), default=0.0)
+    return [f"epsilon {spent:.2f} per patient at delta {results['dp']['delta']:g}"]
 
 
 def _heading(site: str, entry: Mapping[str, Any]) -> str:

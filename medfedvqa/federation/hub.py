@@ -9,7 +9,7 @@ import numpy as np
 
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
-from medfedvqa.methods import Tensors
+from medfedvqa.methods import EPSILON, Tensors
 from privacy import AggregationError, Reliability, mean, mix
 
 
@@ -57,6 +57,7 @@ class ServerHub:
         self._tally = _Tally(sites)
         self._weights: dict[str, np.ndarray] = {}
         self._accuracy: dict[str, float] = {}
+        self._epsilon: dict[str, list[float]] = {}
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count, each recorded as it ends; none begins once `stop` says so."""
@@ -84,7 +85,9 @@ class ServerHub:
             self._tally.add(site, messages[site], tensors, seconds)
             if "accuracy" in tensors:
                 self._accuracy[site] = float(tensors["accuracy"])
-        return {site: reply.tensors for site, reply in replies.items()}
+            if EPSILON.name in tensors:
+                self._epsilon[site] = tensors[EPSILON.name].tolist()
+        return {site: _contributed(reply.tensors) for site, reply in replies.items()}
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`."""
@@ -121,8 +124,14 @@ class ServerHub:
                 bytes_down=self._tally.down,
                 accuracy=dict(self._accuracy),
                 reliability={name: weights.tolist() for name, weights in self._weights.items()},
+                epsilon=dict(self._epsilon),
             )
         )
+
+
+def _contributed(tensors: Tensors) -> Tensors:
+    """What the site's method sent, without what the privacy accounting put beside it."""
+    return {name: array for name, array in tensors.items() if name != EPSILON.name}
 
 
 class _Tally:

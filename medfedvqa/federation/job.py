@@ -5,8 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from audits import Offer
 from medfedvqa.data import Split
-from medfedvqa.methods import checked, create
+from medfedvqa.methods import Method, checked, create
+from privacy import DPSettings
 
 ANY_DATA = "any"
 
@@ -20,6 +22,21 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     split: Split = Field(default_factory=Split)
     backbone: str = Field("medclip-slake", description="name of the frozen backbone, never a path")
     seed: int = 0
+    dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
+    min_sites: int = Field(1, ge=1, description="the job does not begin with fewer sites")
+
+    def build(self) -> Method[Any]:
+        """The configured method. Raises `ConfigError`."""
+        return create(self.method, self.options, self.dp)
+
+    @property
+    def least_sites(self) -> int:
+        """The fewest sites that this job begins with."""
+        return max(self.min_sites, self.build().least_sites)
+
+    def offer(self) -> Offer:
+        """What the job promises its sites, to hold against their policies."""
+        return Offer(self.min_sites, delta=self.dp and self.dp.delta, unit=self.dp and self.dp.unit)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -29,5 +46,5 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":
         """Strict; also checks the method's options. Raises `ConfigError`."""
         spec = checked(cls, job, "job")
-        create(spec.method, spec.options)
+        spec.build()
         return spec

@@ -1,5 +1,6 @@
 """From what a user asked for to a running job: checked first, so that nothing is written for a job that cannot run."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -8,12 +9,12 @@ from typing import Any, Literal
 
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
-from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
-from medfedvqa.methods import create
 from medfedvqa.models import load_backbone
 
 Engine = Literal["local", "simulator", "provisioned"]
@@ -52,10 +53,8 @@ def plan(
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"'{out}' already holds a run: choose another folder, or remove it")
-    method = create(job.method, job.options)
     sites = sites or organs(job.data, root)
-    if len(sites) < method.least_sites:
-        raise ConfigError(f"'{job.method}' needs at least {method.least_sites} sites; there is {len(sites)}")
+    check_sites(job, len(sites))
     for site in sites:
         load_site(job.data, root, site, job.split, job.seed)
     load_backbone(job.backbone, backbone_files or {})
@@ -77,6 +76,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 threads=launch.threads,
                 state=str((folder / "state").resolve()),
                 audit=str((folder / "audit").resolve()),
+                ledger=str((folder / "ledger").resolve()),
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
             ),
@@ -93,8 +93,21 @@ def run(
     if engine == "local":
         sites = {site: load_site_config(path, site) for site, path in paths.items()}
         with closing(LocalEngine(sites, launch.job, launch.out.name)) as local:
-            return serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop)
-    # FLARE takes seconds to import, and the in-process engine does without it.
-    from medfedvqa.federation.flare.engine import run_on_flare
+            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop)
+    else:
+        # FLARE takes seconds to import, and the in-process engine does without it.
+        from medfedvqa.federation.flare.engine import run_on_flare
 
-    return run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+        results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+    return results if launch.job.dp is None else _with_kept_scores(launch)
+
+
+def _with_kept_scores(launch: Launch) -> dict[str, Any]:
+    """Whoever runs all sites on one machine may look at what each of them keeps."""
+    scores = {}
+    for site in launch.sites:
+        (kept,) = (launch.out / "sites" / site / "state").glob("*.evaluate.json")
+        scores[site] = score_of(json.loads(kept.read_text(encoding="utf-8")))
+    results = add_scores(launch.out, scores)
+    write_table(launch.out, results)
+    return results

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from audits import AuditError
-from medfedvqa.errors import FederationError, MedfedvqaError
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
@@ -32,7 +32,7 @@ class LocalEngine:
             began = time.monotonic()
             try:
                 answer = self._runtime(site).handle(task, round, tensors)
-            except (MedfedvqaError, AuditError) as error:
+            except ACTIONABLE as error:
                 raise FederationError(f"site '{site}' stopped the job: {error}") from error
             replies[site] = Reply(answer, time.monotonic() - began)
             answered(site)
@@ -44,7 +44,7 @@ class LocalEngine:
         self._running.move_to_end(site)
         if len(self._running) > self._resident:
             _, longest_idle = self._running.popitem(last=False)
-            longest_idle.close()
+            longest_idle.close(ended=False)
         return self._running[site]
 
     def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:

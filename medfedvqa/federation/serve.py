@@ -1,16 +1,15 @@
 """The server's side of a job, the same for every engine: run the method, write what came of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from audits import AuditError
-from medfedvqa.errors import ConfigError, MedfedvqaError
+from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
+from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import Call, Event, ServerHub
 from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.methods import Tensors, create
 from medfedvqa.models import seen_by
 
 
@@ -28,9 +27,8 @@ def serve_job(
     Results are written after every round, so that an interrupted run leaves what it reached.
     Returns the results. Raises `FederationError` (a site refused or failed), after having recorded it.
     """
-    method = create(job.method, job.options)
-    if len(sites) < method.least_sites:
-        raise ConfigError(f"method '{job.method}' needs at least {method.least_sites} sites; this job has {len(sites)}")
+    method = job.build()
+    check_sites(job, len(sites))
     seen = seen_by(job.backbone)
     facts = RunFacts(
         method=job.method,
@@ -43,18 +41,19 @@ def serve_job(
         engine=engine,
         sites=sites,
         rounds_planned=method.config.rounds,
+        dp=job.dp and {**asdict(job.dp), "noise": method.noise.gradients, "count_noise": method.noise.counts},
     )
 
     def ended(history: History) -> None:
-        write_results(out, facts, history, {})
+        write_results(out, facts, history, None)
 
     hub = ServerHub(sites, call, watch, stop, ended)
     try:
         uploads = method.serve(hub)
-    except (MedfedvqaError, AuditError) as error:
-        write_results(out, facts, hub.history, {}, failure=str(error))
+    except ACTIONABLE as error:
+        write_results(out, facts, hub.history, None, failure=str(error))
         raise
-    scores = {site: _score(tensors) for site, tensors in uploads.items()}
+    scores = {site: score_of(tensors) for site, tensors in uploads.items() if tensors}
     results = write_results(out, facts, hub.history, scores)
     write_table(out, results)
     save_transcript(out, hub.history)
@@ -62,6 +61,13 @@ def serve_job(
     return results
 
 
-def _score(counts: Tensors) -> Score:
+def check_sites(job: JobSpec, count: int) -> None:
+    """Raises `ConfigError` if the job asks for more sites than there are, or its method needs more."""
+    if count < job.least_sites:
+        raise ConfigError(f"this job of '{job.method}' needs at least {job.least_sites} sites; there is {count}")
+
+
+def score_of(counts: Mapping[str, Any]) -> Score:
+    """The counts of a task `evaluate`, by name."""
     figures: dict[str, Any] = {name: int(count) for name, count in counts.items()}
     return Score(**{"local_correct": None, **figures})

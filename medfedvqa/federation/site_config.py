@@ -24,18 +24,36 @@ data:
 device: {device}
 threads: {threads}
 
-# Where the site's own models rest between tasks, and the log of everything that left.
+# Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
+# what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together.
 state: {state}
 audit: {audit}
+ledger: {ledger}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
 
-# What may leave. Everything else is refused.
+# What may leave, and what a job must offer. Everything else is refused; a job may only be stricter.
 policy:
   methods: {methods}
-  kinds: [parameters, statistic]
+  kinds: [parameters, statistic, public]
+  # Whether all that depends on data must be under differential privacy; what all jobs together, and one job, may
+  # cost any patient (epsilon, in nats; null: no limit); the largest delta, below 1 over the number of patients.
+  require_dp: {require_dp}
+  max_epsilon: {max_epsilon}
+  max_epsilon_per_job: {max_epsilon_per_job}
+  delta: {delta}
+  unit: patient
+  # Whether the server may see single sites' contributions, and the fewest sites that a job must ask for.
+  require_secagg: {require_secagg}
+  min_sites: {min_sites}
 """
+
+DEFAULTS: dict[str, Any] = {
+    "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
+    "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
+    "require_secagg": False, "min_sites": 1,
+}  # fmt: skip
 
 
 class _Data(BaseModel, frozen=True, extra="forbid"):
@@ -55,8 +73,11 @@ class SiteConfig(BaseModel):
     threads: int = Field(1, ge=1)
     state: Path
     audit: Path
+    ledger: Path
     backbones: dict[str, Path] = Field(default_factory=dict)
     policy: SitePolicy
+    repeatable_noise: int | None = None
+    """For tests: a seed for noise that repeats, and so protects nobody; charges made with it are marked void."""
 
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
@@ -76,6 +97,7 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
             "data": config.data.model_copy(update={"root": root}),
             "state": folder / config.state,
             "audit": folder / config.audit,
+            "ledger": folder / config.ledger,
             "backbones": {label: folder / file for label, file in config.backbones.items()},
         }
     )
@@ -83,8 +105,8 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
 
 def site_yaml(**values: Any) -> str:
     """The commented `site.yml` with these values filled in."""
-    defaults = {"root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "backbones": {}}
-    filled = {**defaults, **values}
+    filled = {**DEFAULTS, **values}
     plain = {key: yaml.safe_dump(value, default_flow_style=True, width=math.inf) for key, value in filled.items()}
     plain = {key: text.removesuffix("\n").removesuffix("\n...") for key, text in plain.items()}
-    return TEMPLATE.format(**plain)
+    seed = plain.get("repeatable_noise")
+    return TEMPLATE.format(**plain) + (f"repeatable_noise: {seed}\n" if seed else "")

@@ -2,6 +2,7 @@
 
 from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods.base import (
+    EPSILON,
     Hub,
     Method,
     MethodConfig,
@@ -16,6 +17,7 @@ from medfedvqa.methods.base import (
 )
 
 __all__ = [
+    "EPSILON",
     "Hub",
     "Method",
     "MethodConfig",

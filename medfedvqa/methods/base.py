@@ -3,19 +3,24 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
+from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, BackboneShape
-from privacy import Reliability
+from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
 
 State = dict[str, Any]
 """What a site keeps between tasks: tensors and plain values, nested in dicts."""
+
+
+EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
+"""Goes with every message that is charged: it follows from the job's settings alone."""
 
 
 class MethodConfig(BaseModel, frozen=True, extra="forbid"):
@@ -37,6 +42,8 @@ class Site:
     backbone: Backbone
     device: str
     seed: int
+    randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
+    """Where the noise of differential privacy comes from; no seed of a job reaches it."""
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def derive(self, key: object, make: Callable[[], Derived]) -> Derived:
@@ -82,8 +89,11 @@ class Method(ABC, Generic[Config]):
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, dp: DPSettings | None = None) -> None:
+        """`dp`: train under differential privacy. Raises `ConfigError` if this method, so configured, cannot."""
+        self.config, self.dp = config, dp
+        if dp is not None and not self._job_cost.steps:
+            raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
 
     @property
     def least_sites(self) -> int:
@@ -93,6 +103,47 @@ class Method(ABC, Generic[Config]):
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Everything that travels, for a backbone of this shape."""
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """A whole job's tasks in order, each with its round; methods that train under differential privacy say them."""
+        yield from ()
+
+    def cost(self, task: str) -> Cost:
+        """What one run of a task takes from a patient's data, under `dp`."""
+        return Cost()
+
+    @property
+    def _job_cost(self) -> Cost:
+        return sum((self.cost(task) for task, _ in self.tasks()), Cost())
+
+    @cached_property
+    def noise(self) -> NoiseLevels:
+        """The noise that keeps a whole job within its `dp` settings, the same at every site."""
+        if self.dp is None:
+            raise ConfigError("the job trains without differential privacy, so it has no noise")
+        return self.dp.levels(self._job_cost)
+
+    def plan(self) -> tuple[Planned, ...]:
+        """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""
+        if self.dp is None:
+            return ()
+        costs = ((task, round, self.cost(task)) for task, round in self.tasks())
+        return tuple(
+            Planned(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
+        )
+
+    def final_exchange(self, shape: BackboneShape) -> Exchange:
+        """What really travels. Under differential privacy, tensors of a task that is charged say so and the epsilon
+        goes with them; what a task that is not charged would send stays at the site."""
+        exchange = self.exchange(shape)
+        if self.dp is None:
+            return exchange
+        return replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
+
+    def _private(self, task: TaskSpec) -> TaskSpec:
+        if self.cost(task.name) == Cost():
+            return replace(task, up=())
+        return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
     @abstractmethod
     def setup(self, site: Site) -> State:
@@ -143,10 +194,10 @@ def method_type(name: str) -> type[Method[Any]]:
     return _METHODS[name]
 
 
-def create(name: str, options: Mapping[str, Any]) -> Method[Any]:
+def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None) -> Method[Any]:
     """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
     kind = method_type(name)
-    return kind(checked(kind.config_type, options, f"method '{name}'"))
+    return kind(checked(kind.config_type, options, f"method '{name}'"), dp)
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:

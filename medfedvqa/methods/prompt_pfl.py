@@ -4,6 +4,7 @@ Each site trains prompts P and an answer head on a frozen CLIP; the server sends
 mixed by reliability, as its shared prompt S (Eqs. 8, 10, 11).
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +14,10 @@ from pydantic import Field
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts, register
+from medfedvqa.methods.private_training import PrivateTrainer, private_steps
 from medfedvqa.methods.training import SiteTrainer, TrainConfig
 from medfedvqa.models import BackboneShape, ModelConfig, prompt_shapes
-from privacy import Reliability
+from privacy import Cost, Reliability
 
 ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 
@@ -109,6 +111,18 @@ class PromptPFL(Method[PromptPFLConfig]):
             ),
         )
 
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """The first round, the others, and the evaluation."""
+        yield "start", 1
+        yield from (("train", number) for number in range(2, self.config.rounds + 1))
+        yield "evaluate", self.config.rounds
+
+    def cost(self, task: str) -> Cost:
+        """Local steps, and the accuracy that weighs the site's prompts."""
+        if self.dp is None or task == "evaluate":
+            return Cost()
+        return Cost(steps=private_steps(self.config.training, self.dp), counts=1)
+
     def setup(self, site: Site) -> State:
         """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
         return self._trainer(site).new(site.seed)
@@ -132,9 +146,7 @@ class PromptPFL(Method[PromptPFLConfig]):
             "prior_correct": question_prior_correct(data.train, data.test),
         }
         if self._trains_alone:
-            alone = self.setup(site)
-            for number in range(1, round + 1):
-                alone = trainer.train(alone, None, number, site.task_seed("train", number))
+            alone = self._alone(site, round)
             reply["local_correct"] = trainer.correct(alone, data.test, None)
         return state, {name: np.array(value, np.int64) for name, value in reply.items()}
 
@@ -160,16 +172,25 @@ class PromptPFL(Method[PromptPFLConfig]):
     def _reliability(self) -> Reliability:
         return Reliability(self.config.mode, by_block=self.config.similarity == "block")
 
+    def _alone(self, site: Site, rounds: int) -> State:
+        """The same model, trained without the other sites and without noise: neither it nor its score is released
+        where a site is under differential privacy."""
+        trainer, state = SiteTrainer(site, self.config.model, self.config.training), self.setup(site)
+        for number in range(1, rounds + 1):
+            state = trainer.train(state, None, number, site.task_seed("train", number))
+        return state
+
     def _trainer(self, site: Site) -> SiteTrainer:
-        return SiteTrainer(site, self.config.model, self.config.training)
+        model, training = self.config.model, self.config.training
+        if self.dp is None:
+            return SiteTrainer(site, model, training)
+        return PrivateTrainer(site, model, training, self.dp, self.noise)
 
     def _train(self, site: Site, state: State, shared: Any, round: int) -> tuple[State, Tensors]:
         trainer = self._trainer(site)
         state = trainer.train(state, shared, round, site.task_seed("train", round))
-        rows = site.data.validate
-        accuracy = trainer.correct(state, rows, shared) / max(1, len(rows))
         reply = trainer.prompts(state) if self.config.sharing else {}
-        return state, {**reply, "accuracy": np.array(accuracy, np.float32)}
+        return state, {**reply, "accuracy": np.array(trainer.accuracy(state, shared), np.float32)}
 
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:

@@ -44,39 +44,58 @@ class SiteTrainer:
 
     def train(self, state: State, shared: Prompts | None, round: int, seed: int) -> State:
         """One round's local steps (Eq. 8): L = CE + alpha L_d + beta ||w_mlp||^2; `shared` is a constant."""
-        config, generator = self._config, torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         model, shared = self._restore(state), self._on_device(shared)
         optimizer = self._optimizer(model, round)
         if state["optimizer"]:
             rate = optimizer.param_groups[0]["lr"]
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0]["lr"] = rate
-        for rows in self._rows(generator):
-            shown = torch.randint(config.views, (len(self._site.data.pictures),), generator=generator)
-            batch = self._batch(self._site.data.train, rows, shown)
-            loss = answer_loss(model(batch, shared, generator), batch.answers)
-            loss = loss + config.beta * weight_penalty(model.head)
-            if shared:
-                per_block = config.similarity == "block"
-                loss = loss + config.alpha * prompt_distance(model.prompts, shared, per_block)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        self._learn(model, optimizer, shared, generator)
         return {"model": model.state(), "optimizer": optimizer.state_dict()}
+
+    def accuracy(self, state: State, shared: Prompts | None) -> float:
+        """Share of the validation rows that the model answers right, as it is released; 0 without any."""
+        rows = self._site.data.validate
+        return self.correct(state, rows, shared) / max(1, len(rows))
 
     @torch.no_grad()
     def correct(self, state: State, rows: Examples, shared: Prompts | None) -> int:
         """How many of these rows the model answers right."""
+        return int(self._right(state, rows, shared).sum())
+
+    def _right(self, state: State, rows: Examples, shared: Prompts | None) -> torch.Tensor:
+        """Whether the model answers each of these rows right, bool [rows]."""
         model, shared = self._restore(state), self._on_device(shared)
-        right = 0
+        right = torch.zeros(len(rows), dtype=torch.bool)
         for part in torch.arange(len(rows)).split(self._config.batch_rows):
             batch = self._batch(rows, part, torch.zeros(len(self._site.data.pictures), dtype=torch.int64))
-            right += int(model(batch, shared).argmax(dim=1).eq(batch.answers).sum())
+            right[part] = model(batch, shared).argmax(dim=1).eq(batch.answers).cpu()
         return right
 
     def prompts(self, state: State) -> Tensors:
         """The local prompts, float32 [blocks, tokens, width] each."""
         return {name: tensor.numpy(force=True) for name, tensor in state["model"].items() if name.startswith("prompt.")}
+
+    def _learn(
+        self, model: SiteModel, optimizer: torch.optim.Optimizer, shared: Prompts | None, generator: torch.Generator
+    ) -> None:
+        """All steps of one round."""
+        for rows in self._rows(generator):
+            batch = self._batch(self._site.data.train, rows, self._shown(generator))
+            loss = answer_loss(model(batch, shared, generator), batch.answers) + self._penalty(model, shared)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def _penalty(self, model: SiteModel, shared: Prompts | None) -> torch.Tensor:
+        """The terms of the loss that depend on no data."""
+        config = self._config
+        penalty = config.beta * weight_penalty(model.head)
+        if shared:
+            per_block = config.similarity == "block"
+            penalty = penalty + config.alpha * prompt_distance(model.prompts, shared, per_block)
+        return penalty
 
     def _rows(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
         train, config = self._site.data.train, self._config
@@ -95,11 +114,21 @@ class SiteTrainer:
             pictures = views(pictures, self._config.views, self._site.seed).flatten(0, 1)
         return FrozenCache(backbone, self._model, pictures, questions)
 
-    def _batch(self, examples: Examples, rows: torch.Tensor, shown: torch.Tensor) -> Batch:
-        """These rows, with the view `shown` of each picture, int64 [pictures]; view 0 is the picture itself."""
+    def _shown(self, generator: torch.Generator) -> torch.Tensor:
+        """A view of each picture, int64 [pictures]."""
+        return torch.randint(self._config.views, (len(self._site.data.pictures),), generator=generator)
+
+    def _batch(
+        self, examples: Examples, rows: torch.Tensor, shown: torch.Tensor, owners: torch.Tensor | None = None
+    ) -> Batch:
+        """These rows, with the view `shown` of each picture, int64 [pictures]; view 0 is the picture itself.
+
+        `owners`: whose each row is, int64 [rows], where patients need prompts of their own.
+        """
         pictures = examples.pictures[rows]
         questions = self._cache.question_ids([examples.questions[row] for row in rows.tolist()])
-        return self._cache.batch(pictures * self._config.views + shown[pictures], questions, examples.answers[rows])
+        shown_pictures = pictures * self._config.views + shown[pictures]
+        return self._cache.batch(shown_pictures, questions, examples.answers[rows], owners)
 
     def _build(self, generator: torch.Generator) -> SiteModel:
         return SiteModel(self._site.backbone, self._model, len(self._site.data.answers), generator)

@@ -41,21 +41,29 @@ def initial(shape: PromptShape, std: float, generator: torch.Generator) -> torch
 
 @dataclass(frozen=True)
 class JoinedPrompts:
-    """Prompt tokens as attention takes them: [blocks, tokens, width], or [items, blocks, tokens, width] with
-    other tokens for each item of a batch.
+    """Prompt tokens as attention takes them: [blocks, tokens, width], or [owners, blocks, tokens, width] with
+    other tokens for each owner of items in a batch.
 
     `placing`: they join keys and values `before` these are projected (Eqs. 4-5 as printed) or `after`.
+    `owner`: whose each item is, int64 [items], where owners have tokens of their own.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     placing: Placing
+    owner: torch.Tensor | None = None
 
 
-def join(local: torch.Tensor, shared: torch.Tensor | None, joining: Joining, placing: Placing) -> JoinedPrompts:
+def join(
+    local: torch.Tensor,
+    shared: torch.Tensor | None,
+    joining: Joining,
+    placing: Placing,
+    owner: torch.Tensor | None = None,
+) -> JoinedPrompts:
     """Split the local and the shared prompt each into keys and values, then join the halves.
 
-    `local`: [blocks, length, width] or [items, blocks, length, width]; `shared`: [blocks, length, width], a constant,
+    `local`: [blocks, length, width] or [owners, blocks, length, width]; `shared`: [blocks, length, width], a constant,
     or None before the first exchange. `concatenate` gives length tokens in each block, length / 2 without a shared
     prompt; `add` always length / 2. Raises `ConfigError` if the two do not fit.
     """
@@ -69,4 +77,4 @@ def join(local: torch.Tensor, shared: torch.Tensor | None, joining: Joining, pla
         else:
             keys = torch.cat([keys, shared_keys], dim=-2)
             values = torch.cat([values, shared_values], dim=-2)
-    return JoinedPrompts(keys, values, placing)
+    return JoinedPrompts(keys, values, placing, owner)

@@ -4,7 +4,7 @@
   once per picture and question (`FrozenCache`), and nothing of it is kept for the backward pass.
 - Questions are cut at their end token and share the states of common beginnings (`layouts`).
 - In the last block only the position that is pooled has a query.
-- Prompts are projected once for the batch, unless every item has its own.
+- Prompts are projected once for the batch, or once for each owner of items in it.
 """
 
 from collections.abc import Sequence
@@ -128,7 +128,9 @@ def _project(block: ResidualAttentionBlock, prompts: JoinedPrompts, index: int) 
     if prompts.placing == "before":
         weights, biases = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
         keys, values = F.linear(keys, weights[1], biases[1]), F.linear(values, weights[2], biases[2])
-    return (keys, values) if keys.dim() == 3 else (keys[None], values[None])
+    if prompts.owner is None:
+        return keys[None], values[None]
+    return keys.index_select(0, prompts.owner), values.index_select(0, prompts.owner)
 
 
 def _block(

@@ -183,9 +183,9 @@ class SiteModel(nn.Module):
         return self.head(torch.cat(parts, dim=-1), generator)
 
     def _joined(self, name: str, local: Prompts, shared: Prompts | None, items: Distinct) -> JoinedPrompts:
-        own = local[name]
+        own, owner = local[name], None
         if own.dim() == 4:
-            if items.owner is None:
+            owner = items.owner
+            if owner is None:
                 raise ConfigError("prompts of several owners need a batch that was gathered with owners")
-            own = own[items.owner]
-        return join(own, shared[name] if shared else None, self.config.joining, self.config.placing)
+        return join(own, shared[name] if shared else None, self.config.joining, self.config.placing, owner)

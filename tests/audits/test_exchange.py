@@ -94,7 +94,7 @@ def test_an_undeclared_task_is_an_error_that_does_not_repeat_its_name() -> None:
         {"shape": (2, -1)},
         {"shape": (2.0,)},
         {"shape": (True,)},
-        {"dtype": "float64"},
+        {"dtype": "float16"},
         {"dtype": "object"},
         {"kind": "parameters"},
         {"protection": "none"},

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from audits import (
     AuditError,
     AuditLog,
+    Charged,
     Entry,
     Event,
     Exchange,
     Gate,
     JobContext,
+    JobRefused,
     Kind,
     LogError,
     Outcome,
@@ -36,7 +38,7 @@ from audits import (
     verify,
 )
 
-PROMPT = TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "A prompt.", ("server", "site-2"), Protection.DP)
+PROMPT = TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "A prompt.", ("server", "site-2"), Protection.MASKED)
 ROWS = TensorSpec("rows", (), "int64", Kind.STATISTIC, "A count.")
 EXCHANGE = Exchange(
     "prompt_pfl",
@@ -342,3 +344,48 @@ def test_the_gate_passes_exactly_the_declared_messages(
             with pytest.raises(ReleaseRefused):
                 site.gate.release("t", 0, tensors)
         assert site.entries()[0].outcome is (Outcome.SENT if due else Outcome.REFUSED)
+
+
+NOISY = TensorSpec("noisy", (2,), "float32", Kind.PARAMETERS, "A noisy sum.", protection=Protection.DP)
+FIGURE = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "What it costs.")
+PRIVATE = Exchange("prompt_pfl", (TaskSpec("train", up=(NOISY, FIGURE), down=()),))
+STRICT = SitePolicy(("prompt_pfl",), (Kind.PARAMETERS, Kind.PUBLIC, Kind.STATISTIC), require_dp=True)
+CHARGED = Charged({"delta": 1e-5}, 0.25, 0.75)
+
+
+def private_message() -> Tensors:
+    return {"noisy": np.zeros(2, "float32"), "epsilon": np.array([0.25, 0.75])}
+
+
+def test_what_is_declared_under_differential_privacy_leaves_with_its_charge(tmp_path: Path) -> None:
+    """The entry says what was charged, and the cohort's epsilon before and after."""
+    site = border(tmp_path, PRIVATE, STRICT)
+    site.gate.release("train", 1, private_message(), charged=CHARGED)
+    (entry,) = site.entries()
+    assert (entry.dp_event, entry.epsilon_before, entry.epsilon_after) == ({"delta": 1e-5}, 0.25, 0.75)
+    assert verify(tmp_path).ok
+
+
+def test_without_a_charge_it_does_not_leave(tmp_path: Path) -> None:
+    """A method that forgets to charge releases nothing."""
+    site = border(tmp_path, PRIVATE, STRICT)
+    with pytest.raises(ReleaseRefused, match=re.escape(Reason.UNCHARGED.format(name="noisy"))):
+        site.gate.release("train", 1, private_message())
+    assert [entry.outcome for entry in site.entries()] == [Outcome.REFUSED]
+
+
+def test_a_site_that_requires_differential_privacy_releases_nothing_else_that_depends_on_data(tmp_path: Path) -> None:
+    """Also not beside a charge: the charge stands for other tensors."""
+    bare = Exchange("prompt_pfl", (TaskSpec("train", up=(NOISY, ROWS), down=(ROWS,)),))
+    site = border(tmp_path, bare, STRICT)
+    site.gate.receive("train", 1, {"rows": np.array(17)})
+    with pytest.raises(ReleaseRefused, match=re.escape(Reason.UNPROTECTED.format(name="rows"))):
+        site.gate.release("train", 1, {"noisy": np.zeros(2, "float32"), "rows": np.array(17)}, charged=CHARGED)
+
+
+def test_a_refused_job_is_logged_with_its_reason(site: Site) -> None:
+    """The compliance officer sees what was asked for, and that it was not granted."""
+    with pytest.raises(JobRefused, match="no budget"):
+        site.gate.refuse_job("no budget")
+    (entry,) = site.entries()
+    assert (entry.event, entry.outcome, entry.reason) == (Event.OPEN, Outcome.REFUSED, "no budget")

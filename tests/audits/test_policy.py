@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from audits import Kind, PolicyError, SitePolicy, TensorSpec
+from audits import Kind, Offer, PolicyError, Reason, SitePolicy, TensorSpec
 
 FOUND = {"methods": ["prompt_pfl", "fedavg"], "kinds": ["parameters", "statistic"]}
 SPEC = TensorSpec("shared", (2,), "float32", Kind.PARAMETERS, "A prompt.")
@@ -37,6 +37,22 @@ def test_a_configuration_becomes_a_policy_with_the_server_as_only_peer() -> None
         FOUND | {"kinds": [["parameters"]]},
         FOUND | {"recipients": "server"},
         FOUND | {"recipients": True},
+        FOUND | {"require_dp": "yes"},
+        FOUND | {"require_dp": 1},
+        FOUND | {"require_secagg": None},
+        FOUND | {"require_dp": True, "max_epsilon": 0},
+        FOUND | {"require_dp": True, "max_epsilon": "8"},
+        FOUND | {"require_dp": True, "max_epsilon": float("nan")},
+        FOUND | {"require_dp": True, "max_epsilon_per_job": float("inf")},
+        FOUND | {"require_dp": True, "max_epsilon": True},
+        FOUND | {"max_epsilon": 8},
+        FOUND | {"max_epsilon_per_job": 8},
+        FOUND | {"delta": 0},
+        FOUND | {"delta": 1},
+        FOUND | {"delta": "1e-5"},
+        FOUND | {"unit": "row"},
+        FOUND | {"min_sites": 0},
+        FOUND | {"min_sites": 2.0},
     ],
 )
 def test_a_malformed_configuration_is_refused(found: Any) -> None:
@@ -48,7 +64,7 @@ def test_a_malformed_configuration_is_refused(found: Any) -> None:
 def test_the_digest_is_stable_and_ignores_order() -> None:
     """Logs name policies by digest; two lists that allow the same have the same one."""
     policy = SitePolicy.from_mapping(FOUND)
-    assert policy.digest() == "410055b111272b33d98880cc325e2ac1783104804ae5480f8038d4be35f7516e"
+    assert policy.digest() == "30d9bf8528b3e5292d872339cf7034fb61b691867c2d0f86115858c1319cde0d"
     assert SitePolicy(policy.methods[::-1], policy.kinds[::-1] * 2).digest() == policy.digest()
     assert SitePolicy(policy.methods, policy.kinds[:1]).digest() != policy.digest()
 
@@ -71,3 +87,37 @@ def test_what_is_not_named_is_refused_with_a_reason(policy: SitePolicy, word: st
 def test_what_is_named_is_allowed() -> None:
     """No reason means allowed."""
     assert SitePolicy.from_mapping(FOUND).allows("prompt_pfl", SPEC) is None
+
+
+DEMANDING = SitePolicy.from_mapping(
+    FOUND | {"require_dp": True, "max_epsilon": 8, "delta": 1e-5, "require_secagg": True, "min_sites": 3}
+)
+OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient")
+
+
+@pytest.mark.parametrize(
+    ("offer", "reason"),
+    [
+        (Offer(3, True, None, None), Reason.DP),
+        (Offer(3, True, 1.1e-5, "patient"), Reason.DELTA),
+        (Offer(3, True, 1e-5, "row"), Reason.UNIT.format(unit="patient")),
+        (Offer(3, False, 1e-5, "patient"), Reason.SECAGG),
+        (Offer(2, True, 1e-5, "patient"), Reason.SITES.format(count=3)),
+    ],
+)
+def test_a_job_that_offers_less_than_the_site_demands_is_refused_with_the_reason(offer: Offer, reason: str) -> None:
+    """Each demand by itself is enough to refuse."""
+    assert DEMANDING.refusal(offer) == reason
+
+
+def test_a_job_may_be_stricter_than_the_site() -> None:
+    """More sites, a smaller delta, and protection that nobody asked for."""
+    assert DEMANDING.refusal(OFFER) is None
+    assert DEMANDING.refusal(Offer(5, True, 1e-7, "patient")) is None
+    assert SitePolicy.from_mapping(FOUND).refusal(OFFER) is None
+
+
+@pytest.mark.parametrize("demand", [{"require_dp": True}, {"require_secagg": True}, {"min_sites": 2}, {"delta": 1e-6}])
+def test_every_demand_changes_the_digest(demand: dict[str, Any]) -> None:
+    """The log shows under which demands an entry was written."""
+    assert SitePolicy.from_mapping(FOUND | demand).digest() != SitePolicy.from_mapping(FOUND).digest()

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ QUICK = [
 ]
 
 
-def medfedvqa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def installed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the installed command in a process of its own."""
     shown = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment}
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, env=shown, check=False)
@@ -40,18 +42,18 @@ def run_arguments(backbone: Path, out: Path, *more: str) -> list[str]:
 def test_run_then_verify_then_show(random_backbone: Path, tmp_path: Path) -> None:
     """A run prints the table; `audit verify` finds every log intact; `audit show` lists what left."""
     out = tmp_path / "run"
-    run = medfedvqa(*run_arguments(random_backbone, out, "--rounds", "2"))
+    run = installed(*run_arguments(random_backbone, out, "--rounds", "2"))
     assert run.returncode == 0, run.stderr
     assert "question-only prior" in run.stdout and "prompt_pfl" in run.stdout and "total" in run.stdout
-    verify = medfedvqa("audit", "verify", str(out))
+    verify = installed("audit", "verify", str(out))
     assert verify.returncode == 0 and verify.stdout.count("intact") == 3
-    show = medfedvqa("audit", "show", str(out))
+    show = installed("audit", "show", str(out))
     assert show.returncode == 0 and "prompt.image" in show.stdout and "6 x 4" not in show.stdout
     log = out / "sites" / "head" / "audit" / "log.jsonl"
     log.write_text(log.read_text().replace('"round":1', '"round":7', 1))
-    broken = medfedvqa("audit", "verify", str(out))
+    broken = installed("audit", "verify", str(out))
     assert broken.returncode == 1 and "BROKEN" in broken.stdout and broken.stdout.count("intact") == 2
-    again = medfedvqa(*run_arguments(random_backbone, out, "--rounds", "2"))
+    again = installed(*run_arguments(random_backbone, out, "--rounds", "2"))
     assert again.returncode == 1 and "already holds a run" in again.stderr
 
 
@@ -83,9 +85,16 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["run", "prompt_pfl", "--data", "phantom", "--engine", "cloud"], "unknown engine 'cloud'"),
         (["run", "prompt_pfl", "--data", "phantom", "--backbone", "clip"], "unknown backbone 'clip'"),
         (["audit", "verify", "/nowhere"], "no"),
+        (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "-1"], "'epsilon'"),
+        (["run", "prompt_pfl", "--data", "phantom", "--dp", "noise=1"], "'count_noise'"),
+        (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "1", "--dp", "sigma=2"], "sigma"),
+        (["privacy", "plan", "prompt_pfl"], "--epsilon"),
+        (["privacy", "spent", "--site", "/nowhere/site.yml"], "site.yml"),
     ],
 )
-def test_bad_input_is_one_sentence_and_a_non_zero_exit(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence_and_a_non_zero_exit(
+    medfedvqa: Callable[..., Any], arguments: list[str], said: str, tmp_path: Path
+) -> None:
     """A user's mistake gives an error that names it, no traceback, and no output folder."""
     out = ["--out", str(tmp_path / "run")] if arguments[0] == "run" else []
     done = medfedvqa(*arguments, *out)
@@ -95,15 +104,16 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(arguments: list[str], sai
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]],
+    [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
+    + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )
-def test_every_command_explains_itself(command: list[str]) -> None:
+def test_every_command_explains_itself(medfedvqa: Callable[..., Any], command: list[str]) -> None:
     """--help works for every command."""
     done = medfedvqa(*command, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout
 
 
-def test_options_of_a_method_are_listed_with_their_defaults() -> None:
+def test_options_of_a_method_are_listed_with_their_defaults(medfedvqa: Callable[..., Any]) -> None:
     """`methods` shows each option, its default and what it means."""
     done = medfedvqa("methods")
     assert done.returncode == 0 and "decay_every" in done.stdout and "(paper: 30)" in done.stdout

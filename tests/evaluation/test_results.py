@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation import History, RunFacts, Score, results_schema, write_results
+from medfedvqa.evaluation import History, RunFacts, Score, add_scores, results_schema, write_results
 
 Scores = dict[str, Score]
 TYPES: dict[str, tuple[type, ...]] = {
@@ -87,7 +87,7 @@ def test_every_status_conforms_to_the_schema(
         scores["head"] = Score(0, 0, 295, 0, 0, None)
     failure = "site 'head' refused" if case == "failed" else None
     history.rounds = history.rounds[: {"finished": 3, "before the first round": 0}.get(case, 2)]
-    results = write_results(tmp_path, facts, history, scores if case in ("finished", "stopped") else {}, failure)
+    results = write_results(tmp_path, facts, history, scores if case in ("finished", "stopped") else None, failure)
     assert faults(results, results_schema()) == []
     assert results["status"] == {"before the first round": "running"}.get(case, case)
 
@@ -95,7 +95,10 @@ def test_every_status_conforms_to_the_schema(
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["schema_version"], 2),
+        (["schema_version"], 1),
+        (["dp"], 3.0),
+        (["rounds", 0, "epsilon"], {"chest": [1.0]}),
+        (["sites", "chest", "epsilon"], -1.0),
         (["status"], "done"),
         (["patients"], ["a"]),
         (["notes"], ["a sentence", 1]),
@@ -141,6 +144,7 @@ def test_a_site_s_entry(tmp_path: Path, facts: RunFacts, history: History, score
         "correct": 71,
         "accuracy": 71 / 116,
         "rounds": 3,
+        "epsilon": None,
         "seconds": 1.5,
         "bytes": {"up": 3012, "down": 2000},
     }
@@ -171,7 +175,40 @@ def test_rounds_tell_seconds_accuracy_and_bytes(
         "seconds": 2.0,
         "accuracy": {"chest": 0.25, "abdomen": 0.5, "head": 0.6},
         "bytes": {site: {"up": 1004, "down": 0} for site in facts.sites},
+        "epsilon": {},
     }
+
+
+def test_epsilon_is_told_by_round_and_at_last(
+    tmp_path: Path, facts: RunFacts, history: History, scores: Scores
+) -> None:
+    """Before and after each site's message; a site's own figure is that of its last."""
+    facts = replace(facts, dp={"delta": 1e-5})
+    spent = [0.0, 0.5, 0.75, 1.0]
+    history.rounds = [
+        replace(record, epsilon=dict.fromkeys(facts.sites, [before, after]))
+        for record, before, after in zip(history.rounds, spent, spent[1:], strict=False)
+    ]
+    results = write_results(tmp_path, facts, history, scores)
+    assert faults(results, results_schema()) == []
+    assert results["rounds"][1]["epsilon"]["chest"] == [0.5, 0.75]
+    assert results["sites"]["chest"]["epsilon"] == 1.0
+
+
+def test_scores_that_the_sites_kept_complete_the_results_where_they_are_at_hand(
+    tmp_path: Path, facts: RunFacts, history: History, scores: Scores
+) -> None:
+    """The server's results hold none; put together, they are those of a run that released them, but for a note."""
+    kept = write_results(tmp_path, facts, history, {})
+    assert (kept["status"], kept["average"]["accuracy"], kept["sites"]["chest"]["n"]) == ("finished", None, None)
+    assert any("stay at the sites" in note for note in kept["notes"])
+    completed = add_scores(tmp_path, scores)
+    released = write_results(tmp_path, facts, history, scores)
+    assert faults(completed, results_schema()) == []
+    assert completed["sites"] == released["sites"] and completed["average"] == released["average"]
+    assert [note for note in completed["notes"] if "put together on this machine" not in note] == released["notes"]
+    with pytest.raises(ConfigError):
+        add_scores(tmp_path, {"chest": scores["chest"]})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +250,7 @@ def test_notes_name_the_sites_that_do_not_beat_the_prior(
 def test_notes_say_how_a_run_ended_early(tmp_path: Path, facts: RunFacts, history: History, scores: Scores) -> None:
     history.rounds.pop()
     assert write_results(tmp_path, facts, history, scores)["notes"][0] == "The run was stopped after 2 of 3 rounds."
-    failed = write_results(tmp_path, facts, history, {}, failure="site 'head' refused a tensor")
+    failed = write_results(tmp_path, facts, history, None, failure="site 'head' refused a tensor")
     assert failed["notes"] == ["The run failed: site 'head' refused a tensor."]
 
 
@@ -262,6 +299,6 @@ def test_a_full_disk_leaves_the_old_file_and_no_debris(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_results(tmp_path, facts, history, {}, failure="the disk is full")
+        write_results(tmp_path, facts, history, None, failure="the disk is full")
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert json.loads((tmp_path / "results.json").read_text("utf-8")) == before

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from nvflare.recipe import ProdEnv
 
 from audits import Event, Outcome, read, verify
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.loopback import LoopbackFederation
-from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.provision import ADMIN
+from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
@@ -156,6 +158,16 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
         received = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.ACCEPTED}
         assert sent == {(task, number): exchange.task(task).bytes_up for task, number in expected}
         assert received == {(task, number): exchange.task(task).bytes_down for task, number in expected}
+
+
+def test_the_recipe_runs_in_flares_production_environment(
+    federation: LoopbackFederation, undisturbed: dict[str, np.ndarray]
+) -> None:
+    """The same job, submitted from Python with the administrator's startup kit."""
+    env = ProdEnv(startup_kit_location=str(federation.admin_kit), login_timeout=60.0, username=ADMIN)
+    run = MedfedvqaRecipe(JOB).execute(env)
+    assert federation.wait(run.get_job_id(), PATIENCE) == "FINISHED:COMPLETED"
+    assert identical(arrays(federation.results(run.get_job_id())), undisturbed)
 
 
 def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(

@@ -5,16 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nvflare.recipe import SimEnv
 
 from audits import Outcome, read
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
+from medfedvqa.federation.flare.recipe import MedfedvqaRecipe
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
+from privacy import DPSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +34,7 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
         for name in names:
             folder = tmp_path / "sites" / name
             folder.mkdir(parents=True, exist_ok=True)
-            own = {"organ": name, "state": str(folder / "state"), "audit": str(folder / "audit")}
+            own = {"organ": name} | {place: str(folder / place) for place in ("state", "audit", "ledger")}
             facts = {"reader": "phantom", "methods": ["prompt_pfl"], **own, **changes}
             paths[name] = folder / "site.yml"
             paths[name].write_text(site_yaml(backbones={"medclip@random": str(random_backbone)}, **facts))
@@ -40,11 +43,16 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
     return write
 
 
+@pytest.mark.parametrize("dp", [None, DPSettings(noise=1.0, count_noise=5.0)], ids=["plain", "private"])
 def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
-    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job, dp: DPSettings | None
 ) -> None:
-    """Same job, same sites: same bytes at the server; an event per answer; an entry per release."""
-    job, paths = quick_job(), site_files("abdomen", "chest", "head")
+    """Same job, same sites: same bytes at the server; an event per answer; an entry per release.
+
+    Under differential privacy too, with noise that repeats; then every entry of a release carries its charge.
+    """
+    job = quick_job().model_copy(update={"dp": dp})
+    paths = site_files("abdomen", "chest", "head", repeatable_noise=3)
     events: list[Event] = []
     results = run_on_flare(job, paths, tmp_path / "flare", "simulator", events.append)
     assert (results["status"], results["engine"]) == ("finished", "simulator")
@@ -62,8 +70,20 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
     answers = sorted((event.task, event.site) for event in events)
     assert answers == sorted((task, site) for task in tasks for site in paths)
     for config in configs.values():
-        sent = [entry.task for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
-        assert sent == tasks
+        sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
+        assert [entry.task for entry in sent] == tasks
+        assert [entry.dp_event is not None for entry in sent] == [dp is not None, dp is not None, False]
+
+
+def test_the_recipe_runs_in_flares_simulation_environment(
+    tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """As FLARE's users know it: a recipe, an environment, `execute`."""
+    paths = site_files("chest", "head")
+    env = SimEnv(clients=list(paths), workspace_root=str(tmp_path / "simulation"))
+    run = MedfedvqaRecipe(quick_job(), paths).execute(env)
+    (results,) = Path(run.get_result()).rglob("results.json")
+    assert json.loads(results.read_text())["status"] == "finished"
 
 
 def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(

@@ -162,7 +162,7 @@ def test_each_item_may_have_its_own_prompts_and_each_gets_its_own_gradient(make_
     layout = Packed(tower.beginnings(ids), torch.arange(5), owner=torch.arange(5))
     hidden = tower.trunk(ids, Packed(tower.beginnings(ids), torch.arange(5)))
     start = hidden[layout.states]
-    found = tower.features(start, layout, join(own, shared, "concatenate", placing))
+    found = tower.features(start, layout, join(own, shared, "concatenate", placing, torch.arange(5)))
     found.square().sum().backward()
     for item in range(5):
         leaf = own.detach()[item].requires_grad_()

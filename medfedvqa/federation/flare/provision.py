@@ -50,7 +50,7 @@ class SiteBuilder(Builder):
             _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, _narrow_site)
             # The job process then has no connection but the one to its own client process.
             _write_json(local / ProvFileName.COMM_CONFIG, {"backbone_conn_gen": 1, "allow_adhoc_conns": False})
-            site = {"state": "../state", "audit": "../audit", **self._sites.get(client.name, _FORM)}
+            site = _PLACES | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
         _edit(Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT, self._narrow_server)
 
@@ -61,6 +61,7 @@ class SiteBuilder(Builder):
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
 
 
+_PLACES = {"state": "../state", "audit": "../audit", "ledger": "../ledger"}
 _FORM = {"reader": None, "organ": None, "methods": []}
 
 

@@ -14,7 +14,6 @@ from medfedvqa.federation.flare.controller import FederationController
 from medfedvqa.federation.flare.executor import SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import create
 
 TASK_INTERVAL = 0.1  # seconds between a site's questions for work; FLARE's default is 2
 
@@ -33,7 +32,7 @@ class MedfedvqaRecipe(Recipe):
 
         `tuned=False` keeps FLARE's own transport settings, for comparison.
         """
-        flare_job = FedJob(name=job.method, min_clients=create(job.method, job.options).least_sites)
+        flare_job = FedJob(name=job.method, min_clients=job.least_sites)
         flare_job.set_app_packages(["medfedvqa"])
         flare_job.to_server(FederationController(job.to_dict()))
         flare_job.to_clients(SiteExecutor(job.to_dict()))

@@ -16,8 +16,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from audits import AuditError
-from medfedvqa.errors import FederationError, MedfedvqaError
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.flare.messages import REASON, pack, unpack
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.hub import Reply
@@ -44,7 +44,7 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     caller = _Caller(controller, fl_ctx, abort_signal)
     try:
         serve_job(JobSpec.from_dict(job), sites, caller.call, out, engine, partial(write_event, out), _stop_asked)
-    except (MedfedvqaError, AuditError) as error:
+    except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
 

@@ -8,8 +8,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from audits import AuditError
-from medfedvqa.errors import ConfigError, MedfedvqaError
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.flare.messages import REASON, pack, unpack
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
@@ -32,7 +32,7 @@ class SiteTasks:
                 self._runtime = _runtime(self._job, fl_ctx)
             round, received = unpack(message)
             return pack(round, self._runtime.handle(task, round, received))
-        except (MedfedvqaError, AuditError) as error:
+        except ACTIONABLE as error:
             return _refusal(str(error))
         except Exception as error:
             _logger.exception("task %s failed", task)

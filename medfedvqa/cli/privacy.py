@@ -1,0 +1,146 @@
+"""`medfedvqa privacy`: what a job would cost, what a site's patients have spent, and the ledger that says so."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from audits import SitePolicy
+from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent
+
+app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
+SiteFile = Annotated[Path, typer.Option("--site", help="The site's own site.yml.")]
+SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
+"""Columns; mu is exact without sampling, else the central limit's."""
+
+
+@app.command()
+def settings() -> None:
+    """List the settings of differential privacy with their defaults."""
+    table = Table("setting", "default")
+    for field in fields(DPSettings):
+        table.add_row(field.name, json.dumps(field.default))
+    Console().print(table)
+
+
+@app.command()
+def plan(
+    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
+    option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE; repeatable.")] = None,
+    epsilon: EpsilonOption = None,
+    dp: DPOption = None,
+    site: Annotated[Path | None, typer.Option("--site", help="A site.yml: would this policy allow the job?")] = None,
+) -> None:
+    """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
+    wanted = named_values(dp or [], epsilon=epsilon)
+    job = JobSpec.from_dict({"method": method, "options": named_values(option or []), "dp": wanted or None})
+    if job.dp is None:
+        raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
+    built, console = job.build(), Console()
+    rounds = [one.events for one in built.plan()]
+    levels = f"noise multipliers: {built.noise.gradients:g} on gradients, {built.noise.counts:g} on counts"
+    console.print(levels, highlight=False)
+    table = Table("after task", *SPENT)
+    for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
+        events = [event for one in rounds[:done] for event in one]
+        table.add_row(f"{done} of {len(rounds)}", *_cells(spent(events, job.dp.delta)))
+    console.print(table)
+    if site is not None:
+        policy = _config(site).policy
+        refusal = policy.refusal(job.offer()) or _over(policy, rounds, job.dp.delta)
+        if refusal:
+            raise ConfigError(f"the site would refuse this job: {refusal}")
+        console.print("The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left.")
+
+
+@app.command("spent")
+def spent_command(site: SiteFile) -> None:
+    """What every cohort of a site has spent and reserved, and which job spent what."""
+    config, console = _config(site), Console()
+    if not config.ledger.is_dir():
+        console.print("No job under differential privacy has run here.")
+        return
+    with _ledger(config) as ledger:
+        accounts = ledger.accounts(config.policy.delta)
+    for account in accounts:
+        console.print(f"[bold]cohort {account.cohort[:16]}[/], {account.patients} patients", highlight=False)
+        table = Table("", *SPENT)
+        table.add_row("spent", *_cells(account.spent))
+        table.add_row("with what is reserved", *_cells(account.authorised))
+        console.print(table)
+        if config.policy.max_epsilon is not None:
+            left = max(0.0, config.policy.max_epsilon - account.authorised.epsilon)
+            console.print(f"{left:.4g} left of {config.policy.max_epsilon:g} allowed", highlight=False)
+        console.print(_jobs(account.jobs))
+
+
+@app.command("ledger")
+def ledger_command(
+    site: SiteFile,
+    export: Annotated[Path | None, typer.Option(help="Write all records to this new file, as JSON lines.")] = None,
+    import_: Annotated[
+        Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
+    ] = None,
+    free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
+) -> None:
+    """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
+    config, console = _config(site), Console()
+    with _ledger(config) as ledger:
+        if import_ is not None:
+            console.print(f"{ledger.import_(import_)} records were taken over")
+        if free is not None:
+            console.print(f"{ledger.free(free)} tasks of the job were given back")
+        ledger.verify()
+        if config.audit.is_dir():
+            check_ledger(ledger, config.audit)
+        seq, head = ledger.head()
+        console.print(f"[green]intact[/], {seq} records, head {head[:16]}", highlight=False)
+        if export is not None:
+            ledger.export(export)
+
+
+def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
+    table = Table("job", "method", "epsilon by itself", "tasks reserved", "state")
+    for job in accounts:
+        state = f"{job.state}, VOID: repeatable noise" if job.void else str(job.state)
+        table.add_row(job.job, job.method, f"{job.epsilon:.4f}", str(job.reserved), state)
+    return table
+
+
+def _cells(one: Spent) -> list[str]:
+    return [f"{one.epsilon:.4f}", f"{one.rdp:.4f}", f"{one.prv:.4f}", f"{one.mu:.4f}", f"{one.delta:g}"]
+
+
+def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -> str | None:
+    """Why a job goes over a policy's limit by itself, or None."""
+    limits = [limit for limit in (policy.max_epsilon, policy.max_epsilon_per_job) if limit is not None]
+    cost = spent([event for one in rounds for event in one], delta).epsilon
+    if not limits or cost <= min(limits):
+        return None
+    fit = fitting(min(limits), delta, [], rounds)
+    return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(rounds)} tasks would fit"
+
+
+def _config(site: Path) -> SiteConfig:
+    """A startup kit keeps site.yml in its folder `local`, a run in the site's own."""
+    folder = site.resolve().parent
+    return load_site_config(site, (folder.parent if folder.name == "local" else folder).name)
+
+
+@contextmanager
+def _ledger(config: SiteConfig) -> Iterator[Ledger]:
+    if not config.ledger.parent.is_dir():
+        raise ConfigError("the folder that should hold the ledger does not exist: check 'ledger' in site.yml")
+    with closing(Ledger(config.ledger, config.name)) as ledger:
+        yield ledger

@@ -1,0 +1,87 @@
+"""What one job spends of a site's privacy budget: written down before its data is touched, kept even if it dies."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from audits import Charged, LogError, read
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import Method
+from privacy import Charge, Cost, Ledger, LedgerError, Limits
+
+
+class JobBudget:
+    """One job's account in a site's ledger; a job without differential privacy has none and charges nothing."""
+
+    def __init__(self, config: SiteConfig, job: JobSpec, job_id: str, method: Method[Any]) -> None:
+        self._config, self._job_id, self._method = config, job_id, method
+        self._dp, self._ledger = job.dp, None
+
+    def reserve(self, patients: Iterable[str]) -> None:
+        """Set the whole job's cost aside. Raises `BudgetRefused`, or `LedgerError` if the ledger cannot be trusted."""
+        if self._dp is None:
+            return
+        self._ledger = Ledger(self._config.ledger, self._config.name)
+        check_ledger(self._ledger, self._config.audit)
+        void = self._config.repeatable_noise is not None
+        self._ledger.reserve(self._job_id, self._method.name, patients, self._method.plan(), self._limits, void)
+
+    def begin(self, task: str, round: int) -> None:
+        """Charge a task that is about to run; a run that died was charged too. Raises as `reserve` does."""
+        if self._ledger and self._costs(task):
+            self._ledger.begin(self._job_id, task, round, self._limits)
+
+    def settle(self, task: str, round: int) -> Charge | None:
+        """The charge that stands for a task's saved result, None for a task that costs nothing."""
+        if self._ledger and self._costs(task):
+            return self._ledger.settle(self._job_id, task, round)
+        return None
+
+    def close(self, ended: bool) -> None:
+        """Give the file back; with `ended` also what the job reserved and never began."""
+        if self._ledger:
+            if ended:
+                self._ledger.free(self._job_id)
+            self._ledger.close()
+
+    def _costs(self, task: str) -> bool:
+        """Whatever the round: one that was not planned is for the ledger to refuse."""
+        return self._method.cost(task) != Cost()
+
+    @property
+    def _limits(self) -> Limits:
+        # A job's delta is at most the site's: at that delta every epsilon is at least the site's own.
+        policy, delta = self._config.policy, self._dp.delta if self._dp else self._config.policy.delta
+        return Limits(policy.max_epsilon, delta, policy.max_epsilon_per_job)
+
+
+def logged(charge: Charge) -> Charged:
+    """The charge as the audit log says it; the ledger's head lets the log notice a ledger that was set back."""
+    event = {
+        "mechanism": "gaussian",
+        "unit": "patient",
+        "events": [event.to_dict() for event in charge.events],
+        "delta": charge.delta,
+        "attempt": charge.attempt,
+        "job_epsilon": [charge.job_epsilon_before, charge.job_epsilon_after],
+        "ledger": {"seq": charge.seq, "head": charge.head},
+        "void": charge.void,
+    }
+    return Charged(event, charge.epsilon_before, charge.epsilon_after)
+
+
+def check_ledger(ledger: Ledger, audit: Path) -> None:
+    """Hold the ledger against the heads of it that the audit log recorded.
+
+    Raises `LedgerError` if the ledger lacks one: it was set back, replaced or edited.
+    """
+    last = None
+    try:
+        for entry in read(audit):
+            if entry.dp_event is not None:
+                last = entry.dp_event["ledger"]
+    except LogError:
+        raise LedgerError("the audit log cannot be read, and only it knows the ledger's last head") from None
+    if last is not None and not ledger.contains(last["seq"], last["head"]):
+        raise LedgerError("the ledger lacks a charge that the audit log recorded: restore the newest copy of it")

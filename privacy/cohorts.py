@@ -1,0 +1,68 @@
+"""Patients under a key that only the site holds: the ledger tells them apart without naming any."""
+
+import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from privacy.journal import BudgetRefused, LedgerError, place, reported
+
+KEY_NAME = "cohort.key"
+KEY_BYTES = 32
+DIGEST_BYTES = 16
+
+
+class SiteKey:
+    """Keyed digests, HMAC-SHA256 truncated to 128 bits, in hex; what is digested starts with a byte for its purpose."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def patients(self, keys: Iterable[str]) -> frozenset[str]:
+        """The digests of these patients. Raises `BudgetRefused` if there is none, or one has an empty key."""
+        digests = frozenset(self._patient(key) for key in keys)
+        if not digests:
+            raise BudgetRefused("there is no patient to train on: nothing can be reserved for an empty cohort")
+        return digests
+
+    def cohort(self, patients: Iterable[str]) -> str:
+        """The id of the cohort that these patients' digests make up."""
+        return self._digest(b"\1", ",".join(sorted(patients)).encode())
+
+    def fingerprint(self) -> str:
+        """What shows that two ledgers were written under one key, and nothing else about it."""
+        return self._digest(b"\2", b"")
+
+    def _patient(self, key: str) -> str:
+        if not isinstance(key, str) or not key.strip():
+            raise BudgetRefused("a row has no patient: give every row the key of its patient, as text")
+        return self._digest(b"\0", key.encode("utf-8", "surrogatepass"))
+
+    def _digest(self, purpose: bytes, text: bytes) -> str:
+        return hmac.digest(self._secret, purpose + text, "sha256")[:DIGEST_BYTES].hex()
+
+
+def load_key(folder: Path, create: bool) -> SiteKey:
+    """The key in that folder, made from the system's randomness if there is none and `create` allows it.
+
+    Raises `LedgerError` if it is missing, cannot be read, is not whole, or others may read it.
+    """
+    path = folder / KEY_NAME
+    with reported("used without its key"):
+        if create and not path.exists():
+            place(path, _make_key)
+        if not path.exists():
+            raise LedgerError(f"the ledger's key file is missing: restore '{KEY_NAME}' from the site's backup")
+        if path.stat().st_mode & 0o077:
+            raise LedgerError("others may read the ledger's key file: give it mode 0600")
+        secret = path.read_bytes()
+    if len(secret) != KEY_BYTES:
+        raise LedgerError(f"the ledger's key file is damaged: restore '{KEY_NAME}' from the site's backup")
+    return SiteKey(secret)
+
+
+def _make_key(path: Path) -> None:
+    with path.open("wb") as file:
+        file.write(os.urandom(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,376 @@
+"""The site's budget ledger, the only source of epsilon: what patients may still spend, and what jobs have spent.
+
+A charge is reserved, then begun, then charged; or reserved, then freed. It counts against the budget from its
+reservation on, and for good once it has begun, for a task that died may have used the data. A charge is on a cohort
+and applies to each of its patients; what a cohort has spent is what its worst patient has, over all the cohorts that
+this patient belongs to. Time stands in the records for people only.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from privacy.accounting import DPEvent, Spent, fitting, spent
+from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
+from privacy.cohorts import load_key
+from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+
+__all__ = [
+    "Account",
+    "BudgetRefused",
+    "Charge",
+    "JobAccount",
+    "Ledger",
+    "LedgerError",
+    "Limits",
+    "Planned",
+    "State",
+]
+
+LEDGER_NAME = "ledger.sqlite"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a patient may lose: epsilon over all jobs and by one job, both at `delta`; None is no limit.
+
+    Raises `ValueError` unless the epsilons are positive and finite and `delta` lies between 0 and 1.
+    """
+
+    max_epsilon: float | None
+    delta: float
+    max_epsilon_per_job: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [epsilon for epsilon in (self.max_epsilon, self.max_epsilon_per_job) if epsilon is not None]
+        if not all(0 < epsilon < math.inf for epsilon in given) or not 0 < self.delta < 1:
+            raise ValueError("limits on epsilon are positive and finite, and delta lies between 0 and 1")
+
+
+class State(StrEnum):
+    """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
+
+    RESERVED = "reserved"
+    BEGUN = "begun"
+    CHARGED = "charged"
+    FREED = "freed"
+    IMPORTED = "imported"
+
+
+@dataclass(frozen=True)
+class JobAccount:
+    """A job's part: the epsilon that its charges alone have spent, and how many of its tasks have yet to begin."""
+
+    job: str
+    method: str
+    cohort: str
+    epsilon: float
+    reserved: int
+    state: State
+    void: bool
+
+
+@dataclass(frozen=True)
+class Account:
+    """A cohort's account, as of its worst patient; `jobs` are all that touched any of its patients."""
+
+    cohort: str
+    patients: int
+    spent: Spent
+    authorised: Spent
+    jobs: tuple[JobAccount, ...]
+
+
+class Ledger:
+    """The ledger of `site` in `folder`, both made if there is none; safe for threads, and for processes with one each.
+
+    Raises `LedgerError`, as every method does, if the ledger cannot be trusted or used.
+    """
+
+    def __init__(self, folder: Path, site: str) -> None:
+        with reported("opened"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._book = Book()
+        self._journal = Journal(folder / LEDGER_NAME)
+        try:
+            self._key = load_key(folder, create=not self._journal.rows(Head()))
+            self._origin = site, self._key.fingerprint()
+            self._catch_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the file back; all is on disk already."""
+        self._journal.close()
+
+    def reserve(
+        self,
+        job: str,
+        method: str,
+        patients: Iterable[str],
+        plan: Sequence[Planned],
+        limits: Limits,
+        void: bool = False,
+    ) -> None:
+        """Sets the whole plan's cost aside for these patients, or nothing of it.
+
+        A job that comes again with the same plan and cohort keeps what it has, and gets back what was freed. Raises
+        `BudgetRefused` if any patient could go over a limit, if delta exceeds one over the number of patients, or if
+        the job is already known with other terms.
+        """
+        digests = self._key.patients(patients)
+        cohort = self._key.cohort(digests)
+        wanted = {(one.task, one.round): one.events for one in plan}
+        if len(wanted) < len(plan):
+            raise BudgetRefused(f"job '{job}' plans a task twice in one round: give each a name of its own")
+
+        def draft() -> list[Record]:
+            known = self._book.jobs.get(job)
+            if known and (known.plan, known.cohort, known.method, known.void) != (wanted, cohort, method, void):
+                raise BudgetRefused(
+                    f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
+                )
+            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
+            if not missing:
+                return []
+            rounds = [
+                [event for one in missing if one.round == number for event in one.events]
+                for number in sorted({one.round for one in missing})
+            ]
+            self._check(job, digests, rounds, limits, reserved=True)
+            items = [{"task": one.task, "round": one.round, "events": encoded(one.events)} for one in missing]
+            terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
+            reserved = _record("reserved", job=job, plan=items, **terms)
+            return [*self._opening(), *self._registered(cohort, digests), reserved]
+
+        self._commit(draft)
+
+    def begin(self, job: str, task: str, round: int, limits: Limits) -> Charge:
+        """Charges the task; when it returns, the charge is on disk, and the task may touch data.
+
+        A task that has begun before is charged once more. Raises `BudgetRefused` for a task that was not reserved, and
+        if it would go over a limit.
+        """
+        [row] = self._commit(lambda: [self._bill(job, (task, round), limits)])
+        return self._book.charges[row.hash]
+
+    def settle(self, job: str, task: str, round: int) -> Charge:
+        """Notes that the task's result is saved; its charge. Raises `BudgetRefused` if it has not begun."""
+
+        def draft() -> list[Record]:
+            self._last(job, task, round)
+            done = (task, round) in self._book.jobs[job].settled
+            return [] if done else [_record("charged", job=job, task=task, round=round)]
+
+        self._commit(draft)
+        return self._last(job, task, round)
+
+    def charge_of(self, job: str, task: str, round: int) -> Charge | None:
+        """The charge of the last attempt at that task, None if it has not begun."""
+        with self._current(), contextlib.suppress(BudgetRefused):
+            return self._last(job, task, round)
+        return None
+
+    def free(self, job: str) -> int:
+        """Gives back what the job reserved and never began; how many tasks that were."""
+
+        def draft() -> list[Record]:
+            known = self._book.jobs.get(job)
+            return [_record("freed", job=job, tasks=len(known.reserved))] if known and known.reserved else []
+
+        return sum(row.record["tasks"] for row in self._commit(draft))
+
+    def accounts(self, delta: float) -> tuple[Account, ...]:
+        """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
+        with self._current() as book:
+            return tuple(
+                Account(
+                    cohort,
+                    len(patients),
+                    spent=book.worst(patients, False, (), delta),
+                    authorised=book.worst(patients, True, (), delta),
+                    jobs=tuple(self._job_accounts(patients, delta)),
+                )
+                for cohort, patients in book.cohorts.items()
+            )
+
+    def head(self) -> tuple[int, str]:
+        """Position and hash of the last record, to be noted where the ledger's owner cannot change it."""
+        with self._current() as book:
+            return book.head
+
+    def contains(self, seq: int, head: str) -> bool:
+        """Whether the ledger still holds a head that was noted; if not, it was rolled back or replaced."""
+        with self._current():
+            return self._journal.contains(Head(seq, head))
+
+    def verify(self) -> None:
+        """Reads everything again, from the first record on. Raises `LedgerError` at the first that is wrong."""
+        with self._current():
+            self._journal.check()
+            Book().apply(self._journal.rows(Head()))
+
+    def export(self, path: Path) -> None:
+        """Writes the journal to a new file, as lines of JSON. It holds keyed digests of patients: it stays on site."""
+        with self._current():
+            write_export(path, self._journal.rows(Head()))
+
+    def import_(self, path: Path) -> int:
+        """Takes over what `export` wrote, under the same key; how many records that wrote.
+
+        Into an empty ledger, the journal as it is. Else the charges that this ledger does not have, with their
+        cohorts; a charge is known by the record that began it, so none is taken twice.
+        """
+        rows = read_export(path)
+        source = Book()
+        source.apply(rows)
+        if source.origin != self._origin:
+            raise LedgerError(
+                "the export was written by another site or under another key: start an empty ledger beside the key "
+                "file that belongs to it"
+            )
+
+        def draft() -> list[Record]:
+            return self._lacking(source) if self._book.head.seq else [row.record for row in rows]
+
+        return len(self._commit(draft))
+
+    def _commit(self, draft: Callable[[], list[Record]]) -> list[Row]:
+        """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
+        with self._current():
+            draft()  # What takes seconds is computed, and cached, before others have to wait for it.
+            with self._journal.writing() as append:
+                self._catch_up()
+                rows = [append(record) for record in draft()]
+            self._catch_up()
+            return rows
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[Book]:
+        with self._lock:
+            self._catch_up()
+            yield self._book
+
+    def _catch_up(self) -> None:
+        self._book.apply(self._journal.rows(self._book.head))
+        if self._book.origin not in (None, self._origin):
+            raise LedgerError("the budget ledger belongs to another site or another key: use this site's own folder")
+
+    def _last(self, job: str, task: str, round: int) -> Charge:
+        known = self._book.jobs.get(job)
+        charge = known.charges.get((task, round)) if known else None
+        if charge is None:
+            raise BudgetRefused(f"task '{task}' of job '{job}' has not begun in round {round}: it has no charge")
+        return charge
+
+    def _bill(self, name: str, slot: Slot, limits: Limits) -> Record:
+        book, job = self._book, self._book.jobs.get(name)
+        if job is None or not _holds(job, slot):
+            raise BudgetRefused(
+                f"job '{name}' holds no reservation for task '{slot[0]}' in round {slot[1]}: reserve it first"
+            )
+        patients, events, delta = book.cohorts[job.cohort], job.plan[slot], limits.delta
+        past = job.charges.get(slot)
+        # Of a first attempt the cost is reserved: it must fit what is spent. Another one must leave room for the rest.
+        self._check(name, patients, [events], limits, reserved=past is not None)
+        alone = book.of_job(name, reserved=False)
+        return _record(
+            "begun",
+            job=name,
+            task=slot[0],
+            round=slot[1],
+            attempt=past.attempt + 1 if past else 1,
+            delta=delta,
+            epsilon_before=book.worst(patients, False, (), delta).epsilon,
+            epsilon_after=book.worst(patients, False, events, delta).epsilon,
+            job_epsilon_before=spent(alone, delta).epsilon,
+            job_epsilon_after=spent([*alone, *events], delta).epsilon,
+        )
+
+    def _check(
+        self, job: str, patients: frozenset[str], rounds: Sequence[Sequence[DPEvent]], limits: Limits, reserved: bool
+    ) -> None:
+        """Raises `BudgetRefused` if these rounds more, beside what is spent (or authorised), go over a limit."""
+        if limits.delta > 1 / len(patients):
+            raise BudgetRefused("delta is more than one over the number of patients: the site must set a smaller one")
+        book, delta, added = self._book, limits.delta, [event for events in rounds for event in events]
+        bounds = (
+            (f"job '{job}' with those before it", limits.max_epsilon, book.exposures(patients, reserved)),
+            (f"job '{job}' alone", limits.max_epsilon_per_job, [book.of_job(job, reserved)]),
+        )
+        for who, most, exposures in bounds:
+            if most is None:
+                continue
+            epsilon = max(spent([*events, *added], delta).epsilon for events in exposures)
+            if epsilon > most:
+                fit = min(fitting(most, delta, events, rounds) for events in exposures)
+                raise BudgetRefused(
+                    f"{who} would spend epsilon {epsilon:.3f} of the {most:g} that the site allows at delta {delta:g}; "
+                    f"{fit} of {len(rounds)} rounds would fit. So far: {self._history(patients, delta)}"
+                )
+
+    def _history(self, patients: frozenset[str], delta: float) -> str:
+        accounts = [account for account in self._job_accounts(patients, delta) if account.epsilon or account.reserved]
+        return "; ".join(_sentence(account) for account in accounts) or "nothing spent, nothing reserved"
+
+    def _job_accounts(self, patients: frozenset[str], delta: float) -> Iterator[JobAccount]:
+        near = self._book.near(patients)
+        debits = [debit for debit in self._book.debits.values() if debit.cohort in near]
+        jobs = {(job.name, job.cohort): job for job in self._book.jobs.values() if job.cohort in near}
+        for name, cohort in dict.fromkeys([*jobs, *((debit.job, debit.cohort) for debit in debits)]):
+            own = [debit for debit in debits if (debit.job, debit.cohort) == (name, cohort)]
+            job = jobs.get((name, cohort))
+            yield JobAccount(
+                name,
+                job.method if job else own[0].method,
+                cohort,
+                spent(events_of(own), delta).epsilon,
+                len(job.reserved) if job else 0,
+                _state(job) if job else State.IMPORTED,
+                any(debit.void for debit in own) or bool(job and job.void),
+            )
+
+    def _opening(self) -> list[Record]:
+        site, key = self._origin
+        return [] if self._book.origin else [_record("opened", site=site, key=key)]
+
+    def _registered(self, cohort: str, patients: frozenset[str]) -> list[Record]:
+        known = cohort in self._book.cohorts
+        return [] if known else [_record("cohort", cohort=cohort, patients=sorted(patients))]
+
+    def _lacking(self, source: Book) -> list[Record]:
+        lacking = {began: debit for began, debit in source.debits.items() if began not in self._book.debits}
+        cohorts = dict.fromkeys(debit.cohort for debit in lacking.values())
+        records = [record for cohort in cohorts for record in self._registered(cohort, source.cohorts[cohort])]
+        for began, debit in lacking.items():
+            told = debit._asdict() | {"events": encoded(debit.events)}
+            records.append(_record("imported", source=list(source.head), began=began, debit=told))
+        return records
+
+
+def _record(event: str, **said: object) -> Record:
+    return {"event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **said}
+
+
+def _holds(job: Job, slot: Slot) -> bool:
+    return slot in job.reserved or slot in job.charges
+
+
+def _state(job: Job) -> State:
+    if job.charges.keys() - job.settled:
+        return State.BEGUN
+    if job.reserved:
+        return State.RESERVED
+    return State.CHARGED if job.charges else State.FREED
+
+
+def _sentence(account: JobAccount) -> str:
+    waiting = f" (tasks reserved: {account.reserved})" if account.reserved else ""
+    return f"job '{account.job}' ({account.method}) has spent {account.epsilon:.3f}{waiting}"

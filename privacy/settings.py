@@ -1,0 +1,98 @@
+"""What a job asks for when it trains under differential privacy: public figures, the same at every site."""
+
+import math
+from dataclasses import dataclass
+
+from privacy.accounting import DPEvent, calibrate
+from privacy.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a task, or a whole job, takes from a patient's data."""
+
+    steps: int = 0
+    """Steps of training."""
+    counts: int = 0
+    """Pairs of counts that are released."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.steps + other.steps, self.counts + other.counts)
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """Standard deviations of noise in units of the sensitivity."""
+
+    gradients: float
+    """Of the sum of clipped patient gradients, in each step."""
+    counts: float
+    """Of each released pair of counts."""
+
+
+@dataclass(frozen=True)
+class DPSettings:
+    """Differential privacy by patient, under adding or removing all rows of one patient.
+
+    No setting depends on a site's data, so that epsilon does not either. Give `epsilon`, or `noise` and `count_noise`.
+    """
+
+    epsilon: float | None = None
+    """What the whole job may cost each patient, in nats at `delta`; the noise is calibrated to it."""
+    noise: float | None = None
+    """Noise multiplier of the gradients, instead of a target."""
+    count_noise: float | None = None
+    """Noise multiplier of the counts behind each released accuracy, instead of a target."""
+    count_share: float = 0.1
+    """Share of `epsilon` that the accuracies of the whole job may cost by themselves."""
+    delta: float = 1e-5
+    """Below one over the number of patients at every site."""
+    unit: str = "patient"
+    """Who is protected; nothing smaller is offered."""
+    clip: float = 1.0
+    """Largest norm of one patient's gradient in a step (C)."""
+    sample_rate: float = 0.25
+    """Probability of each patient to take part in a step (q)."""
+    expected_patients: int = 32
+    """By how many the noisy sum is divided: a public figure in place of the site's own number of patients times q."""
+    patient_rows: int = 8
+    """Most rows of one patient in a step."""
+    physical_patients: int = 64
+    """Patients whose gradients are in memory at once; larger samples are accumulated."""
+
+    def __post_init__(self) -> None:
+        given = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
+        if given not in ([True, False, False], [False, True, True]):
+            raise SettingsError("differential privacy needs either 'epsilon', or both 'noise' and 'count_noise'")
+        positive = (self.epsilon, self.noise, self.count_noise, self.clip)
+        if not all(math.isfinite(value) and value > 0 for value in positive if value is not None):
+            raise SettingsError("'epsilon', 'noise', 'count_noise' and 'clip' must be positive numbers")
+        if not 0 < self.sample_rate <= 1 or not 0 < self.delta < 1 or not 0 < self.count_share < 1:
+            raise SettingsError("'sample_rate' lies in (0, 1], 'delta' and 'count_share' between 0 and 1")
+        if min(self.expected_patients, self.patient_rows, self.physical_patients) < 1:
+            raise SettingsError("'expected_patients', 'patient_rows' and 'physical_patients' are at least 1")
+
+    def levels(self, job: Cost) -> NoiseLevels:
+        """The noise given, or the least that keeps the whole job within the target.
+
+        Deterministic: server and sites arrive at the same figures. Raises `AccountingError` if no noise suffices.
+        """
+        if self.epsilon is None:
+            return NoiseLevels(self.noise or 0.0, self.count_noise or 0.0)
+        counts, steps = Cost(counts=job.counts), Cost(steps=job.steps)
+        target, least = self.epsilon, 0.0
+        if job.counts:
+            share = self.count_share * target if job.steps else target
+            least = calibrate(share, self.delta, lambda noise: self.events(counts, NoiseLevels(0.0, noise)))
+        if not job.steps:
+            return NoiseLevels(0.0, least)
+        fixed = self.events(counts, NoiseLevels(0.0, least))
+        noise = calibrate(
+            target, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise, 0.0)), *fixed]
+        )
+        return NoiseLevels(noise, least)
+
+    def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:
+        """What the accountants compose for this cost."""
+        training = (DPEvent(self.sample_rate, levels.gradients, cost.steps),) if cost.steps else ()
+        return (*training, *((DPEvent(1.0, levels.counts, cost.counts),) if cost.counts else ()))
