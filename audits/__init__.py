@@ -2,7 +2,7 @@
 
 from audits.errors import AuditError, JobRefused, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
-from audits.gate import Charged, Gate, JobContext
+from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.policy import Offer, SitePolicy
 from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
@@ -27,6 +27,7 @@ __all__ = [
     "ReceiptRefused",
     "ReleaseRefused",
     "Row",
+    "Sharing",
     "SitePolicy",
     "TaskSpec",
     "TensorRecord",

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     RECIPIENT = "tensor '{name}' is declared for a peer that the site's policy does not allow"
     UNCHARGED = "tensor '{name}' is declared under differential privacy, and the site's ledger holds no charge for it"
     UNPROTECTED = "tensor '{name}' depends on data and carries no differential privacy, which the site requires"
+    OPEN = "tensor '{name}' is meant for other sites, and they may only get shares of it"
+    UNMASKED = "tensor '{name}' depends on data and is not masked, and the site requires secure aggregation"
     DP = "the site requires differential privacy, and the job trains without it"
     DELTA = "the job's delta is larger than the site's"
     UNIT = "the site protects '{unit}'s, and the job another unit"

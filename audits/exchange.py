@@ -32,12 +32,28 @@ class Kind(StrEnum):
     """Computed from the job's settings alone: no value of it depends on a site's data."""
 
 
+SITES = "sites"
+"""The peer of a computation on shares: the other sites of the job together, none of which sees a value by itself."""
+
+
 class Protection(StrEnum):
     """What a tensor carries when it crosses the site's border."""
 
     NONE = "none"
     DP = "dp"
     MASKED = "masked"
+    """Only shares of it leave, each uniformly random by itself."""
+    DP_MASKED = "dp and masked"
+
+    @property
+    def private(self) -> bool:
+        """Whether it is under differential privacy."""
+        return self in (Protection.DP, Protection.DP_MASKED)
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is aggregated on shares."""
+        return self in (Protection.MASKED, Protection.DP_MASKED)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audits.errors import AuditError, JobRefused, Reason, ReceiptRefused, ReleaseRefused
-from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, wire_dtype
+from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec, wire_dtype
 from audits.log import AuditLog, Event, Outcome, TensorRecord
 from audits.policy import SitePolicy
 
@@ -38,6 +38,23 @@ class Charged:
     event: Mapping[str, Any]
     epsilon_before: float
     epsilon_after: float
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Among whom one attempt at a computation on shares runs; its entries give the sentence as their reason.
+
+    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none.
+    """
+
+    attempt: str
+    protocol: str
+    sites: tuple[str, ...]
+    dealer: str
+
+    def __str__(self) -> str:
+        dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
+        return f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +122,24 @@ class Gate:
         """
         return self._pass(_OUT, task, index(round), dict(tensors), recipient, charged)
 
+    def share(
+        self,
+        task: str,
+        round: int,
+        tensors: Mapping[str, NDArray[Any]],
+        sharing: Sharing,
+        charged: Charged | None = None,
+    ) -> Tensors:
+        """The values that a computation on shares may take in, checked and logged as `release` does; call it first.
+
+        They are logged without digests: no message holds them, and a digest could be guessed back to them.
+        """
+        return self._pass(_OUT, task, index(round), dict(tensors), SITES, charged, sharing)
+
+    def reveal(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sharing: Sharing) -> Tensors:
+        """This site's result of a computation on shares, checked and logged as `receive` does, without digests."""
+        return self._pass(_IN, task, index(round), dict(tensors), SITES, None, sharing)
+
     def receive(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sender: str = "server") -> Tensors:
         """The message to use, checked, copied and logged as `release` does. Raises `ReceiptRefused`, `LogError`."""
         return self._pass(_IN, task, index(round), dict(tensors), sender)
@@ -117,10 +152,13 @@ class Gate:
         message: Mapping[str, Any],
         peer: str,
         charged: Charged | None = None,
+        sharing: Sharing | None = None,
     ) -> Tensors:
-        said = self._standing | {"round": round, "direction": way.direction}
+        said: dict[str, Any] = self._standing | {"round": round, "direction": way.direction}
         if charged is not None:
             said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
+        if sharing is not None:
+            said["reason"] = str(sharing)
         if peer in self._policy.recipients:
             said["peer"] = peer
         try:
@@ -128,14 +166,15 @@ class Gate:
         except AuditError:
             self._refuse(way, said, [Reason.TASK])
         said["task"] = task.name
-        specs = way.declared(task)
+        specs = tuple(spec for spec in way.declared(task) if peer in spec.recipients or spec.name in message)
         passed, reasons = self._checked(specs, message, peer)
         if way is _OUT:
             reasons += self._unprotected(specs, charged)
         if reasons:
             said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
             self._refuse(way, said, reasons)
-        records = tuple(_digested(spec, passed[spec.name]) for spec in specs)
+        record = _digested if sharing is None else _shared
+        records = tuple(record(spec, passed[spec.name]) for spec in specs)
         nbytes = sum(record.nbytes for record in records)
         self._log.append(way.event, **said, tensors=records, nbytes=nbytes, outcome=way.passed)
         return passed
@@ -160,10 +199,14 @@ class Gate:
     def _unprotected(self, specs: Iterable[TensorSpec], charged: Charged | None) -> Iterator[str]:
         """Why tensors may not leave with the protection that they carry."""
         for spec in specs:
-            if spec.protection is Protection.DP and charged is None:
+            if spec.protection.private and charged is None:
                 yield Reason.UNCHARGED.format(name=spec.name)
-            if self._policy.require_dp and spec.kind is not Kind.PUBLIC and spec.protection is not Protection.DP:
+            if spec.kind is Kind.PUBLIC:
+                continue
+            if self._policy.require_dp and not spec.protection.private:
                 yield Reason.UNPROTECTED.format(name=spec.name)
+            if self._policy.require_secagg and not spec.protection.masked:
+                yield Reason.UNMASKED.format(name=spec.name)
 
     def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
         reason = self._policy.allows(self._exchange.method, spec)
@@ -174,7 +217,7 @@ class Gate:
 
     def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
         reason = "; ".join(dict.fromkeys(reasons))
-        self._log.append(way.event, **said, outcome=Outcome.REFUSED, reason=reason)
+        self._log.append(way.event, **{**said, "outcome": Outcome.REFUSED, "reason": reason})
         raise way.refusal(f"{way.consequence} in round {said['round']}: {reason}")
 
 
@@ -199,6 +242,10 @@ def _frozen(spec: TensorSpec, message: Mapping[str, Any]) -> NDArray[Any]:
 def _digested(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
     digest = hashlib.sha256(array.data).hexdigest()
     return TensorRecord(spec.name, spec.shape, spec.dtype, array.nbytes, digest, spec.kind, spec.protection)
+
+
+def _shared(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
+    return TensorRecord(spec.name, spec.shape, spec.dtype, array.nbytes, None, spec.kind, spec.protection)
 
 
 def _undigested(spec: TensorSpec) -> TensorRecord:

@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of an entry; of a refused one only what is declared: no digest, 0 bytes."""
+    """One tensor of an entry. One that was refused or is shared has no digest; of a refused one no byte left either."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,6 +65,7 @@ class Entry:
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
+    Where values are shared (`masked`, peer `sites`), `nbytes` counts values, not shares, and `reason` says among whom.
     """
 
     seq: int

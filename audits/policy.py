@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from audits.errors import PolicyError, Reason
-from audits.exchange import Kind, TensorSpec, canonical
+from audits.exchange import SITES, Kind, TensorSpec, canonical
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class SitePolicy:
 
     methods: tuple[str, ...]
     kinds: tuple[Kind, ...]
-    recipients: tuple[str, ...] = ("server",)
+    recipients: tuple[str, ...] = ("server", SITES)
+    """The peers that may receive anything; the other sites receive shares only."""
     require_dp: bool = False
     """Whether all that depends on data must be under differential privacy to leave."""
     max_epsilon: float | None = None
@@ -76,6 +77,8 @@ class SitePolicy:
             return Reason.KIND.format(kind=spec.kind, name=spec.name)
         if not set(spec.recipients) <= set(self.recipients):
             return Reason.RECIPIENT.format(name=spec.name)
+        if SITES in spec.recipients and not spec.protection.masked:
+            return Reason.OPEN.format(name=spec.name)
         return None
 
     def refusal(self, job: Offer) -> str | None:

@@ -29,13 +29,10 @@ import numpy as np
 import torch
 
 from privacy.secagg.communicator import LinkCommunicator, Wire
-from privacy.secagg.errors import SecureAggregationError
+from privacy.secagg.errors import MINIMUM, SecureAggregationError
 from privacy.secagg.randomness import Stream, ZeroShares, secret_stream
 from privacy.secagg.ring import Ring
 from privacy.secagg.tuples import Tuples
-
-MINIMUM = 3
-"""With two contributing sites each could subtract its own part from the result."""
 
 _MAKERS = ("generate_random_ring_element", "generate_kbit_random_tensor")
 _thread = threading.local()

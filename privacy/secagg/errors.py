@@ -1,7 +1,12 @@
 """Errors of secure aggregation; their texts name sites, limits and what to do, never a value."""
 
+from privacy.errors import PrivacyError
 
-class SecureAggregationError(Exception):
+MINIMUM = 3
+"""With two contributing sites each could subtract its own part from the result."""
+
+
+class SecureAggregationError(PrivacyError):
     """Base of every error of this package."""
 
 

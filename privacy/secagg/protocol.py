@@ -12,8 +12,8 @@ import torch
 from audits import Tensors
 from privacy.secagg.channel import Link
 from privacy.secagg.communicator import SilentWire
-from privacy.secagg.crypten_runtime import MINIMUM, Party, ring, tensor
-from privacy.secagg.errors import RangeError, SecureAggregationError
+from privacy.secagg.crypten_runtime import Party, ring, tensor
+from privacy.secagg.errors import MINIMUM, RangeError, SecureAggregationError
 from privacy.secagg.layout import Layout
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights

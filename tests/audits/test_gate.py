@@ -4,7 +4,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from audits import (
     Reason,
     ReceiptRefused,
     ReleaseRefused,
+    Sharing,
     SitePolicy,
     TaskSpec,
     Tensors,
@@ -37,6 +38,7 @@ from audits import (
     read,
     verify,
 )
+from audits.exchange import SITES
 
 PROMPT = TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "A prompt.", ("server", "site-2"), Protection.MASKED)
 ROWS = TensorSpec("rows", (), "int64", Kind.STATISTIC, "A count.")
@@ -381,6 +383,43 @@ def test_a_site_that_requires_differential_privacy_releases_nothing_else_that_de
     site.gate.receive("train", 1, {"rows": np.array(17)})
     with pytest.raises(ReleaseRefused, match=re.escape(Reason.UNPROTECTED.format(name="rows"))):
         site.gate.release("train", 1, {"noisy": np.zeros(2, "float32"), "rows": np.array(17)}, charged=CHARGED)
+
+
+HIDDEN = TensorSpec("prompt", (2,), "float32", Kind.PARAMETERS, "A prompt.", (SITES,), Protection.MASKED)
+MIXED = Exchange("prompt_pfl", (TaskSpec("train/mix", up=(HIDDEN, FIGURE), down=(HIDDEN,)),))
+SHARING = Sharing("one", "mix", ("abdomen", "chest", "head"), "server")
+
+
+def test_what_is_shared_is_logged_with_the_sites_and_the_dealer_and_without_a_digest(tmp_path: Path) -> None:
+    """A digest of values that stay is an oracle; the server gets its own part of the task's tensors only."""
+    policy = SitePolicy(("prompt_pfl",), (Kind.PARAMETERS, Kind.PUBLIC), require_secagg=True)
+    site, values = border(tmp_path, MIXED, policy), {"prompt": np.ones(2, "float32")}
+    site.gate.share("train/mix", 1, values, SHARING)
+    site.gate.reveal("train/mix", 1, values, SHARING)
+    site.gate.release("train/mix", 1, {"epsilon": np.zeros(2)})
+    assert [(entry.direction, entry.peer) for entry in site.entries()] == [
+        *(("out", "sites"), ("in", "sites"), ("out", "server"))
+    ]
+    for entry in site.entries()[:2]:
+        assert entry.reason == "shares only, attempt one at a mix among abdomen, chest, head, dealt by the server"
+        assert [(record.protection, record.sha256) for record in entry.tensors] == [(Protection.MASKED, None)]
+    with pytest.raises(ReleaseRefused, match=re.escape(Reason.ADDRESS.format(name="prompt"))):
+        site.gate.release("train/mix", 1, values | {"epsilon": np.zeros(2)})
+
+
+def test_other_sites_get_nothing_but_shares(tmp_path: Path) -> None:
+    """A method that would send them values in clear is refused."""
+    clear = Exchange("prompt_pfl", (TaskSpec("train/mix", up=(replace(HIDDEN, protection=Protection.NONE),), down=()),))
+    site = border(tmp_path, clear, SitePolicy(("prompt_pfl",), (Kind.PARAMETERS,)))
+    with pytest.raises(ReleaseRefused, match=re.escape(Reason.OPEN.format(name="prompt"))):
+        site.gate.share("train/mix", 1, {"prompt": np.ones(2, "float32")}, SHARING)
+
+
+def test_a_site_that_requires_secure_aggregation_releases_nothing_in_clear(tmp_path: Path) -> None:
+    """But for what depends on no data."""
+    policy = SitePolicy(("prompt_pfl",), (Kind.PARAMETERS, Kind.PUBLIC), require_secagg=True)
+    with pytest.raises(ReleaseRefused, match=re.escape(Reason.UNMASKED.format(name="noisy"))):
+        border(tmp_path, PRIVATE, policy).gate.release("train", 1, private_message(), charged=CHARGED)
 
 
 def test_a_refused_job_is_logged_with_its_reason(site: Site) -> None:

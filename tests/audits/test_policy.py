@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 
 from audits import Kind, Offer, PolicyError, Reason, SitePolicy, TensorSpec
+from audits.exchange import SITES
 
 FOUND = {"methods": ["prompt_pfl", "fedavg"], "kinds": ["parameters", "statistic"]}
 SPEC = TensorSpec("shared", (2,), "float32", Kind.PARAMETERS, "A prompt.")
 
 
-def test_a_configuration_becomes_a_policy_with_the_server_as_only_peer() -> None:
-    """`recipients` may be left out; then only the server is allowed."""
+def test_a_configuration_becomes_a_policy_with_the_server_and_the_other_sites_as_peers() -> None:
+    """`recipients` may be left out; other sites then get shares, which is all that a policy ever lets them have."""
     assert SitePolicy.from_mapping(FOUND) == SitePolicy(
-        ("prompt_pfl", "fedavg"), (Kind.PARAMETERS, Kind.STATISTIC), ("server",)
+        ("prompt_pfl", "fedavg"), (Kind.PARAMETERS, Kind.STATISTIC), ("server", SITES)
     )
     assert SitePolicy.from_mapping(FOUND | {"recipients": ["site-2"]}).recipients == ("site-2",)
 
@@ -64,7 +65,7 @@ def test_a_malformed_configuration_is_refused(found: Any) -> None:
 def test_the_digest_is_stable_and_ignores_order() -> None:
     """Logs name policies by digest; two lists that allow the same have the same one."""
     policy = SitePolicy.from_mapping(FOUND)
-    assert policy.digest() == "30d9bf8528b3e5292d872339cf7034fb61b691867c2d0f86115858c1319cde0d"
+    assert policy.digest() == "ae61c87fff992442c0ebcf42dfc9500a435622f2203f0527437696bd9a949838"
     assert SitePolicy(policy.methods[::-1], policy.kinds[::-1] * 2).digest() == policy.digest()
     assert SitePolicy(policy.methods, policy.kinds[:1]).digest() != policy.digest()
 

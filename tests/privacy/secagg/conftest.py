@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privacy.secagg import Identity, InProcessRelay, Link, Party, Relay, connect, join
+from privacy.secagg import Identity, InProcessRelay, Link, Relay, connect
+from privacy.secagg.crypten_runtime import Party
+from privacy.secagg.protocol import join
 
 
 @dataclass

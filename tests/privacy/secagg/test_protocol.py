@@ -11,17 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privacy.aggregation import Reliability, mean, mix
-from privacy.secagg import (
-    Layout,
-    Party,
-    RangeError,
-    SecureAggregationError,
-    combine,
-    deal_mix,
-    masked,
-    secure_mean,
-    secure_mix,
-)
+from privacy.secagg import Layout, RangeError, SecureAggregationError
+from privacy.secagg.crypten_runtime import Party
+from privacy.secagg.protocol import combine, deal_mix, masked, secure_mean, secure_mix
 from privacy.secagg.randomness import Stream
 from privacy.secagg.ring import FixedPoint
 

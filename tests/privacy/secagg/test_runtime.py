@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
-from privacy.secagg import Party, SecureAggregationError
-from privacy.secagg.crypten_runtime import tensor
+from privacy.secagg import SecureAggregationError
+from privacy.secagg.crypten_runtime import Party, tensor
 from privacy.secagg.protocol import deal
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
