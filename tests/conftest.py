@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.models.bundled import build
@@ -62,5 +63,17 @@ def quick_job() -> Callable[..., JobSpec]:
         small = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
         settings = {**small, "local_baseline": False, **options}
         return JobSpec.from_dict({"method": "prompt_pfl", "options": settings, "data": "phantom", "backbone": RANDOM})
+
+    return make
+
+
+@pytest.fixture
+def introduced(sites: Sites) -> Sites:
+    """As `sites`, where each site pins the fingerprints of the others."""
+
+    def make(*names: str, **changes: object) -> dict[str, SiteConfig]:
+        configs = sites(*names, **changes)
+        pins = {name: load_identity(config).fingerprint for name, config in configs.items()}
+        return {name: config.model_copy(update={"peers": pins}) for name, config in configs.items()}
 
     return make

@@ -44,6 +44,8 @@ class History:
     """Last local prompts, by site, each [blocks, tokens, width]."""
     shared: dict[str, Tensors] = field(default_factory=dict)
     """Last shared prompts, by site, same shapes."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Sites that broke a computation on shares and took no further part, with the round."""
     closing_up: dict[str, int] = field(default_factory=dict)
     """Tensor bytes that each site sent after the last round: the evaluation."""
     closing_down: dict[str, int] = field(default_factory=dict)
@@ -82,5 +84,7 @@ class RunFacts:
     engine: str
     sites: tuple[str, ...]
     rounds_planned: int
+    secagg: bool = False
+    """Whether uploads were aggregated on shares."""
     dp: dict[str, Any] | None = None
     """The settings of differential privacy and the noise that follows from them; None without."""

@@ -91,6 +91,7 @@ def _document(
         "engine": facts.engine,
         "rounds_planned": facts.rounds_planned,
         "seconds": sum(record.seconds for record in history.rounds),
+        "secagg": facts.secagg,
         "dp": facts.dp,
         "average": _average(known),
         "sites": {site: _site(site, facts, history, known.get(site)) for site in facts.sites},
@@ -200,6 +201,8 @@ def _notes(
         notes.append(f"The run failed: {failure.rstrip('.')}.")
     elif scores is not None and len(history.rounds) < facts.rounds_planned:
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
+    for site, number in history.left_out.items():
+        notes.append(f"Site {site} broke off in round {number}: the job went on without it.")
     if _seen_test_data(facts):
         notes.append(
             f"The backbone {facts.backbone} was trained on {facts.data}, which is tested here: "

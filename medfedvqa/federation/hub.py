@@ -1,15 +1,15 @@
 """The server's side of a run: gathers from the sites by any engine, and keeps what the server saw."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
-from medfedvqa.methods import EPSILON, Tensors
+from medfedvqa.methods import ACCURACY, EPSILON, Tensors
 from privacy import AggregationError, Reliability, mean, mix
 
 
@@ -20,12 +20,31 @@ class Reply(NamedTuple):
     seconds: float
 
 
-Call = Callable[[str, int, Mapping[str, Tensors], Callable[[str], None]], dict[str, Reply]]
-"""An engine: sends a task of a round to the named sites with each one's message, returns their answers.
+Excused = Callable[[Mapping[str, Reply]], Collection[str]]
+"""Given the answers so far, the sites whose answers need not be waited for."""
 
-Calls its last argument with a site's name as that site answers.
-Raises `FederationError` naming the site and its reason if one refuses.
-"""
+
+def nobody(replies: Mapping[str, Reply]) -> Collection[str]:
+    """All sites must answer."""
+    return ()
+
+
+class Call(Protocol):
+    """An engine."""
+
+    def __call__(
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
+    ) -> dict[str, Reply]:
+        """Sends a task of a round to the named sites with each one's message; their answers, in order of arrival.
+
+        Calls `answered` with a site's name as that site answers.
+        Raises `FederationError` naming the site and its reason if one refuses.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,16 +94,10 @@ class ServerHub:
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
         """The uploads of the sites in `down`, or of all sites, each sent an empty message."""
-        messages: Mapping[str, Tensors] = {site: {} for site in self.sites} if down is None else down
-
-        def answered(site: str) -> None:
-            self._watch(Event(self._round, self._planned, task, site))
-
-        replies = self._call(task, self._round, messages, answered)
-        for site, (tensors, seconds) in replies.items():
-            self._tally.add(site, messages[site], tensors, seconds)
-            if "accuracy" in tensors:
-                self._accuracy[site] = float(tensors["accuracy"])
+        replies = self._ask(task, {site: {} for site in self.sites} if down is None else down)
+        for site, (tensors, _) in replies.items():
+            if ACCURACY in tensors:
+                self._accuracy[site] = float(tensors[ACCURACY])
             if EPSILON.name in tensors:
                 self._epsilon[site] = tensors[EPSILON.name].tolist()
         return {site: _contributed(reply.tensors) for site, reply in replies.items()}
@@ -105,7 +118,7 @@ class ServerHub:
     ) -> dict[str, Tensors]:
         """See `Hub.mix`. Sites that `down` leaves out take part with their last upload."""
         for site, tensors in self.collect(task, down).items():
-            self.history.uploads[site] = {name: array for name, array in tensors.items() if name != "accuracy"}
+            self.history.uploads[site] = {name: array for name, array in tensors.items() if name != ACCURACY}
         try:
             mixture = mix(self.history.uploads, self._accuracy, reliability, targets)
         except AggregationError as error:
@@ -113,6 +126,19 @@ class ServerHub:
         self.history.shared.update(mixture.shared)
         self._weights = mixture.weights
         return mixture.shared
+
+    def _ask(self, task: str, messages: Mapping[str, Tensors], excused: Excused = nobody) -> dict[str, Reply]:
+        """One task, watched and counted."""
+
+        def answered(site: str) -> None:
+            self._watch(Event(self._round, self._planned, task, site))
+
+        replies = self._call(task, self._round, messages, answered, excused)
+        for site, message in messages.items():
+            self._tally.sent(site, message)
+        for site, reply in replies.items():
+            self._tally.received(site, reply)
+        return replies
 
     def _record(self, seconds: float) -> None:
         self.history.rounds.append(
@@ -142,7 +168,9 @@ class _Tally:
         self.down = dict.fromkeys(sites, 0)
         self.seconds = dict.fromkeys(sites, 0.0)
 
-    def add(self, site: str, sent: Tensors, received: Tensors, seconds: float) -> None:
-        self.down[site] += sum(array.nbytes for array in sent.values())
-        self.up[site] += sum(array.nbytes for array in received.values())
-        self.seconds[site] += seconds
+    def sent(self, site: str, message: Tensors) -> None:
+        self.down[site] += sum(array.nbytes for array in message.values())
+
+    def received(self, site: str, reply: Reply) -> None:
+        self.up[site] += sum(array.nbytes for array in reply.tensors.values())
+        self.seconds[site] += reply.seconds

@@ -1,46 +1,70 @@
 """The in-process engine: sites take turns in one process, through the same gates as in a federation."""
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
-from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
+from medfedvqa.methods import Tensors, mixing
 from medfedvqa.models import Backbone, load_backbone
+from privacy.secagg import InProcessRelay
 
 
 class LocalEngine:
-    """Calls sites one after the other, on one backbone. At most `resident` sites keep their pictures in memory."""
+    """Calls sites one after the other, on one backbone; those that mix on shares at once.
+
+    At most `resident` sites keep their pictures in memory.
+    """
 
     def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 16) -> None:
-        self._sites, self._job, self._job_id, self._resident = sites, job, job_id, resident
+        self._sites, self._job, self._job_id = sites, job, job_id
+        # Sites that talk to each other must all be there.
+        self._resident = max(resident, len(sites)) if job.secagg else resident
+        self._together = {mixing(task) for task in job.build().mixed} if job.secagg else set()
+        self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
     def call(
-        self, task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
     ) -> dict[str, Reply]:
         """One task at each addressed site. Raises `FederationError` naming the site that refused."""
-        replies = {}
-        for site, tensors in messages.items():
+
+        def answer(site: str) -> tuple[str, Reply]:
             began = time.monotonic()
             try:
-                answer = self._runtime(site).handle(task, round, tensors)
+                tensors = self._runtime(site).handle(task, round, messages[site])
             except ACTIONABLE as error:
                 raise FederationError(f"site '{site}' stopped the job: {error}") from error
-            replies[site] = Reply(answer, time.monotonic() - began)
             answered(site)
-        return replies
+            return site, Reply(tensors, time.monotonic() - began)
+
+        if task not in self._together:
+            return dict(map(answer, messages))
+        with ThreadPoolExecutor(len(messages)) as pool:
+            return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in messages]))
 
     def _runtime(self, site: str) -> SiteRuntime:
         if site not in self._running:
-            self._running[site] = SiteRuntime(self._sites[site], self._job, self._job_id, self._backbone)
+            self._running[site] = SiteRuntime(
+                self._sites[site],
+                self._job,
+                self._job_id,
+                self._backbone,
+                lambda attempt: self._relays[attempt].of(site),
+            )
         self._running.move_to_end(site)
         if len(self._running) > self._resident:
             _, longest_idle = self._running.popitem(last=False)

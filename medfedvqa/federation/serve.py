@@ -10,7 +10,9 @@ from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_tran
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import Call, Event, ServerHub
 from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.models import seen_by
+from medfedvqa.federation.secure_hub import SecureHub
+from medfedvqa.methods import Method
+from medfedvqa.models import seen_by, shape_of
 
 
 def serve_job(
@@ -41,13 +43,14 @@ def serve_job(
         engine=engine,
         sites=sites,
         rounds_planned=method.config.rounds,
+        secagg=job.secagg,
         dp=job.dp and {**asdict(job.dp), "noise": method.noise.gradients, "count_noise": method.noise.counts},
     )
 
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    hub = ServerHub(sites, call, watch, stop, ended)
+    hub = _hub(job, method, sites, call, watch, stop, ended)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:
@@ -59,6 +62,14 @@ def serve_job(
     save_transcript(out, hub.history)
     draw_plots(out, results, hub.history)
     return results
+
+
+def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
+    if not job.secagg:
+        return ServerHub(*arguments)
+    exchange = method.exchange(shape_of(job.backbone))
+    layouts = {task: mix.layout(exchange.task(task)) for task, mix in method.mixed.items()}
+    return SecureHub(*arguments, layouts=layouts, least=job.least_sites)
 
 
 def check_sites(job: JobSpec, count: int) -> None:

@@ -1,95 +1,52 @@
 """A site's part of one job: every message passes the gate, every task ends in saved state."""
 
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from audits import AuditLog, Gate, JobContext, TaskSpec
 from medfedvqa.data import load_site
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation.attempt import Attempt, Relays, connect_to, mix_with_others, peers_of
 from medfedvqa.federation.budget import JobBudget, logged
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import EPSILON, Site, Tensors
+from medfedvqa.federation.state import Saved, StateFile
+from medfedvqa.methods import EPSILON, FAULT, SHARED_BYTES, Site, Tensors, mixing
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.version import code_digest, code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
+from privacy.secagg import SiteError
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """As `medfedvqa.models.load_backbone`."""
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What survives a killed process: the state after a task, and the answer that the task gave."""
-
-    task: str
-    round: int
-    state: dict[str, Any]
-    reply: Tensors
-
-
-class StateFile:
-    """One job's state at one site, replaced atomically."""
-
-    def __init__(self, folder: Path, job_id: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{job_id}.pt"
-
-    def load(self) -> Saved | None:
-        """The last saved task, or None before the first."""
-        if not self._path.exists():
-            return None
-        fields = torch.load(self._path, weights_only=True)
-        reply = {name: tensor.numpy() for name, tensor in fields.pop("reply").items()}
-        return Saved(**fields, reply=reply)
-
-    def save(self, saved: Saved) -> None:
-        """Durable before it returns: the task must not run twice once its answer may have left."""
-        reply = {name: torch.from_numpy(array) for name, array in saved.reply.items()}
-        fields = {"task": saved.task, "round": saved.round, "state": saved.state, "reply": reply}
-        with _replaced(self._path) as file:
-            torch.save(fields, file)
-
-    def keep(self, task: str, reply: Tensors) -> None:
-        """Write what a task found and the site keeps, figures by name, for the hospital itself: `JOB.TASK.json`."""
-        figures = {name: array.tolist() for name, array in reply.items()}
-        with _replaced(self._path.with_suffix(f".{task}.json")) as file:
-            file.write(json.dumps(figures, indent=2).encode() + b"\n")
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` whole and durably, for the site's own account only."""
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 class SiteRuntime:
     """Answers the tasks of one job. Data and backbone load with the first task."""
 
-    def __init__(self, config: SiteConfig, job: JobSpec, job_id: str, load: LoadBackbone = load_backbone) -> None:
-        """`load`: how sites of one process come to share a backbone.
+    def __init__(
+        self,
+        config: SiteConfig,
+        job: JobSpec,
+        job_id: str,
+        load: LoadBackbone = load_backbone,
+        relays: Relays | None = None,
+    ) -> None:
+        """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
 
         Raises `ConfigError` if the job is not for this site's data.
         """
         if job.data not in (ANY_DATA, config.data.reader):
             raise ConfigError(f"the job is for data '{job.data}'; this site holds '{config.data.reader}'")
-        self.config, self._job, self._load = config, job, load
+        self.config, self._job, self._load, self._relays = config, job, load, relays
         self._method = job.build()
+        self._declared = self._method.exchange(shape_of(job.backbone))
         self._exchange = self._method.final_exchange(shape_of(job.backbone))
         self._budget = JobBudget(config, job, job_id, self._method)
         self._log = AuditLog(config.audit, config.name)
@@ -136,9 +93,14 @@ class SiteRuntime:
         The same task of the same round, asked again after a crash, is answered from the saved state
         without training twice. Raises `MedfedvqaError` or `AuditError`, both safe to share.
         """
+        mixed = {mixing(name): name for name in self._method.mixed} if self._job.secagg else {}
+        if task in mixed:
+            return self._mix(mixed[task], round, received)
         received = self._gate.receive(task, round, received)
         spec = self._exchange.task(task)
         saved = self._file.load()
+        if self._job.secagg and saved is not None:
+            received = saved.mixture
         if saved is None or (saved.task, saved.round) != (task, round):
             saved = self._run(spec, round, saved, received)
             self._file.save(saved)
@@ -153,18 +115,57 @@ class SiteRuntime:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.site.task_seed(task.name, round))
             state, reply = self._method.handle(task, self.site, state, received, round)
-        return Saved(task.name, round, state, reply)
+        if before is None:
+            return Saved(task.name, round, state, reply)
+        return replace(before, task=task.name, round=round, state=state, reply=reply)
 
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
-        if self._job.dp is None:
-            return self._gate.release(task.name, saved.round, saved.reply)
         charge = self._budget.settle(task.name, saved.round)
-        if charge is None:
+        to_mix = self._job.secagg and task.name in self._method.mixed
+        if self._job.keeps_scores and charge is None and not to_mix:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
+        reply = {} if to_mix else saved.reply
+        if charge is None:
+            return self._gate.release(task.name, saved.round, reply)
         epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
-        reply = {**saved.reply, EPSILON.name: epsilon}
-        return self._gate.release(task.name, saved.round, reply, charged=logged(charge))
+        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charged=logged(charge))
+
+    def _mix(self, task: str, round: int, message: Tensors) -> Tensors:
+        """One attempt to mix the saved answer to `task` with those of the other sites; says how it went."""
+        attempt, saved = Attempt.read(message), self._file.load()
+        self._gate.receive(mixing(task), round, {})
+        if self._relays is None or saved is None or (saved.task, saved.round) != (task, round):
+            raise FederationError("this site has nothing to mix in this round, or no way to the other sites")
+        fault, nbytes = -1, 0
+        if saved.mixed != round and saved.attempt != attempt.name:
+            try:
+                nbytes = self._take_part(task, saved, attempt, self._relays)
+            except SiteError as error:
+                fault = attempt.sites.index(error.site)
+        elif saved.attempt != attempt.name:
+            # Two mixtures of one round would show what they differ by.
+            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
+        elif saved.mixed != round:
+            # Died in this very attempt, whose dealt tuples must not serve twice.
+            fault = attempt.sites.index(self.config.name)
+        report = {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}
+        return self._gate.release(mixing(task), round, report)
+
+    def _take_part(self, task: str, saved: Saved, attempt: Attempt, relays: Relays) -> int:
+        """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
+        round, me = saved.round, self.config.name
+        pinned = peers_of(self.config, attempt, self._job.least_sites)
+        charge = self._budget.settle(task, round)
+        upload = self._gate.share(mixing(task), round, saved.reply, attempt.sharing, charge and logged(charge))
+        saved = replace(saved, attempt=attempt.name)
+        self._file.save(saved)
+        links = connect_to(pinned, self.config, f"{self._job_id}/{round}/{attempt.name}", relays(attempt.name))
+        layout = self._method.mixed[task].layout(self._declared.task(task))
+        mixture, nbytes = mix_with_others(me, links, attempt.dealt, upload, layout)
+        mixture = self._gate.reveal(mixing(task), round, mixture, attempt.sharing)
+        self._file.save(replace(saved, mixture=mixture, mixed=round))
+        return nbytes
 
     def close(self, ended: bool = True) -> None:
         """This process is done with the job; with `ended` the job itself is over: say so in the log."""

@@ -30,6 +30,11 @@ state: {state}
 audit: {audit}
 ledger: {ledger}
 
+# The site's own key for secure aggregation (made at first use, never sent), and the other sites' fingerprints by their
+# names in the federation: compare them by phone. `medfedvqa identity` shows this site's own.
+identity: {identity}
+peers: {peers}
+
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
 
@@ -52,7 +57,7 @@ policy:
 DEFAULTS: dict[str, Any] = {
     "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
     "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
-    "require_secagg": False, "min_sites": 1,
+    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {},
 }  # fmt: skip
 
 
@@ -74,6 +79,9 @@ class SiteConfig(BaseModel):
     state: Path
     audit: Path
     ledger: Path
+    identity: Path = Path("identity.key")
+    peers: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 fingerprints of other sites' keys, 64 hex digits each, by name."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     policy: SitePolicy
     repeatable_noise: int | None = None
@@ -98,6 +106,7 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
             "state": folder / config.state,
             "audit": folder / config.audit,
             "ledger": folder / config.ledger,
+            "identity": folder / config.identity,
             "backbones": {label: folder / file for label, file in config.backbones.items()},
         }
     )

@@ -2,10 +2,14 @@
 
 from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods.base import (
+    ACCURACY,
     EPSILON,
+    FAULT,
+    SHARED_BYTES,
     Hub,
     Method,
     MethodConfig,
+    MixOnShares,
     Site,
     State,
     Tensors,
@@ -13,14 +17,19 @@ from medfedvqa.methods.base import (
     create,
     method_names,
     method_type,
+    mixing,
     register,
 )
 
 __all__ = [
+    "ACCURACY",
     "EPSILON",
+    "FAULT",
+    "SHARED_BYTES",
     "Hub",
     "Method",
     "MethodConfig",
+    "MixOnShares",
     "Site",
     "State",
     "Tensors",
@@ -28,5 +37,6 @@ __all__ = [
     "create",
     "method_names",
     "method_type",
+    "mixing",
     "register",
 ]

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
+from audits.exchange import SITES
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
+from privacy.secagg import MINIMUM, Layout
 
 State = dict[str, Any]
 """What a site keeps between tasks: tensors and plain values, nested in dicts."""
@@ -21,6 +23,31 @@ State = dict[str, Any]
 
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
 """Goes with every message that is charged: it follows from the job's settings alone."""
+
+
+ACCURACY = "accuracy"
+"""The scalar in an upload by which a mixture weighs it."""
+
+FAULT = TensorSpec("fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1")
+SHARED_BYTES = TensorSpec("shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others")
+"""All that the server hears of an attempt to aggregate on shares."""
+
+
+@dataclass(frozen=True)
+class MixOnShares:
+    """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
+
+    by_block: bool = False
+
+    def layout(self, task: TaskSpec) -> Layout:
+        """What of the task's upload is mixed: everything but the accuracy."""
+        shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
+        return Layout.of(shapes, self.by_block)
+
+
+def mixing(task: str) -> str:
+    """The name of the task in which the uploads of another are mixed on shares."""
+    return f"{task}/mix"
 
 
 class MethodConfig(BaseModel, frozen=True, extra="forbid"):
@@ -89,16 +116,32 @@ class Method(ABC, Generic[Config]):
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
 
-    def __init__(self, config: Config, dp: DPSettings | None = None) -> None:
-        """`dp`: train under differential privacy. Raises `ConfigError` if this method, so configured, cannot."""
-        self.config, self.dp = config, dp
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        """`dp`: train under differential privacy; `secagg`: aggregate on shares.
+
+        Raises `ConfigError` if this method, so configured, cannot.
+        """
+        self.config, self.dp, self.secagg = config, dp, secagg
         if dp is not None and not self._job_cost.steps:
             raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
+        if secagg and not self.mixed:
+            raise ConfigError(
+                f"the method '{self.name}', so configured, needs every site's own upload at the server, "
+                "or shares nothing: it does not run with secure aggregation"
+            )
 
     @property
     def least_sites(self) -> int:
         """The fewest sites that this method, so configured, makes sense with."""
-        return 1
+        return MINIMUM if self.secagg else 1
+
+    @property
+    def mixed(self) -> Mapping[str, MixOnShares]:
+        """Tasks whose uploads can be aggregated on shares, and how; none if the method needs single uploads.
+
+        Raises `ConfigError` if an option stands in the way.
+        """
+        return {}
 
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
@@ -134,16 +177,32 @@ class Method(ABC, Generic[Config]):
 
     def final_exchange(self, shape: BackboneShape) -> Exchange:
         """What really travels. Under differential privacy, tensors of a task that is charged say so and the epsilon
-        goes with them; what a task that is not charged would send stays at the site."""
+        goes with them; what a task that is not charged would send stays at the site.
+
+        With secure aggregation, what a task would send is mixed in a task of its own, which follows it; what is not
+        mixed stays at the site. Mixtures come from there too, so no message holds them."""
         exchange = self.exchange(shape)
-        if self.dp is None:
-            return exchange
-        return replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
+        if self.dp is not None:
+            exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
+        if self.secagg:
+            exchange = replace(exchange, tasks=tuple(part for task in exchange.tasks for part in self._on_shares(task)))
+        return exchange
 
     def _private(self, task: TaskSpec) -> TaskSpec:
         if self.cost(task.name) == Cost():
             return replace(task, up=())
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
+
+    def _on_shares(self, task: TaskSpec) -> Iterator[TaskSpec]:
+        yield replace(task, up=tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC), down=())
+        if task.name in self.mixed:
+            shared = tuple(_masked(spec) for spec in task.up if spec.kind is not Kind.PUBLIC)
+            result = tuple(
+                replace(spec, meaning=f"{spec.meaning}: the others' mixture")
+                for spec in shared
+                if spec.kind is Kind.PARAMETERS
+            )
+            yield TaskSpec(mixing(task.name), up=(*shared, FAULT, SHARED_BYTES), down=result)
 
     @abstractmethod
     def setup(self, site: Site) -> State:
@@ -157,6 +216,11 @@ class Method(ABC, Generic[Config]):
         """Run the handler of a declared task: state and message in, state and message out."""
         handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
         return handler(site, state, received, round)
+
+
+def _masked(spec: TensorSpec) -> TensorSpec:
+    protection = Protection.DP_MASKED if spec.protection.private else Protection.MASKED
+    return replace(spec, recipients=(SITES,), protection=protection)
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:
@@ -194,10 +258,10 @@ def method_type(name: str) -> type[Method[Any]]:
     return _METHODS[name]
 
 
-def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None) -> Method[Any]:
+def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None, secagg: bool = False) -> Method[Any]:
     """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
     kind = method_type(name)
-    return kind(checked(kind.config_type, options, f"method '{name}'"), dp)
+    return kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:

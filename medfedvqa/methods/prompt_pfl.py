@@ -4,7 +4,7 @@ Each site trains prompts P and an answer head on a frozen CLIP; the server sends
 mixed by reliability, as its shared prompt S (Eqs. 8, 10, 11).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +12,20 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts, register
+from medfedvqa.methods.base import (
+    ACCURACY,
+    Hub,
+    Method,
+    MethodConfig,
+    MixOnShares,
+    Site,
+    State,
+    Tensors,
+    counts,
+    register,
+)
 from medfedvqa.methods.private_training import PrivateTrainer, private_steps
 from medfedvqa.methods.training import SiteTrainer, TrainConfig
 from medfedvqa.models import BackboneShape, ModelConfig, prompt_shapes
@@ -92,14 +104,24 @@ class PromptPFL(Method[PromptPFLConfig]):
     @property
     def least_sites(self) -> int:
         """Sharing needs somebody to share with."""
-        return 2 if self.config.sharing else 1
+        return max(super().least_sites, 2 if self.config.sharing else 1)
+
+    @property
+    def mixed(self) -> Mapping[str, MixOnShares]:
+        """Prompts of all training tasks; in one order and with one kind of weights only."""
+        if self.config.mode == "paper":
+            raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")
+        if self.config.order == "sequential":
+            raise ConfigError("order 'sequential' shows what one site changed: secure aggregation needs 'synchronous'")
+        mix = MixOnShares(by_block=self.config.similarity == "block")
+        return {"start": mix, "train": mix} if self.config.sharing else {}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
         shapes = prompt_shapes(shape, self.config.model) if self.config.sharing else {}
         own = tuple(_prompt(name, prompt.size, "the site's prompt") for name, prompt in shapes.items())
         mixed = tuple(_prompt(name, prompt.size, "the other sites' mixed prompt") for name, prompt in shapes.items())
-        accuracy = TensorSpec("accuracy", (), "float32", Kind.STATISTIC, "share of validation rows answered right")
+        accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
         scored = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
         alone = ("local_correct",) if self._trains_alone else ()
         return Exchange(
@@ -190,7 +212,7 @@ class PromptPFL(Method[PromptPFLConfig]):
         trainer = self._trainer(site)
         state = trainer.train(state, shared, round, site.task_seed("train", round))
         reply = trainer.prompts(state) if self.config.sharing else {}
-        return state, {**reply, "accuracy": np.array(trainer.accuracy(state, shared), np.float32)}
+        return state, {**reply, ACCURACY: np.array(trainer.accuracy(state, shared), np.float32)}
 
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.hub import Event, Reply, ServerHub
+from medfedvqa.federation.hub import Event, Excused, Reply, ServerHub
 from medfedvqa.methods import Tensors
 from privacy import Reliability
 
@@ -17,7 +17,11 @@ def answer(prompts: Mapping[str, np.ndarray], accuracy: float = 0.5) -> Callable
     """An engine whose sites answer every task with a fixed prompt."""
 
     def call(
-        task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused,
     ) -> dict[str, Reply]:
         replies = {}
         for site in messages:

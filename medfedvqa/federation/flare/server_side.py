@@ -20,7 +20,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.flare.messages import REASON, pack, unpack
 from medfedvqa.federation.flare.progress import write_event
-from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.methods import Tensors
@@ -56,12 +56,18 @@ class _Caller:
         self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort_signal
 
     def call(
-        self, task: str, round: int, messages: Mapping[str, Tensors], answered: Callable[[str], None]
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
     ) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Call`."""
-        gathering = _Gathering(set(messages), answered)
-        for site, tensors in messages.items():
-            self._controller.send(gathering.task(task, site, pack(round, tensors)), self._fl_ctx, targets=[site])
+        gathering = _Gathering(set(messages), answered, excused)
+        tasks = {site: gathering.task(task, site, pack(round, tensors)) for site, tensors in messages.items()}
+        for site, sent in tasks.items():
+            self._controller.send(sent, self._fl_ctx, targets=[site])
         try:
             while not gathering.complete(_ABORT_CHECK):
                 if self._abort.triggered:
@@ -69,16 +75,19 @@ class _Caller:
         except FederationError:
             self._controller.cancel_all_tasks()
             raise
+        for site in gathering.missing():
+            self._controller.cancel_task(tasks[site])
         return gathering.replies
 
 
 class _Gathering:
     """The answers to one task, as they arrive on FLARE's threads."""
 
-    def __init__(self, waiting: set[str], answered: Callable[[str], None]) -> None:
+    def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
-        self._waiting, self._answered = waiting, answered
+        self._waiting, self._answered, self._excused = waiting, answered, excused
         self._failure: FederationError | None = None
+        self._closed = False
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
@@ -89,12 +98,21 @@ class _Gathering:
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait for all answers, at most so long. Raises `FederationError` as soon as one site failed."""
+        """Wait for all answers but the excused, at most so long. Raises `FederationError` as soon as a site failed."""
         with self._change:
-            self._change.wait_for(lambda: self._failure or not self._waiting, seconds)
+            self._change.wait_for(lambda: self._failure or self._enough(), seconds)
             if self._failure:
                 raise self._failure
-            return not self._waiting
+            return self._enough()
+
+    def missing(self) -> list[str]:
+        """The sites that have not answered; from now on their answers are dropped."""
+        with self._change:
+            self._closed = True
+            return sorted(self._waiting)
+
+    def _enough(self) -> bool:
+        return self._waiting <= set(self._excused(self.replies))
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
@@ -103,8 +121,10 @@ class _Gathering:
             self._fail(f"site '{site}' stopped the job: {reason}")
             return
         _, tensors = unpack(result)
-        self._answered(site)
         with self._change:
+            if self._closed:
+                return
+            self._answered(site)
             self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time)
             self._waiting.discard(site)
             self._change.notify_all()

@@ -1,0 +1,74 @@
+"""What one job leaves at a site between tasks: the last task's state and answer, and the site's own figures."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from medfedvqa.methods import Tensors
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What survives a killed process: the state after a task, and the answer that the task gave."""
+
+    task: str
+    round: int
+    state: dict[str, Any]
+    reply: Tensors
+    attempt: str = ""
+    """The last attempt to mix the reply on shares that this site began."""
+    mixture: Tensors = field(default_factory=dict)
+    """The site's last result of mixing on shares."""
+    mixed: int = 0
+    """The round of that result."""
+
+
+_ARRAYS = ("reply", "mixture")
+
+
+class StateFile:
+    """One job's state at one site, replaced atomically."""
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{job_id}.pt"
+
+    def load(self) -> Saved | None:
+        """The last saved task, or None before the first."""
+        if not self._path.exists():
+            return None
+        fields = torch.load(self._path, weights_only=True)
+        arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
+        return Saved(**fields, **arrays)
+
+    def save(self, saved: Saved) -> None:
+        """Durable before it returns: the task must not run twice once its answer may have left."""
+        fields = dict(vars(saved))
+        for part in _ARRAYS:
+            fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
+        with _replaced(self._path) as file:
+            torch.save(fields, file)
+
+    def keep(self, task: str, reply: Tensors) -> None:
+        """Write what a task found and the site keeps, figures by name, for the hospital itself: `JOB.TASK.json`."""
+        figures = {name: array.tolist() for name, array in reply.items()}
+        with _replaced(self._path.with_suffix(f".{task}.json")) as file:
+            file.write(json.dumps(figures, indent=2).encode() + b"\n")
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` whole and durably, for the site's own account only."""
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
