@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import audit, jobs, pretrain, privacy, run
+from medfedvqa.cli import audit, identity, jobs, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command()(run.demo)
 app.command()(run.run)
 app.command()(run.methods)
 app.command()(pretrain.pretrain)
+app.command()(identity.identity)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(audit.app, name="audit")
 app.add_typer(privacy.app, name="privacy")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
+from medfedvqa.cli.run import DPOption, EpsilonOption, SecaggOption, named_values
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 
 app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
@@ -27,6 +27,7 @@ def export(
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
+    secagg: SecaggOption = False,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
 ) -> None:
     """Write a configuration-only job folder."""
@@ -39,6 +40,7 @@ def export(
         "backbone": backbone,
         "seed": seed,
         "dp": named_values(dp or [], epsilon=epsilon) or None,
+        "secagg": secagg,
         "min_sites": min_sites,
     }
     export_job(JobSpec.from_dict(job), out)

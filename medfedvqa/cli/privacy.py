@@ -57,7 +57,7 @@ def plan(
         table.add_row(f"{done} of {len(rounds)}", *_cells(spent(events, job.dp.delta)))
     console.print(table)
     if site is not None:
-        policy = _config(site).policy
+        policy = config_of(site).policy
         refusal = policy.refusal(job.offer()) or _over(policy, rounds, job.dp.delta)
         if refusal:
             raise ConfigError(f"the site would refuse this job: {refusal}")
@@ -67,7 +67,7 @@ def plan(
 @app.command("spent")
 def spent_command(site: SiteFile) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
-    config, console = _config(site), Console()
+    config, console = config_of(site), Console()
     if not config.ledger.is_dir():
         console.print("No job under differential privacy has run here.")
         return
@@ -95,7 +95,7 @@ def ledger_command(
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
-    config, console = _config(site), Console()
+    config, console = config_of(site), Console()
     with _ledger(config) as ledger:
         if import_ is not None:
             console.print(f"{ledger.import_(import_)} records were taken over")
@@ -132,7 +132,7 @@ def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -
     return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(rounds)} tasks would fit"
 
 
-def _config(site: Path) -> SiteConfig:
+def config_of(site: Path) -> SiteConfig:
     """A startup kit keeps site.yml in its folder `local`, a run in the site's own."""
     folder = site.resolve().parent
     return load_site_config(site, (folder.parent if folder.name == "local" else folder).name)

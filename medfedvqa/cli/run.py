@@ -34,6 +34,9 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for the results. De
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
 ]
+SecaggOption = Annotated[
+    bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. From 3 sites.")
+]
 DPOption = Annotated[
     list[str] | None,
     typer.Option("--dp", help="NAME=VALUE, another setting of differential privacy, see `privacy settings`."),
@@ -67,6 +70,7 @@ def run(
     site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
+    secagg: SecaggOption = False,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,
 ) -> None:
@@ -84,6 +88,7 @@ def run(
             "backbone": bundled_for(reader) if backbone == "auto" else backbone,
             "seed": seed,
             "dp": named_values(dp or [], epsilon=epsilon) or None,
+            "secagg": secagg,
         }
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"

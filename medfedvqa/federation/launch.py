@@ -16,6 +16,7 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.models import load_backbone
+from privacy.secagg import Identity
 
 Engine = Literal["local", "simulator", "provisioned"]
 
@@ -63,10 +64,13 @@ def plan(
 
 def write_sites(launch: Launch) -> dict[str, Path]:
     """Each site's `site.yml` under `out/sites/NAME`; returns their paths."""
-    paths = {}
-    for site in launch.sites:
-        folder = launch.out / "sites" / site
+    paths: dict[str, Path] = {}
+    folders = {site: (launch.out / "sites" / site).resolve() for site in launch.sites}
+    for folder in folders.values():
         folder.mkdir(parents=True)
+    keys = {site: folder / "identity.key" for site, folder in folders.items()}
+    peers = {site: Identity.create(key).fingerprint for site, key in keys.items()} if launch.job.secagg else {}
+    for site, folder in folders.items():
         paths[site] = folder / "site.yml"
         paths[site].write_text(
             site_yaml(
@@ -74,9 +78,11 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
                 threads=launch.threads,
-                state=str((folder / "state").resolve()),
-                audit=str((folder / "audit").resolve()),
-                ledger=str((folder / "ledger").resolve()),
+                state=str(folder / "state"),
+                audit=str(folder / "audit"),
+                ledger=str(folder / "ledger"),
+                identity=str(keys[site]),
+                peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
             ),
@@ -99,15 +105,17 @@ def run(
         from medfedvqa.federation.flare.engine import run_on_flare
 
         results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
-    return results if launch.job.dp is None else _with_kept_scores(launch)
+    return _with_kept_scores(launch, results) if launch.job.keeps_scores else results
 
 
-def _with_kept_scores(launch: Launch) -> dict[str, Any]:
-    """Whoever runs all sites on one machine may look at what each of them keeps."""
+def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]:
+    """Whoever runs all sites on one machine may look at what each of them keeps, unless one fell out."""
     scores = {}
     for site in launch.sites:
-        (kept,) = (launch.out / "sites" / site / "state").glob("*.evaluate.json")
-        scores[site] = score_of(json.loads(kept.read_text(encoding="utf-8")))
+        for kept in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):
+            scores[site] = score_of(json.loads(kept.read_text(encoding="utf-8")))
+    if len(scores) < len(launch.sites):
+        return results
     results = add_scores(launch.out, scores)
     write_table(launch.out, results)
     return results

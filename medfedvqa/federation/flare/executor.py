@@ -8,6 +8,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from medfedvqa.federation.flare.mail import SiteMail
+
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks
 
@@ -19,6 +21,7 @@ class SiteExecutor(Executor):
         super().__init__()
         self.job = job
         self._tasks: SiteTasks | None = None
+        self._mail: SiteMail | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """See `SiteTasks.answer`."""
@@ -26,10 +29,15 @@ class SiteExecutor(Executor):
             # Imported late for the same reason as at the server.
             from medfedvqa.federation.flare.site_side import SiteTasks
 
-            self._tasks = SiteTasks(self.job)
+            self._tasks = SiteTasks(self.job, self._mail)
         return self._tasks.answer(task_name, shareable, fl_ctx)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """At the end of the run, the site's log says that the job is over."""
-        if event_type == EventType.END_RUN and self._tasks is not None:
-            self._tasks.close()
+        """From its start the site takes mail of others, if the job has any; at its end the site's log says so."""
+        if event_type == EventType.START_RUN and self.job.get("secagg"):
+            self._mail = SiteMail(fl_ctx.get_engine())
+        if event_type == EventType.END_RUN:
+            if self._mail is not None:
+                self._mail.close()
+            if self._tasks is not None:
+                self._tasks.close()

@@ -10,6 +10,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.federation.flare.mail import SiteMail
 from medfedvqa.federation.flare.messages import REASON, pack, unpack
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
@@ -21,15 +22,15 @@ _logger = logging.getLogger(__name__)
 class SiteTasks:
     """Answers the tasks of one job at one site."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._job = job
+    def __init__(self, job: dict[str, Any], mail: SiteMail | None) -> None:
+        self._job, self._mail = job, mail
         self._runtime: SiteRuntime | None = None
 
     def answer(self, task: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
         """The reply to one task. A failure tells its reason only if the reason was written to be shared."""
         try:
             if self._runtime is None:
-                self._runtime = _runtime(self._job, fl_ctx)
+                self._runtime = _runtime(self._job, self._mail, fl_ctx)
             round, received = unpack(message)
             return pack(round, self._runtime.handle(task, round, received))
         except ACTIONABLE as error:
@@ -44,14 +45,15 @@ class SiteTasks:
             self._runtime.close()
 
 
-def _runtime(job: dict[str, Any], fl_ctx: FLContext) -> SiteRuntime:
+def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> SiteRuntime:
     name = fl_ctx.get_identity_name()
     local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
     # A site has one file of its own; FLARE's simulator gives all its sites one copy of a common folder.
     path = next((path for path in (local / "site.yml", local / "sites" / f"{name}.yml") if path.exists()), None)
     if path is None:
         raise ConfigError(f"site '{name}' has no site.yml")
-    return SiteRuntime(load_site_config(path, name), JobSpec.from_dict(job), fl_ctx.get_job_id())
+    relays = mail and mail.attempt
+    return SiteRuntime(load_site_config(path, name), JobSpec.from_dict(job), fl_ctx.get_job_id(), relays=relays)
 
 
 def _refusal(reason: str) -> Shareable:

@@ -1,0 +1,15 @@
+"""`medfedvqa identity`: the fingerprint that other sites pin."""
+
+from rich.console import Console
+
+from medfedvqa.cli.privacy import SiteFile, config_of
+from medfedvqa.federation.attempt import load_identity
+
+
+def identity(site: SiteFile) -> None:
+    """Show the fingerprint of a site's key for secure aggregation; the key is made at first use and stays.
+
+    The other sites write it into their own site.yml, under `peers`, after having compared it by phone.
+    """
+    config = config_of(site)
+    Console().print(f"{config.name}: {load_identity(config).fingerprint}", highlight=False, soft_wrap=True)
