@@ -18,7 +18,7 @@ from medfedvqa.models import Backbone, load_backbone
 class LocalEngine:
     """Calls sites one after the other, on one backbone. At most `resident` sites keep their pictures in memory."""
 
-    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 16) -> None:
+    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 128) -> None:
         self._sites, self._job, self._job_id, self._resident = sites, job, job_id, resident
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
