@@ -2,7 +2,7 @@
 
 Every run is a whole job of prompt_pfl in the in-process engine. Finished runs are kept in the folder and not repeated.
 
-    python benchmarks/dp_accuracy.py RUNS --data phantom vqa-rad --data-root "$MEDFEDVQA_DATA/vqa-rad" --out docs/figures
+    python benchmarks/dp_accuracy.py RUNS --data phantom vqa-rad --data-root "$MEDFEDVQA_DATA/vqa-rad" --out FOLDER
 """
 
 import argparse

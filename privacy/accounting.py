@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from opacus.accountants import PRVAccountant, RDPAccountant
 
 from privacy.errors import PrivacyError
 
-ORDERS = (*RDPAccountant.DEFAULT_ALPHAS, 72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
+LARGE_ORDERS = (72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
+ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 64), *LARGE_ORDERS)
 """Renyi orders: Opacus' own, and larger ones that bind where the noise is large (above 1024 binomials overflow)."""
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
 """Below the first every epsilon is in the thousands: taken as infinite. Noise above the second counts as the second,
@@ -168,12 +168,17 @@ def _rdp(history: Canonical, delta: float) -> float:
         return 0.0
     if min(noise for noise, _, _ in history) < LEAST_NOISE:
         return math.inf
+    # Opacus takes seconds to import, and jobs without differential privacy do without it.
+    from opacus.accountants import RDPAccountant
+
     return _epsilon(RDPAccountant(), history, delta, alphas=list(ORDERS))
 
 
 def _prv(history: Canonical, delta: float, rdp: float) -> float:
     if rdp > PRV_MOST_EPSILON or sum(steps for _, _, steps in history) > PRV_MOST_STEPS:
         return math.inf
+    from opacus.accountants import PRVAccountant
+
     return _epsilon(PRVAccountant(), history, delta, eps_error=max(PRV_ERROR, PRV_RELATIVE_ERROR * rdp))
 
 

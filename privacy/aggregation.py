@@ -55,8 +55,8 @@ def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = N
     if (shares < 0).any() or shares.sum() < NEGLIGIBLE:
         raise AggregationError("weights must not be negative, and their sum must be positive")
     return {
-        name: _combine(shares / shares.sum(), [tensors[name] for tensors in uploads.values()])
-        for name in next(iter(uploads.values()))
+        name: _combine(shares / shares.sum(), _stack(uploads, name)).astype(first.dtype)
+        for name, first in next(iter(uploads.values())).items()
     }
 
 
@@ -74,32 +74,31 @@ def mix(
     if len(prompts) < 2:
         raise AggregationError("sharing needs at least 2 sites")
     sites = list(prompts)
-    names = list(next(iter(prompts.values())))
-    shared: dict[str, Tensors] = {}
-    table = {name: np.zeros((len(sites), len(sites))) for name in names}
-    for target in targets or sites:
-        others = [site for site in sites if site != target]
-        columns = [sites.index(site) for site in others]
-        accuracies = np.array([accuracy[site] for site in others])
-        shared[target] = {}
-        for name in names:
-            given = [prompts[site][name] for site in others]
-            eta = reliability_weights(prompts[target][name], given, accuracies, reliability)
-            shared[target][name] = _combine(eta, given)
-            table[name][sites.index(target), columns] = eta.reshape(len(others), -1).mean(axis=1)
+    accuracies = np.array([accuracy[site] for site in sites])
+    shared: dict[str, Tensors] = {target: {} for target in targets or sites}
+    table = {}
+    for name, first in next(iter(prompts.values())).items():
+        stack, table[name] = _stack(prompts, name), np.zeros((len(sites), len(sites)))
+        for target in shared:
+            row = sites.index(target)
+            others = np.arange(len(sites)) != row
+            eta = reliability_weights(stack[row], stack[others], accuracies[others], reliability)
+            shared[target][name] = _combine(eta, stack[others]).astype(first.dtype)
+            table[name][row, others] = eta.reshape(len(eta), -1).mean(axis=1)
     return Mixture(shared, table)
 
 
 def reliability_weights(
-    own: NDArray[np.generic], others: Sequence[NDArray[np.generic]], accuracy: Floats, reliability: Reliability
+    own: NDArray[np.generic], others: NDArray[np.generic], accuracy: Floats, reliability: Reliability
 ) -> Floats:
     """Eq. 11: eta_i proportional to acc_i * cos(P_i, P_t), over the other sites.
 
+    `own`: [blocks, tokens, width]; `others`: [others, blocks, tokens, width]; `accuracy`: [others].
     Returns [others], or [others, blocks] by block. Clamped weights without any positive similarity
     fall back to accuracy alone, then to equal weights.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    cosine = np.stack([_cosine(own, other, reliability.by_block) for other in others])
+    cosine = _cosines(own, others, reliability.by_block)
     accuracies = accuracy.reshape(-1, *[1] * (cosine.ndim - 1))
     if reliability.mode == "paper":
         return _as_printed(accuracies * cosine)
@@ -121,17 +120,22 @@ def _as_printed(scores: Floats) -> Floats:
     return np.asarray(eta)
 
 
-def _cosine(one: NDArray[np.generic], other: NDArray[np.generic], by_block: bool) -> Floats:
-    """Cosine similarity, scalar or [blocks]; a zero vector is similar to nothing."""
-    rows = len(one) if by_block else 1
-    a, b = (np.asarray(x, dtype=np.float64).reshape(rows, -1) for x in (one, other))
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosine = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)
-    return cosine if by_block else np.asarray(cosine[0])
+def _cosines(own: NDArray[np.generic], others: NDArray[np.generic], by_block: bool) -> Floats:
+    """Cosine similarities, [others] or [others, blocks]; a zero vector is similar to nothing."""
+    rows = len(own) if by_block else 1
+    a = np.asarray(own, np.float64).reshape(rows, -1)
+    b = np.asarray(others, np.float64).reshape(len(others), rows, -1)
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    cosine = np.divide(np.einsum("rd,nrd->nr", a, b), norms, out=np.zeros_like(norms), where=norms > 0)
+    return np.asarray(cosine if by_block else cosine[:, 0])
 
 
-def _combine(weights: Floats, tensors: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    total: Floats = np.zeros(tensors[0].shape)
-    for weight, tensor in zip(weights, tensors, strict=True):
-        total += np.reshape(weight, (-1, *[1] * (tensor.ndim - 1))) * tensor if np.ndim(weight) else weight * tensor
-    return np.asarray(total.astype(tensors[0].dtype))
+def _stack(uploads: Mapping[str, Tensors], name: str) -> Floats:
+    """One tensor of every site, float64 [sites, ...]."""
+    return np.stack([tensors[name] for tensors in uploads.values()]).astype(np.float64)
+
+
+def _combine(weights: Floats, stack: Floats) -> Floats:
+    """The sum over sites of weight times tensor; `weights`: [sites], or [sites, blocks]."""
+    letters = "sb"[: weights.ndim]
+    return np.asarray(np.einsum(f"{letters},{letters}...->{letters[1:]}...", weights, stack, optimize=True))

@@ -7,12 +7,11 @@ Parameters that a model uses once per patient, as prompts, are expanded instead:
 is that patient's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -21,6 +20,25 @@ from privacy.noise import Randomness
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 """By parameter."""
+
+
+Rule = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], Gradients]
+"""Layer, inputs and gradients of the output to what Opacus computes for each sample, by parameter."""
+
+
+def _gradient_rules() -> Mapping[type[nn.Module], Rule]:
+    # Opacus takes seconds to import, and jobs without differential privacy do without it.
+    from opacus.grad_sample import GradSampleModule
+
+    rules: Mapping[type[nn.Module], Rule] = GradSampleModule.GRAD_SAMPLERS
+    return rules
+
+
+def _norm_rules() -> Mapping[type[nn.Module], Rule]:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
+    rules: Mapping[type[nn.Module], Rule] = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
+    return rules
 
 
 class Contribution(Protocol):
@@ -61,8 +79,7 @@ class _Linear:
     outputs: torch.Tensor
 
     def squared_norms(self) -> torch.Tensor:
-        rule = GradSampleModuleFastGradientClipping.NORM_SAMPLERS[nn.Linear]
-        norms: Gradients = rule(self.layer, [self.inputs], self.outputs)
+        norms = _norm_rules()[nn.Linear](self.layer, [self.inputs], self.outputs)
         return torch.stack([norm.square() for norm in norms.values()]).sum(0)
 
     def weighted_sum(self, weights: torch.Tensor) -> Gradients:
@@ -76,9 +93,7 @@ class _Linear:
         return sums
 
     def each(self) -> Gradients:
-        rule = GradSampleModule.GRAD_SAMPLERS[nn.Linear]
-        gradients: Gradients = rule(self.layer, [self.inputs], self.outputs)
-        return gradients
+        return _gradient_rules()[nn.Linear](self.layer, [self.inputs], self.outputs)
 
 
 class Recorder:
@@ -96,7 +111,7 @@ class Recorder:
             if any(p.requires_grad and p not in apart for p in layer.parameters(recurse=False))
         ]
         for layer in self._layers:
-            if type(layer) not in GradSampleModule.GRAD_SAMPLERS:
+            if type(layer) not in _gradient_rules():
                 raise SettingsError(f"a {type(layer).__name__} layer has no gradient per patient: freeze or replace it")
         self._calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
         self._hooks: list[RemovableHandle] = []
@@ -144,7 +159,7 @@ def _layer_part(
     if isinstance(layer, nn.Linear) and inputs.dim() == 2:
         rows = _Grid(owners, patients)
         return _Linear(layer, rows.spread(inputs), rows.spread(outputs))
-    by_row: Gradients = GradSampleModule.GRAD_SAMPLERS[type(layer)](layer, [inputs], outputs)
+    by_row = _gradient_rules()[type(layer)](layer, [inputs], outputs)
     sums = {p: each.new_zeros(patients, *each.shape[1:]).index_add_(0, owners, each) for p, each in by_row.items()}
     return _Separate(sums)
 

@@ -23,7 +23,7 @@ class LocalEngine:
     At most `resident` sites keep their pictures in memory.
     """
 
-    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 16) -> None:
+    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 128) -> None:
         self._sites, self._job, self._job_id = sites, job, job_id
         # Sites that talk to each other must all be there.
         self._resident = max(resident, len(sites)) if job.secagg else resident

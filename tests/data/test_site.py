@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from medfedvqa.data import Row, Split, VQAData, build_site
+from medfedvqa.errors import DataError
 
 FACTS = [  # split, answer, patient, image
     ("train", "Yes", "a", "1"),
@@ -70,3 +71,15 @@ def test_questions_stay_as_published() -> None:
 def test_tensors_have_a_row_for_each_question(part: str) -> None:
     examples = getattr(site_of(FACTS), part)
     assert len(examples.questions) == len(examples.answers) == len(examples.pictures) == len(examples.patients)
+
+
+@pytest.mark.parametrize("nobody", ["", "  "])
+def test_a_row_without_a_patient_is_refused_by_its_index(nobody: str) -> None:
+    """Nobody could be protected by it: the unit of privacy is the patient."""
+    with pytest.raises(DataError, match="row 7 names no patient"):
+        Row(7, "chest", "train", True, "SECRET?", "SECRET", nobody, Path("SECRET.jpg"))
+
+
+def test_the_cohort_is_everybody_whose_rows_a_model_is_trained_or_chosen_by() -> None:
+    """Test patients are asked, and tell nothing."""
+    assert site_of(FACTS).trained_patients == {"a", "b"}

@@ -88,6 +88,13 @@ def test_every_release_carries_its_charge_in_message_log_and_ledger(sites: Sites
     assert last == {} and verify(config.audit).ok
 
 
+def test_stochastic_gradient_descent_is_charged_as_adam_is(sites: Sites, private_job: Job) -> None:
+    """The optimiser sees noisy gradients only: which one it is changes no epsilon."""
+    replies = run(sites("chest")["chest"], private_job(optimizer="sgd", learning_rate=0.1), "job")
+    assert replies[1]["epsilon"][1] == pytest.approx(cost(private_job()), abs=1e-9)
+    assert not np.array_equal(replies[0]["prompt.image"], replies[1]["prompt.image"])
+
+
 def test_what_is_not_charged_stays_at_the_site(sites: Sites, private_job: Job) -> None:
     """Test results are written for the hospital itself; of them the server gets an empty message."""
     config, job = sites("chest")["chest"], private_job()

@@ -31,7 +31,7 @@ def test_raw_weights_of_the_card_s_example() -> None:
     """Accuracies (0.70, 0.80) and cosines (0.011, -0.010): Eq. 11 as printed gives about (-25.7, 26.7)."""
     scores = np.array([0.70 * 0.011, 0.80 * -0.010])
     assert scores / scores.sum() == pytest.approx([-25.667, 26.667], abs=1e-3)
-    others = [plane(0.011), plane(-0.010)]
+    others = np.stack([plane(0.011), plane(-0.010)])
     with pytest.raises(AggregationError, match="leaves 0..1"):
         reliability_weights(plane(1.0), others, np.array([0.70, 0.80]), PAPER)
     assert reliability_weights(plane(1.0), others, np.array([0.70, 0.80]), CLAMPED).tolist() == [1.0, 0.0]
@@ -80,17 +80,19 @@ def test_synchronous_mixing_does_not_depend_on_the_order_of_sites(seed: int, ord
 
 def test_without_positive_similarity_accuracy_decides_and_then_nothing() -> None:
     """All cosines negative: weights by accuracy; all accuracies zero too: equal weights."""
-    others = [plane(-0.5), plane(-0.2)]
+    others = np.stack([plane(-0.5), plane(-0.2)])
     assert reliability_weights(plane(1.0), others, np.array([0.2, 0.6]), CLAMPED).tolist() == pytest.approx(
         [0.25, 0.75]
     )
     assert reliability_weights(plane(1.0), others, np.zeros(2), CLAMPED).tolist() == [0.5, 0.5]
-    assert reliability_weights(plane(1.0), [plane(0.5), plane(0.2)], np.zeros(2), CLAMPED).tolist() == [0.5, 0.5]
+    similar = np.stack([plane(0.5), plane(0.2)])
+    assert reliability_weights(plane(1.0), similar, np.zeros(2), CLAMPED).tolist() == [0.5, 0.5]
 
 
 def test_zero_prompts_are_similar_to_nothing() -> None:
     """A zero prompt neither divides by zero nor gets weight through similarity."""
-    weights = reliability_weights(plane(1.0), [np.zeros((1, 1, 2)), plane(0.3)], np.array([0.9, 0.5]), CLAMPED)
+    others = np.stack([np.zeros((1, 1, 2)), plane(0.3)])
+    weights = reliability_weights(plane(1.0), others, np.array([0.9, 0.5]), CLAMPED)
     assert weights.tolist() == [0.0, 1.0]
 
 
@@ -98,7 +100,7 @@ def test_by_block_weighs_each_block_by_itself() -> None:
     """A source that is similar in one block and opposed in the other gives the first and not the second."""
     own = np.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     mixed_source, steady = np.array([[[1.0, 0.0]], [[-1.0, 0.0]]]), np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
-    weights = reliability_weights(own, [mixed_source, steady], np.ones(2), Reliability(by_block=True))
+    weights = reliability_weights(own, np.stack([mixed_source, steady]), np.ones(2), Reliability(by_block=True))
     assert weights.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
