@@ -23,6 +23,9 @@ from medfedvqa.federation.flare.server_side import RESULTS
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
 
+_LAST_WORD = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "30"}
+"""Seconds after which the server calls a job finished although a site that died never said so; FLARE: 900."""
+
 
 class LoopbackFederation:
     """Provisions into a folder, starts server and sites, and ends every process when it is left."""
@@ -30,7 +33,7 @@ class LoopbackFederation:
     def __init__(self, folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str] | None = None) -> None:
         """`sites`: a `site.yml` by site name. `environment` is added to that of all processes."""
         self.folder, self._sites = folder.resolve(), sites
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**_LAST_WORD, **os.environ, **(environment or {})}
         # The kits' scripts start whichever python3 comes first.
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
         self._session: Session | None = None
