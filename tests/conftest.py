@@ -22,7 +22,7 @@ Sites = Callable[..., dict[str, SiteConfig]]
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder with the published data sets; tests that need it are skipped without it."""
-    folder = Path(os.environ.get("MEDFEDVQA_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
+    folder = Path(os.environ.get("MEDFEDVQA_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")
     if not (folder / "vqa-rad").is_dir():
         pytest.skip("the data folder is absent: set MEDFEDVQA_DATA")
     return folder.resolve()

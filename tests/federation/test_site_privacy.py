@@ -25,6 +25,8 @@ from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
 from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
 
+pytestmark = pytest.mark.slow
+
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
