@@ -22,7 +22,8 @@ class JobBudget:
         """Set the whole job's cost aside. Raises `BudgetRefused`, or `LedgerError` if the ledger cannot be trusted."""
         if self._dp is None:
             return
-        self._ledger = Ledger(self._config.ledger, self._config.name)
+        if self._ledger is None:  # a refused job may be asked for again
+            self._ledger = Ledger(self._config.ledger, self._config.name)
         check_ledger(self._ledger, self._config.audit)
         void = self._config.repeatable_noise is not None
         self._ledger.reserve(self._job_id, self._method.name, patients, self._method.plan(), self._limits, void)
