@@ -19,7 +19,11 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from privacy import DPSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("flare"),  # two federations at a time overload a small machine
+    pytest.mark.timeout(900),
+]
 
 Job = Callable[..., JobSpec]
 SiteFiles = Callable[..., dict[str, Path]]
