@@ -24,15 +24,14 @@ from open_clip.transformer import ResidualAttentionBlock
 from medfedvqa.data import Examples, Split, batches, load_site, organs
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.models import (
-    IMAGE_PROMPT,
-    TEXT_PROMPT,
-    Backbone,
-    FrozenCache,
+    Cache,
+    ClipBackbone,
     ModelConfig,
     SiteModel,
     answer_loss,
     bundled_for,
     load_backbone,
+    prompt_depth,
     prompt_distance,
     weight_penalty,
 )
@@ -78,7 +77,7 @@ def attend(
 
 
 def straightforward(
-    backbone: Backbone, model: SiteModel, shared: Tensors, examples: Examples, pictures: torch.Tensor
+    backbone: ClipBackbone, model: SiteModel, shared: Tensors, examples: Examples, pictures: torch.Tensor
 ) -> Logits:
     """One row, one picture, one padded question. Pictures are normalised and questions tokenised beforehand."""
     clip, tokens = backbone.clip, backbone.tokenize(list(examples.questions))
@@ -89,12 +88,12 @@ def straightforward(
     def logits(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         hidden = clip.visual._embeds(images[examples.pictures[rows]])
         for index, block in enumerate(clip.visual.transformer.resblocks):
-            prompts = [model.prompts[IMAGE_PROMPT][index], shared[IMAGE_PROMPT][index]]
+            prompts = [model.prompts["prompt.image"][index], shared["prompt.image"][index]]
             hidden = attend(block, hidden, prompts, None)
         seen = clip.visual.ln_post(hidden[:, 0])
         hidden = clip.token_embedding(tokens[rows]) + clip.positional_embedding
         for index, block in enumerate(clip.transformer.resblocks):
-            prompts = [model.prompts[TEXT_PROMPT][index], shared[TEXT_PROMPT][index]]
+            prompts = [model.prompts["prompt.text"][index], shared["prompt.text"][index]]
             hidden = attend(block, hidden, prompts, mask)
         ends = tokens[rows].argmax(dim=-1)
         read = clip.ln_final(hidden[torch.arange(len(rows)), ends])
@@ -103,7 +102,7 @@ def straightforward(
     return logits
 
 
-def ours(cache: FrozenCache, model: SiteModel, shared: Tensors, examples: Examples) -> Logits:
+def ours(cache: Cache, model: SiteModel, shared: Tensors, examples: Examples) -> Logits:
     """The site's model on batches gathered from its cache."""
     questions = cache.question_ids(examples.questions)
 
@@ -128,14 +127,14 @@ def step(
     return seconds, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def measure(site: str, arguments: argparse.Namespace, backbone: Backbone, rows: int) -> list[Measured]:
+def measure(site: str, arguments: argparse.Namespace, backbone: ClipBackbone, rows: int) -> list[Measured]:
     """Both ways on the same train batches of one site, taking turns in going first."""
     data = load_site(arguments.data, arguments.data_root, site, Split())
     pictures, examples = data.pictures.load(backbone.shape.image_size), data.train
     generator = torch.Generator().manual_seed(0)
     model = SiteModel(backbone, ModelConfig(), len(data.answers), generator)
     shared = {name: torch.randn(prompt.shape, generator=generator) * 0.02 for name, prompt in model.prompts.items()}
-    cache = FrozenCache(backbone, model.config, pictures, examples.questions)
+    cache = backbone.cache(prompt_depth(backbone.shape, model.config), pictures, examples.questions)
     ways = ours(cache, model, shared, examples), straightforward(backbone, model, shared, examples, pictures)
     measured: list[Measured] = []
     for chosen in itertools.islice(batches(examples, rows, generator), arguments.batches + 1):

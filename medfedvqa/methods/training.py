@@ -9,7 +9,16 @@ import torch
 
 from medfedvqa.data import Examples, batches, views
 from medfedvqa.methods.base import Site, State, Tensors
-from medfedvqa.models import Batch, FrozenCache, ModelConfig, SiteModel, answer_loss, prompt_distance, weight_penalty
+from medfedvqa.models import (
+    Batch,
+    Cache,
+    ModelConfig,
+    SiteModel,
+    answer_loss,
+    prompt_depth,
+    prompt_distance,
+    weight_penalty,
+)
 
 Prompts = dict[str, torch.Tensor]
 
@@ -106,13 +115,13 @@ class SiteTrainer:
         epochs = (batches(train, config.batch_rows, generator) for _ in count())
         yield from islice(chain.from_iterable(epochs), config.local_epochs)
 
-    def _freeze(self) -> FrozenCache:
+    def _freeze(self) -> Cache:
         data, backbone = self._site.data, self._site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
         pictures = data.pictures.load(backbone.shape.image_size)
         if self._config.views > 1:
             pictures = views(pictures, self._config.views, self._site.seed).flatten(0, 1)
-        return FrozenCache(backbone, self._model, pictures, questions)
+        return backbone.cache(prompt_depth(backbone.shape, self._model), pictures, questions)
 
     def _shown(self, generator: torch.Generator) -> torch.Tensor:
         """A view of each picture, int64 [pictures]."""

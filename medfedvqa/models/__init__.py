@@ -1,44 +1,30 @@
-"""Frozen CLIP backbones with prefix prompts, and the VQA model that a site trains on them."""
+"""Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
-from medfedvqa.models.backbones import (
-    Backbone,
-    BackboneShape,
-    TowerShape,
-    bundled_for,
-    load_backbone,
-    seen_by,
-    shape_of,
-)
-from medfedvqa.models.cache import FrozenCache
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, TowerShape, Tuning
+from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
+from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
-from medfedvqa.models.vqa import (
-    IMAGE_PROMPT,
-    TEXT_PROMPT,
-    AnswerHead,
-    Batch,
-    ModelConfig,
-    Prompts,
-    SiteModel,
-    prompt_shapes,
-)
+from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
 
 __all__ = [
-    "IMAGE_PROMPT",
-    "TEXT_PROMPT",
+    "PROMPT",
     "AnswerHead",
     "Backbone",
     "BackboneShape",
     "Batch",
-    "FrozenCache",
+    "Cache",
+    "ClipBackbone",
     "ModelConfig",
     "PromptShape",
     "Prompts",
     "SiteModel",
     "TowerShape",
+    "Tuning",
     "answer_loss",
     "bundled_for",
     "load_backbone",
+    "prompt_depth",
     "prompt_distance",
     "prompt_shapes",
     "seen_by",

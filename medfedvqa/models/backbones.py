@@ -13,7 +13,7 @@ In the last form, `medclip@label` is a checkpoint of the project's own architect
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,9 @@ from open_clip.factory import load_state_dict
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.backbone import Backbone, BackboneShape, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
+from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 
 BUNDLED_ARCHITECTURE = "medclip"
 HUB = "hf-hub:"
@@ -33,50 +35,6 @@ NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
-
-
-@dataclass(frozen=True)
-class TowerShape:
-    """One transformer: its number of blocks, the width of a token, the number of attention heads."""
-
-    layers: int
-    width: int
-    heads: int
-
-
-@dataclass(frozen=True)
-class BackboneShape:
-    """What can be said of a backbone without its weights. `embed` is the width of CLIP's common space,
-    `image_size` in pixels, `context` in tokens."""
-
-    image: TowerShape
-    text: TowerShape
-    embed: int
-    image_size: int
-    context: int
-
-
-@dataclass(frozen=True, eq=False)
-class Backbone:
-    """A CLIP that never changes: float32, in evaluation mode, without gradients."""
-
-    name: str
-    clip: CLIP | CustomTextCLIP = field(repr=False)
-    tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
-    """Questions to token ids, int64 [questions, context]."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel, on the scale 0..1."""
-    shape: BackboneShape
-    seen: tuple[str, ...] | None
-    """Data sets that the weights were trained on; None where that is not known."""
-    digest: str
-    """SHA-256 over the weights as used, in hexadecimal."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.clip.logit_scale.device
 
 
 def shape_of(name: str) -> BackboneShape:
@@ -117,7 +75,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
         clip = _from_open_clip(name)
     clip = clip.to(device).float().eval().requires_grad_(False)
     mean, std = _normalisation(architecture, clip)
-    return Backbone(name, clip, _tokenizer(architecture), mean, std, shape, seen_by(name), _digest(clip))
+    return ClipBackbone(name, clip, _tokenizer(architecture), mean, std, shape, seen_by(name), _digest(clip))
 
 
 def _architecture(name: str) -> str:
@@ -152,13 +110,23 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
     if reason := _unsupported(configuration):
         raise BackboneError(f"the backbone '{name}' cannot take prompts: {reason}; use a plain ViT CLIP as ViT-B-32")
     vision, text = CLIPVisionCfg(**configuration["vision_cfg"]), CLIPTextCfg(**configuration["text_cfg"])
+    own = "text." if configuration.get("custom_text") else ""
     return BackboneShape(
-        image=TowerShape(vision.layers, vision.width, vision.width // vision.head_width),
-        text=TowerShape(text.layers, text.width, text.heads),
+        towers={
+            IMAGE: _tower(vision.layers, vision.width, vision.width // vision.head_width, "visual."),
+            TEXT: _tower(text.layers, text.width, text.heads, own),
+        },
         embed=configuration["embed_dim"],
         image_size=vision.image_size,
         context=text.context_length,
+        build=partial(_build, configuration),
+        aside=("logit_scale", "logit_bias", "visual.proj", f"{own}text_projection", f"{own}text_projection.weight"),
     )
+
+
+def _tower(layers: int, width: int, heads: int, module: str) -> TowerShape:
+    queries_values = ("attn.in_proj_weight", 0, width), ("attn.in_proj_weight", 2 * width, 3 * width)
+    return TowerShape(layers, width, heads, f"{module}transformer.resblocks", queries_values)
 
 
 def _unsupported(configuration: Mapping[str, Any]) -> str | None:

@@ -1,13 +1,13 @@
-"""open_clip's towers, frozen, with prompts in their last blocks. Exact, and nothing is computed twice or in vain.
+"""open_clip's towers, frozen, with something tuned in their last blocks. Exact; nothing is computed twice or in vain.
 
-- The *trunk* is everything below the first block with prompts: nothing in it is trained, so that a site computes it
-  once per picture and question (`FrozenCache`), and nothing of it is kept for the backward pass.
+- The *trunk* is everything below the first block with prompts or adapters: nothing in it is trained, so that a site
+  computes it once per picture and question (`ClipCache`), and nothing of it is kept for the backward pass.
 - Questions are cut at their end token and share the states of common beginnings (`layouts`).
 - In the last block only the position that is pooled has a query.
 - Prompts are projected once for the batch, or once for each owner of items in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,31 +17,43 @@ from open_clip.transformer import ResidualAttentionBlock, TextTransformer, Visio
 from torch import nn
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import NOTHING
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
+
+Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+"""By block, counted from the tower's first: applied to what the block gives."""
 
 
 @dataclass(frozen=True)
 class ImageTower:
-    """The image tower with prompts in its last `prompted` blocks."""
+    """The image tower, tuned in its last `tuned` blocks."""
 
     visual: VisionTransformer
-    prompted: int
+    tuned: int
 
     def __post_init__(self) -> None:
-        _check_blocks("image", self.visual.transformer.resblocks, self.prompted)
+        _check_blocks("image", self.visual.transformer.resblocks, self.tuned)
+
+    @property
+    def layers(self) -> int:
+        """How many blocks there are."""
+        return len(self.visual.transformer.resblocks)
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised images [n, 3, size, size] up to the first block with prompts: [n, tokens, width]."""
+        """Normalised images [n, 3, size, size] up to the first tuned block: [n, tokens, width]."""
         blocks = self.visual.transformer.resblocks
-        return _run(blocks[: len(blocks) - self.prompted], self.visual._embeds(images), Aligned())
+        return _run(blocks[: len(blocks) - self.tuned], self.visual._embeds(images), Aligned())
 
-    def features(self, hidden: torch.Tensor, prompts: JoinedPrompts | None) -> torch.Tensor:
+    def features(
+        self, hidden: torch.Tensor, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+    ) -> torch.Tensor:
         """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
-        blocks = self.visual.transformer.resblocks[-self.prompted :]
+        blocks = self.visual.transformer.resblocks[-self.tuned :]
+        adapters = _last(adapters, self.layers - self.tuned)
         if self.visual.pool_type == "tok":
-            return self.visual.ln_post(_run(blocks, hidden, Aligned(), prompts, pool=True)[:, 0])
-        return self.visual._pool(_run(blocks, hidden, Aligned(), prompts))[0]
+            return self.visual.ln_post(_run(blocks, hidden, Aligned(), prompts, pool=True, adapters=adapters)[:, 0])
+        return self.visual._pool(_run(blocks, hidden, Aligned(), prompts, adapters=adapters))[0]
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
@@ -50,13 +62,18 @@ class ImageTower:
 
 @dataclass(frozen=True)
 class TextTower:
-    """The text tower with prompts in its last `prompted` blocks."""
+    """The text tower, tuned in its last `tuned` blocks."""
 
     clip: CLIP | CustomTextCLIP
-    prompted: int
+    tuned: int
 
     def __post_init__(self) -> None:
-        _check_blocks("text", self._text.transformer.resblocks, self.prompted)
+        _check_blocks("text", self._text.transformer.resblocks, self.tuned)
+
+    @property
+    def layers(self) -> int:
+        """How many blocks there are."""
+        return len(self._text.transformer.resblocks)
 
     @property
     def _text(self) -> CLIP | TextTransformer:
@@ -82,16 +99,19 @@ class TextTower:
                 return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
 
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
-        """Token ids [n, context] up to the first block with prompts: [states, width]."""
+        """Token ids [n, context] up to the first tuned block: [states, width]."""
         text, blocks = self._text, self._text.transformer.resblocks
         hidden = text.token_embedding(layout.pack(tokens[:, : layout.length]))
         hidden = hidden + text.positional_embedding[layout.positions]
-        return _run(blocks[: len(blocks) - self.prompted], hidden, layout, mask=text.attn_mask)
+        return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=text.attn_mask)
 
-    def features(self, hidden: torch.Tensor, layout: Packed, prompts: JoinedPrompts | None) -> torch.Tensor:
+    def features(
+        self, hidden: torch.Tensor, layout: Packed, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+    ) -> torch.Tensor:
         """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
         text, blocks = self._text, self._text.transformer.resblocks
-        pooled = _run(blocks[-self.prompted :], hidden, layout, prompts, text.attn_mask, pool=True)
+        adapters = _last(adapters, self.layers - self.tuned)
+        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, pool=True, adapters=adapters)
         return text.ln_final(pooled[:, 0])
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
@@ -99,9 +119,16 @@ class TextTower:
         return _embed(features, self._text.text_projection)
 
 
-def _check_blocks(tower: str, blocks: Sequence[nn.Module], prompted: int) -> None:
-    if not 1 <= prompted <= len(blocks):
-        raise ConfigError(f"prompts in {prompted} blocks are asked for; the {tower} tower has {len(blocks)}")
+def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
+    if not 1 <= tuned <= len(blocks):
+        raise ConfigError(f"tuning in {tuned} blocks is asked for; the {tower} tower has {len(blocks)}")
+
+
+def _last(adapters: Adapters, first: int) -> Adapters:
+    """The adapters of the blocks from `first` on, counted from there. Raises `ConfigError` for one before it."""
+    if any(block < first for block in adapters):
+        raise ConfigError("an adapter belongs to a block below those that the cache was built for")
+    return {block - first: adapter for block, adapter in adapters.items()}
 
 
 def _run(
@@ -111,14 +138,17 @@ def _run(
     prompts: JoinedPrompts | None = None,
     mask: torch.Tensor | None = None,
     pool: bool = False,
+    adapters: Adapters = NOTHING,
 ) -> torch.Tensor:
     """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
 
-    `mask` [context, context] is added to attention's scores.
+    `mask` [context, context] is added to attention's scores. Prompts are for the last of the blocks.
     """
+    unprompted = 0 if prompts is None else len(blocks) - prompts.keys.shape[-3]
     for index, block in enumerate(blocks):
-        tokens = None if prompts is None else _project(block, prompts, index)
+        tokens = None if prompts is None or index < unprompted else _project(block, prompts, index - unprompted)
         hidden = _block(block, hidden, layout, tokens, mask, pool and index == len(blocks) - 1)
+        hidden = adapters[index](hidden) if index in adapters else hidden
     return hidden
 
 

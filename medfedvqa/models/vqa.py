@@ -1,47 +1,18 @@
-"""A site's VQA model: frozen towers, its own prompts, other sites' shared prompts, and its own answer head."""
+"""A site's VQA model: a frozen backbone, its own prompts, other sites' shared prompts, and its own answer head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbones import Backbone, BackboneShape
-from medfedvqa.models.layouts import Packed
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Depth, Features, Tuning
 from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, initial, join
-from medfedvqa.models.towers import ImageTower, TextTower
 
-IMAGE_PROMPT = "prompt.image"
-TEXT_PROMPT = "prompt.text"
+PROMPT = "prompt."
 Prompts = Mapping[str, torch.Tensor]
-"""Prompts by name, `prompt.image` and `prompt.text`; those that a model does without are absent."""
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """One tower's distinct inputs in a batch.
-
-    `start`: where the trainable part starts, the trunk's output, or final features [items, width] for a tower without
-    prompts. `item`: which one each row has, int64 [rows]. `owner`: whose each one is, int64 [items], if the batch was
-    gathered with owners.
-    """
-
-    start: torch.Tensor
-    item: torch.Tensor
-    owner: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of a site, each picture and each question only once; `answers`: int64 [rows]."""
-
-    pictures: Distinct
-    questions: Distinct
-    words: Packed
-    """How the distinct questions lie in `questions.start`."""
-    answers: torch.Tensor
+"""Prompts by name, `prompt.` and the tower's; those that a model does without are absent."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +31,7 @@ class ModelConfig:
     """How local and shared prompts join."""
     placing: Placing = "before"
     """Whether prompts join before or after the projections to keys and values."""
-    features: Literal["concat", "product"] = "concat"
+    features: Features = "concat"
     """What the head sees: both towers' features; `product` adds the product of both in CLIP's common space."""
     hidden: int = 512
     """Width of the head's hidden layer."""
@@ -78,24 +49,23 @@ class ModelConfig:
 
 def prompt_shapes(shape: BackboneShape, config: ModelConfig) -> dict[str, PromptShape]:
     """The prompts that a model trains and shares, by name. Raises `ConfigError`."""
+    wanted = {"image": config.image_prompt, "text": config.text_prompt}
+    if not wanted.keys() <= shape.towers.keys() and config.image_prompt != config.text_prompt:
+        raise ConfigError("this backbone reads picture and question in one tower: prompts are for both or for none")
     shapes = {}
-    for name, wanted, tower in (
-        (IMAGE_PROMPT, config.image_prompt, shape.image),
-        (TEXT_PROMPT, config.text_prompt, shape.text),
-    ):
-        if wanted:
+    for name, tower in shape.towers.items():
+        if wanted.get(name, config.image_prompt):
             blocks = tower.layers if config.blocks is None else config.blocks
             if blocks > tower.layers:
-                raise ConfigError(f"'{name}' is asked for in {blocks} blocks; its tower has {tower.layers}")
-            shapes[name] = PromptShape(blocks, config.length, tower.width)
+                raise ConfigError(f"'{PROMPT}{name}' is asked for in {blocks} blocks; its tower has {tower.layers}")
+            shapes[PROMPT + name] = PromptShape(blocks, config.length, tower.width)
     return shapes
 
 
-def towers(backbone: Backbone, config: ModelConfig) -> tuple[ImageTower, TextTower]:
-    """The backbone's towers, ready for this model's prompts. Raises `ConfigError`."""
-    shapes = prompt_shapes(backbone.shape, config)
-    image, text = (shapes[name].blocks if name in shapes else 1 for name in (IMAGE_PROMPT, TEXT_PROMPT))
-    return ImageTower(backbone.clip.visual, image), TextTower(backbone.clip, text)
+def prompt_depth(shape: BackboneShape, config: ModelConfig) -> Depth:
+    """How deep prompts reach into each tower. Raises `ConfigError`."""
+    shapes = prompt_shapes(shape, config)
+    return {tower: shapes[PROMPT + tower].blocks if PROMPT + tower in shapes else 0 for tower in shape.towers}
 
 
 class AnswerHead(nn.Module):
@@ -127,7 +97,7 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
 class SiteModel(nn.Module):
     """Everything that a site trains, on a backbone that many sites may share.
 
-    Its parameters are `prompt.image`, `prompt.text` and `head.*`; the frozen backbone is not among them.
+    Its parameters are `prompt.*` (image and text, for CLIP) and `head.*`; the frozen backbone is not among them.
     Shared prompts come with every call: they are data received from others, not part of the model.
     """
 
@@ -137,20 +107,19 @@ class SiteModel(nn.Module):
         Raises `ConfigError`.
         """
         super().__init__()
-        self.config = config
-        self.towers = towers(backbone, config)
+        self.config, self._backbone = config, backbone
         shape, shapes = backbone.shape, prompt_shapes(backbone.shape, config)
         self.prompt = nn.ParameterDict(
-            {name.removeprefix("prompt."): initial(size, config.prompt_std, generator) for name, size in shapes.items()}
+            {name.removeprefix(PROMPT): initial(size, config.prompt_std, generator) for name, size in shapes.items()}
         )
-        width = shape.image.width + shape.text.width + (shape.embed if config.features == "product" else 0)
+        width = shape.width + (shape.embed if config.features == "product" else 0)
         self.head = AnswerHead(width, config.hidden, answers, config.dropout, generator)
         self.to(backbone.device)
 
     @property
     def prompts(self) -> dict[str, nn.Parameter]:
         """The local prompts by name."""
-        return {f"prompt.{tower}": prompt for tower, prompt in self.prompt.items()}
+        return {PROMPT + tower: prompt for tower, prompt in self.prompt.items()}
 
     def state(self) -> dict[str, torch.Tensor]:
         """A copy of all that is trained, by name; `load_state_dict` puts it back."""
@@ -170,22 +139,14 @@ class SiteModel(nn.Module):
         batch was gathered with owners, and the gradient of each slice is that owner's alone.
         """
         local = self.prompts if local is None else local
-        pictures, questions = batch.pictures, batch.questions
-        image, text = self.towers
-        seen, read = pictures.start, questions.start
-        if IMAGE_PROMPT in local:
-            seen = image.features(seen, self._joined(IMAGE_PROMPT, local, shared, pictures))
-        if TEXT_PROMPT in local:
-            read = text.features(read, batch.words, self._joined(TEXT_PROMPT, local, shared, questions))
-        parts = [seen[pictures.item], read[questions.item]]
-        if self.config.features == "product":
-            parts.append(image.embed(seen)[pictures.item] * text.embed(read)[questions.item])
-        return self.head(torch.cat(parts, dim=-1), generator)
+        joined = {name.removeprefix(PROMPT): self._joined(name, local, shared, batch) for name in local}
+        features = self._backbone.features(batch, Tuning(prompts=joined), self.config.features)
+        return self.head(features, generator)
 
-    def _joined(self, name: str, local: Prompts, shared: Prompts | None, items: Distinct) -> JoinedPrompts:
+    def _joined(self, name: str, local: Prompts, shared: Prompts | None, batch: Batch) -> JoinedPrompts:
         own, owner = local[name], None
         if own.dim() == 4:
-            owner = items.owner
+            owner = batch.owners[name.removeprefix(PROMPT)]
             if owner is None:
                 raise ConfigError("prompts of several owners need a batch that was gathered with owners")
         return join(own, shared[name] if shared else None, self.config.joining, self.config.placing, owner)

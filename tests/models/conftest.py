@@ -7,7 +7,7 @@ import pytest
 import torch
 from open_clip.model import CLIP
 
-from medfedvqa.models import Backbone, BackboneShape, TowerShape
+from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape
 
 VISION = {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 3}
 TEXT = {"context_length": 12, "vocab_size": 64, "width": 24, "heads": 2, "layers": 2}
@@ -37,16 +37,31 @@ def make_clip() -> Callable[..., torch.nn.Module]:
     return build_clip
 
 
+def attention(width: int) -> tuple[tuple[str, int, int], ...]:
+    """Where a block of this width makes queries and values."""
+    return ("attn.in_proj_weight", 0, width), ("attn.in_proj_weight", 2 * width, 3 * width)
+
+
 @pytest.fixture(scope="session")
-def backbone() -> Backbone:
+def backbone() -> ClipBackbone:
     """The tiny CLIP as a backbone, float64."""
-    return Backbone(
+    return ClipBackbone(
         name="tiny",
         clip=build_clip(),
         tokenize=tokenize,
         mean=(0.4, 0.5, 0.6),
         std=(0.2, 0.3, 0.25),
-        shape=BackboneShape(TowerShape(3, 32, 2), TowerShape(2, 24, 2), 20, 32, 12),
+        shape=BackboneShape(
+            {
+                "image": TowerShape(3, 32, 2, "visual.transformer.resblocks", attention(32)),
+                "text": TowerShape(2, 24, 2, "transformer.resblocks", attention(24)),
+            },
+            embed=20,
+            image_size=32,
+            context=12,
+            build=build_clip,
+            aside=("logit_scale", "visual.proj", "text_projection"),
+        ),
         seen=None,
         digest="",
     )

@@ -21,7 +21,9 @@ TINY = {
     "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 64, "layers": 2},
     "text_cfg": {"context_length": 9, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 3},
 }
-TINY_SHAPE = BackboneShape(TowerShape(2, 64, 1), TowerShape(3, 8, 2), embed=16, image_size=32, context=9)
+TINY_SHAPE = BackboneShape(
+    {"image": TowerShape(2, 64, 1), "text": TowerShape(3, 8, 2)}, embed=16, image_size=32, context=9
+)
 SECRET = "hospital-folder"
 """Part of every path in these tests; no message may hold it."""
 
@@ -68,12 +70,16 @@ def refused(name: str, file: Path | None = None) -> str:
 
 
 def test_the_shape_of_vit_b_32_is_known_without_weights():
-    expected = BackboneShape(TowerShape(12, 768, 12), TowerShape(12, 512, 8), embed=512, image_size=224, context=77)
+    expected = BackboneShape(
+        {"image": TowerShape(12, 768, 12), "text": TowerShape(12, 512, 8)}, embed=512, image_size=224, context=77
+    )
     assert shape_of("ViT-B-32/openai") == shape_of("ViT-B-32@site") == shape_of("ViT-B-32-quickgelu/openai") == expected
 
 
 def test_the_shape_of_the_bundled_architecture():
-    expected = BackboneShape(TowerShape(6, 256, 4), TowerShape(4, 256, 4), embed=256, image_size=128, context=64)
+    expected = BackboneShape(
+        {"image": TowerShape(6, 256, 4), "text": TowerShape(4, 256, 4)}, embed=256, image_size=128, context=64
+    )
     assert all(shape_of(name) == expected for name in (*BUNDLED, "medclip@mine"))
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import FrozenCache, ModelConfig, SiteModel, answer_loss
+from medfedvqa.models import Cache, ModelConfig, SiteModel, answer_loss, prompt_depth
+from medfedvqa.models.clip import towers
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import join
-from medfedvqa.models.vqa import AnswerHead, towers
+from medfedvqa.models.vqa import AnswerHead
 
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
 PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])
@@ -33,12 +34,12 @@ def make(backbone, generator):
     def build(**options):
         config = ModelConfig(**{"hidden": 16, "prompt_std": 0.5, **options})
         model = SiteModel(backbone, config, 3, generator).double()
-        return model, FrozenCache(backbone, config, pictures(), QUESTIONS)
+        return model, backbone.cache(prompt_depth(backbone.shape, config), pictures(), QUESTIONS)
 
     return build
 
 
-def gather(cache: FrozenCache, rows: slice = slice(None), owners: torch.Tensor | None = None):
+def gather(cache: Cache, rows: slice = slice(None), owners: torch.Tensor | None = None):
     return cache.batch(PICTURES[rows], cache.question_ids(QUESTIONS[rows]), ANSWERS[rows], owners)
 
 
@@ -171,7 +172,7 @@ def test_for_a_tower_without_prompts_the_cache_holds_final_features_alone(make):
 def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(make, backbone):
     model, cache = make(features="product")
     assert model.head.hidden.in_features == 32 + 24 + 20
-    image, text = towers(backbone, model.config)
+    image, text = towers(backbone.clip, prompt_depth(backbone.shape, model.config))
     mean, std = (torch.tensor(values).double().view(3, 1, 1) for values in (backbone.mean, backbone.std))
     images = (pictures()[PICTURES].expand(-1, 3, -1, -1) - mean) / std
     tokens = backbone.tokenize(list(QUESTIONS))
@@ -244,12 +245,12 @@ def test_a_question_that_the_cache_was_not_built_with_is_refused_without_naming_
 
 def test_pictures_of_another_size_are_refused(backbone):
     with pytest.raises(ConfigError, match="32"):
-        FrozenCache(backbone, ModelConfig(), pictures()[..., :16], QUESTIONS)
+        backbone.cache({"image": 3, "text": 2}, pictures()[..., :16], QUESTIONS)
 
 
 def test_questions_that_differ_in_writing_but_not_in_tokens_are_one(backbone):
     upper = replace(backbone, tokenize=lambda texts: backbone.tokenize([text.lower() for text in texts]))
-    cache = FrozenCache(upper, ModelConfig(), pictures(), ("Is it", "is it"))
+    cache = upper.cache({"image": 3, "text": 2}, pictures(), ("Is it", "is it"))
     assert cache.question_ids(["Is it", "is it"]).unique().numel() == 1
 
 

@@ -1,0 +1,215 @@
+"""CLIP as a backbone: two towers, each of whose distinct inputs goes through it once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from open_clip.model import CLIP, CustomTextCLIP
+from torch import nn
+from torch.func import functional_call
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning
+from medfedvqa.models.layouts import Beginnings, Packed
+from medfedvqa.models.towers import ImageTower, TextTower
+
+IMAGE, TEXT = "image", "text"
+
+CHUNK = 32
+"""Pictures or questions that go through the frozen part together."""
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """One tower's distinct inputs in a batch.
+
+    `start`: where the tuned part starts, as `_Start` says. `item`: which one each row has, int64 [rows].
+    `owner`: whose each one is, int64 [items], if the batch was gathered with owners.
+    """
+
+    start: torch.Tensor
+    item: torch.Tensor
+    owner: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class ClipBatch:
+    """Rows of a site, each picture and each question only once; `answers`: int64 [rows]."""
+
+    pictures: Distinct
+    questions: Distinct
+    words: Packed
+    """How the distinct questions lie in `questions.start`."""
+    answers: torch.Tensor
+    depth: Depth
+
+    @property
+    def owners(self) -> Mapping[str, torch.Tensor | None]:
+        return {IMAGE: self.pictures.owner, TEXT: self.questions.owner}
+
+
+@dataclass(frozen=True, eq=False)
+class ClipBackbone(Backbone):
+    """A frozen CLIP of open_clip."""
+
+    name: str
+    clip: CLIP | CustomTextCLIP = field(repr=False)
+    tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
+    """Questions to token ids, int64 [questions, context]."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Per channel, on the scale 0..1."""
+    shape: BackboneShape
+    seen: tuple[str, ...] | None
+    digest: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.clip.logit_scale.device
+
+    def parameter(self, name: str) -> torch.Tensor:
+        return self.clip.get_parameter(name)
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
+        return ClipCache(self, depth, pictures, questions)
+
+    def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
+        whole = _Whole(self.clip)
+        if not tuning.weights:
+            return whole(batch, tuning, join)
+        weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
+        found: torch.Tensor = functional_call(whole, weights, (batch, tuning, join))
+        return found
+
+    def normalised(self, grey: torch.Tensor) -> torch.Tensor:
+        """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
+        mean, std = (torch.tensor(each, device=self.device).view(3, 1, 1) for each in (self.mean, self.std))
+        return (grey.to(self.device).expand(-1, 3, -1, -1) - mean) / std
+
+
+class _Whole(nn.Module):
+    """All that is computed for a batch, as one module, so that other weights can stand in for CLIP's."""
+
+    def __init__(self, clip: CLIP | CustomTextCLIP) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
+        image, text = towers(self.clip, batch.depth)
+        seen, read = batch.pictures.start, batch.questions.start
+        if batch.depth[IMAGE]:
+            hidden = image.trunk(seen) if _raw(image.layers, batch.depth[IMAGE]) else seen
+            seen = image.features(hidden, tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
+        if batch.depth[TEXT]:
+            hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
+            read = text.features(hidden, batch.words, tuning.prompts.get(TEXT), tuning.adapters.get(TEXT, NOTHING))
+        parts = [seen[batch.pictures.item], read[batch.questions.item]]
+        if join == "product":
+            parts.append(image.embed(seen)[batch.pictures.item] * text.embed(read)[batch.questions.item])
+        return torch.cat(parts, dim=-1)
+
+
+def towers(clip: CLIP | CustomTextCLIP, depth: Depth) -> tuple[ImageTower, TextTower]:
+    """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
+    # What is tuned as a whole has all its blocks above the cut, and where nothing is, one is as good as any.
+    image, text = ImageTower(clip.visual, 1), TextTower(clip, 1)
+    if depth[IMAGE] > image.layers + 1 or depth[TEXT] > text.layers + 1:
+        raise ConfigError(f"CLIP's towers have {image.layers} and {text.layers} blocks: tune fewer")
+    image_blocks, text_blocks = max(1, min(depth[IMAGE], image.layers)), max(1, min(depth[TEXT], text.layers))
+    return ImageTower(clip.visual, image_blocks), TextTower(clip, text_blocks)
+
+
+def _raw(layers: int, depth: int) -> bool:
+    """Whether even the embedding is tuned, so that nothing can be computed once."""
+    return depth == layers + 1
+
+
+class ClipCache:
+    """Where the tuned part of a model starts, for every picture and question of a site; see `Cache`.
+
+    That is final features for a tower in which nothing is tuned, hidden states for one that is tuned in its last
+    blocks, and pixels or token ids for one that is tuned as a whole.
+    """
+
+    def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
+        size = backbone.shape.image_size
+        if pictures.shape[1:] != (1, size, size):
+            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        self._device, self._depth = backbone.device, depth
+        image, text = towers(backbone.clip, depth)
+        self._by_state = 0 < depth[TEXT] <= text.layers
+        different = list(dict.fromkeys(questions))
+        # Questions that differ in case or spaces alone have the same tokens.
+        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
+        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+        tokens = tokens.to(self._device)
+        self._beginnings = text.beginnings(tokens)
+        with torch.no_grad():
+            self._pictures = torch.cat([_see(backbone, image, depth[IMAGE], grey) for grey in pictures.split(CHUNK)])
+            self._questions = _read(text, depth[TEXT], tokens, self._beginnings)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the cache takes, bytes."""
+        return self._pictures.nbytes + self._questions.nbytes
+
+    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
+        """See `Cache`."""
+        try:
+            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
+        except KeyError:
+            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+
+    def batch(
+        self,
+        pictures: torch.Tensor,
+        questions: torch.Tensor,
+        answers: torch.Tensor,
+        owners: torch.Tensor | None = None,
+    ) -> ClipBatch:
+        """See `Cache`."""
+        device = self._device
+        shown, picture_of, picture_owner = _distinct(pictures.to(device), owners)
+        asked, question_of, question_owner = _distinct(questions.to(device), owners)
+        words = Packed(self._beginnings, asked, question_owner)
+        start = self._questions[words.states if self._by_state else asked]
+        return ClipBatch(
+            pictures=Distinct(self._pictures[shown], picture_of, picture_owner),
+            questions=Distinct(start, question_of, question_owner),
+            words=words,
+            answers=answers.to(device),
+            depth=self._depth,
+        )
+
+
+def _see(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tensor) -> torch.Tensor:
+    """Where grey pictures [n, 1, size, size] start: [n, tokens, width], [n, width] or pixels."""
+    pixels = backbone.normalised(grey)
+    if _raw(tower.layers, depth):
+        return pixels
+    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels), None)
+
+
+def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
+    """Where questions with token ids [n, context] start: [states, width], [n, width] or token ids."""
+    if _raw(tower.layers, depth):
+        return tokens
+    chunks = torch.arange(len(tokens), device=tokens.device).split(CHUNK)
+    layouts = [Packed(of, chunk) for chunk in chunks]
+    hidden = [tower.trunk(tokens[chunk], layout) for chunk, layout in zip(chunks, layouts, strict=True)]
+    if not depth:
+        return torch.cat([tower.features(*pair, None) for pair in zip(hidden, layouts, strict=True)])
+    start = hidden[0].new_empty(of.count, hidden[0].shape[-1])
+    for part, layout in zip(hidden, layouts, strict=True):
+        start[layout.states] = part
+    return start
+
+
+def _distinct(
+    indices: torch.Tensor, owners: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Distinct indices (per owner), each row's position among them, and each one's owner."""
+    if owners is None:
+        return *torch.unique(indices, return_inverse=True), None
+    pairs, item = torch.unique(torch.stack([owners.to(indices.device), indices]), dim=1, return_inverse=True)
+    return pairs[1], item, pairs[0]

@@ -1,0 +1,92 @@
+"""A VQA model as a function of what is trained in it: tuned parts of a frozen backbone, and an answer head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Tuning
+from medfedvqa.models.tuning import Shapes, TuningConfig, Values
+
+HEAD = "head."
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The answer head: features to `hidden` units, ReLU, dropout, answers."""
+
+    answers: int
+    hidden: int = 512
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1 or self.hidden < 1:
+            raise ConfigError("dropout lies in [0, 1), and the head's hidden width is positive")
+
+    def shapes(self, width: int) -> Shapes:
+        """Of the head's weights, for features of this width."""
+        return {
+            f"{HEAD}hidden.weight": (self.hidden, width),
+            f"{HEAD}hidden.bias": (self.hidden,),
+            f"{HEAD}answers.weight": (self.answers, self.hidden),
+            f"{HEAD}answers.bias": (self.answers,),
+        }
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """What a method trains, without its values: these are arguments, so that a teacher is the same model with others.
+
+    Values are named as `TuningConfig` and `HeadConfig` name them.
+    """
+
+    backbone: Backbone
+    tuning: TuningConfig
+    head: HeadConfig
+
+    @property
+    def depth(self) -> Depth:
+        """For the backbone's cache."""
+        return self.tuning.depth(self.backbone.shape)
+
+    def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
+        """Values before the first step; `head` draws the head's, uniform in +-1/sqrt(inputs) as torch's default."""
+        shape, device = self.backbone.shape, self.backbone.device
+        values = self.tuning.initial(shape, self.backbone, generator)
+        inputs = {"hidden": shape.width, "answers": self.head.hidden}
+        for name, size in self.head.shapes(shape.width).items():
+            bound = inputs[name.split(".")[1]] ** -0.5
+            values[name] = torch.empty(size).uniform_(-bound, bound, generator=head)
+        return {name: value.to(device) for name, value in values.items()}
+
+    def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        """What the head sees, [rows, width]."""
+        return self.backbone.features(batch, self.tuned(values))
+
+    def tuned(self, values: Mapping[str, torch.Tensor]) -> Tuning:
+        """These values as the backbone takes them."""
+        return self.tuning.applied(self.backbone, values)
+
+    def answer(
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Features [rows, width] to logits [rows, answers]; dropout only with a generator to draw from."""
+        hidden = F.linear(features, values[f"{HEAD}hidden.weight"], values[f"{HEAD}hidden.bias"]).relu()
+        if generator is not None:
+            kept = torch.rand(hidden.shape, generator=generator).to(hidden.device) >= self.head.dropout
+            hidden = hidden * kept / (1 - self.head.dropout)
+        return F.linear(hidden, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
+
+    def logits(
+        self, values: Mapping[str, torch.Tensor], batch: Any, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Of the rows of a batch, [rows, answers]."""
+        return self.answer(values, self.features(values, batch), generator)
+
+
+def trained_shapes(shape: BackboneShape, tuning: TuningConfig, head: HeadConfig) -> Shapes:
+    """All that a model trains, by name."""
+    return tuning.shapes(shape) | head.shapes(shape.width)
