@@ -10,7 +10,7 @@ from privacy.aggregation import (
     reliability_weights,
 )
 from privacy.errors import PrivacyError, SettingsError
-from privacy.gradients import Contribution, PrivateStep, Recorder
+from privacy.gradients import Contribution, PrivateStep, Recorder, Separate
 from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
 from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
 from privacy.releases import noisy_share
@@ -42,6 +42,7 @@ __all__ = [
     "Reliability",
     "RepeatableRandomness",
     "SecureRandomness",
+    "Separate",
     "SettingsError",
     "Spent",
     "calibrate",

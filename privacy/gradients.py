@@ -55,7 +55,7 @@ class Contribution(Protocol):
 
 
 @dataclass(frozen=True)
-class _Separate:
+class Separate:
     """Gradients that are there for each patient."""
 
     gradients: Gradients
@@ -149,7 +149,7 @@ class Recorder:
             for (layer, inputs, _), gradient in zip(self._calls, by_row, strict=True)
         ]
         if leaves:
-            parts.append(_Separate({p: _kept(each, sound) for p, each in zip(leaves, by_patient, strict=True)}))
+            parts.append(Separate({p: _kept(each, sound) for p, each in zip(leaves, by_patient, strict=True)}))
         return _merged(parts)
 
 
@@ -161,7 +161,7 @@ def _layer_part(
         return _Linear(layer, rows.spread(inputs), rows.spread(outputs))
     by_row = _gradient_rules()[type(layer)](layer, [inputs], outputs)
     sums = {p: each.new_zeros(patients, *each.shape[1:]).index_add_(0, owners, each) for p, each in by_row.items()}
-    return _Separate(sums)
+    return Separate(sums)
 
 
 def _kept(values: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ def _sum(parts: Sequence[Contribution]) -> Contribution:
     for part in parts[1:]:
         for parameter, gradient in part.each().items():
             total[parameter] = total[parameter] + gradient
-    return _Separate(total)
+    return Separate(total)
 
 
 class PrivateStep:

@@ -1,5 +1,6 @@
 """Readers, organ partition, pictures and batches: a site's closed questions from files to tensors."""
 
+from medfedvqa.data.answers import CLOSED_ANSWERS, numbered
 from medfedvqa.data.batches import batches
 from medfedvqa.data.partition import SiteRows, Split, partition
 from medfedvqa.data.pictures import Pictures
@@ -9,6 +10,7 @@ from medfedvqa.data.site import Examples, SiteData, build_site, load_site
 from medfedvqa.data.transforms import views
 
 __all__ = [
+    "CLOSED_ANSWERS",
     "READERS",
     "Examples",
     "Pictures",
@@ -21,6 +23,7 @@ __all__ = [
     "build_site",
     "fold",
     "load_site",
+    "numbered",
     "organs",
     "partition",
     "read",

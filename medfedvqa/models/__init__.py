@@ -5,9 +5,12 @@ from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shap
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
+from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
+from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
 
 __all__ = [
+    "HEAD",
     "PROMPT",
     "AnswerHead",
     "Backbone",
@@ -15,12 +18,18 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "HeadConfig",
     "ModelConfig",
     "PromptShape",
     "Prompts",
+    "Shapes",
     "SiteModel",
     "TowerShape",
+    "TunedModel",
     "Tuning",
+    "TuningConfig",
+    "Values",
+    "adapters",
     "answer_loss",
     "bundled_for",
     "load_backbone",
@@ -29,5 +38,6 @@ __all__ = [
     "prompt_shapes",
     "seen_by",
     "shape_of",
+    "trained_shapes",
     "weight_penalty",
 ]

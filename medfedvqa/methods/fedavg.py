@@ -1,0 +1,16 @@
+"""Federated averaging (B. McMahan et al., AISTATS 2017), of whatever part of the model is tuned."""
+
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import register
+
+
+class FedAvgConfig(AveragingConfig, frozen=True):
+    """Options; `tuning` chooses the member of the family: classifier, lora, prompt, bias, adapter, blocks or full."""
+
+
+@register
+class FedAvg(Averaging[FedAvgConfig]):
+    """Local training, then the mean of all sites."""
+
+    name = "fedavg"
+    config_type = FedAvgConfig

@@ -1,0 +1,34 @@
+"""FedProx: federated averaging with a proximal term (T. Li et al., MLSys 2020)."""
+
+import torch
+from pydantic import Field
+
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import State, register
+from medfedvqa.methods.learning import Penalty
+from medfedvqa.models import Values
+
+
+class FedProxConfig(AveragingConfig, frozen=True):
+    """Options."""
+
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg")
+
+
+@register
+class FedProx(Averaging[FedProxConfig]):
+    """FedAvg whose sites stay near the mean that they start from: mu/2 ||w - w_global||^2, which sees no data."""
+
+    name = "fedprox"
+    config_type = FedProxConfig
+
+    def penalty(self, state: State, start: Values) -> Penalty | None:
+        """The proximal term; none for mu = 0, which then is FedAvg bit for bit."""
+        mu = self.config.mu
+        if not mu:
+            return None
+
+        def proximal(values: Values) -> torch.Tensor:
+            return mu / 2 * torch.stack([(values[name] - start[name]).square().sum() for name in values]).sum()
+
+        return proximal

@@ -1,0 +1,173 @@
+"""Local steps on named values, plain or under differential privacy by patient: the same for every method."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.data import Examples, batches, numbered
+from medfedvqa.methods.base import Site
+from medfedvqa.models import Cache, TunedModel, Values
+from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separate
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """How a site trains; `AveragingConfig` documents each field."""
+
+    local_epochs: int
+    local_unit: Literal["epochs", "batches"]
+    batch_rows: int
+    optimizer: Literal["adam", "adamw", "sgd"]
+    learning_rate: float
+    decay: float
+    decay_every: int
+    weight_decay: float
+
+    def steps(self, dp: DPSettings) -> int:
+        """Private steps of one round: an epoch takes as many as let each patient take part once on average."""
+        if self.local_unit == "batches":
+            return self.local_epochs
+        return max(1, round(self.local_epochs / dp.sample_rate))
+
+    def make(self, values: Values, round: int) -> torch.optim.Optimizer:
+        """An optimiser without memory of earlier rounds."""
+        rate = self.learning_rate * self.decay ** ((round - 1) // self.decay_every)
+        parameters = list(values.values())
+        match self.optimizer:
+            case "adam":
+                return torch.optim.Adam(parameters, rate, weight_decay=self.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, rate, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some of a site's rows, as a loss sees them."""
+
+    batch: Any
+    """As the backbone takes them."""
+    answers: torch.Tensor
+    """int64 [rows], in the model's answer space; -1 for one outside of it, in test rows only."""
+    generator: torch.Generator | None = None
+    """For dropout; None without."""
+
+
+RowLoss = Callable[[Values, Rows], torch.Tensor]
+"""The loss of each row by itself, [rows]: only such losses can be clipped by patient."""
+Penalty = Callable[[Values], torch.Tensor]
+"""Terms of the loss that depend on no data."""
+
+
+def answer_losses(model: TunedModel) -> RowLoss:
+    """Cross-entropy of each row."""
+
+    def loss(values: Values, rows: Rows) -> torch.Tensor:
+        return F.cross_entropy(model.logits(values, rows.batch, rows.generator), rows.answers, reduction="none")
+
+    return loss
+
+
+class Learner:
+    """Trains and applies a model's values on one site's rows; keeps nothing but what data and backbone give."""
+
+    def __init__(
+        self,
+        site: Site,
+        model: TunedModel,
+        config: LearningConfig,
+        answers: tuple[str, ...] | None = None,
+        private: tuple[DPSettings, NoiseLevels] | None = None,
+    ) -> None:
+        """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
+
+        `private`: train under differential privacy by patient, with this noise.
+        """
+        self.site, self.model, self.config = site, model, config
+        self._answers, self._private = answers or site.data.answers, private
+        train = self.encoded(site.data.train)
+        self.train_rows = _some(train, train.answers >= 0)
+        depth = model.depth
+        self._cache = site.derive(("cache", tuple(sorted(depth.items()))), self._freeze)
+
+    def train(
+        self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
+    ) -> Values:
+        """One round's local steps from `start`; what is returned has the same names."""
+        values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+        optimizer = self.config.make(values, round)
+        generator = torch.Generator().manual_seed(seed)
+        if self._private is None:
+            steps = self._plain(values, loss, generator)
+        else:
+            steps = self._noisy(values, loss, generator, *self._private)
+        for _ in steps:
+            if penalty is not None:
+                penalty(values).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: value.detach() for name, value in values.items()}
+
+    @torch.no_grad()
+    def right(self, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
+        """Whether the model with these values answers each row right, bool [rows]."""
+        right = torch.zeros(len(examples), dtype=torch.bool)
+        for part in torch.arange(len(examples)).split(self.config.batch_rows):
+            rows = self.rows(self.encoded(examples), part)
+            right[part] = self.model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
+        return right
+
+    def encoded(self, examples: Examples) -> Examples:
+        """The same rows, with answers in the model's answer space."""
+        own = self.site.data.answers
+        return replace(examples, answers=numbered(own, self._answers, examples.answers))
+
+    def rows(self, examples: Examples, chosen: torch.Tensor, generator: torch.Generator | None = None) -> Rows:
+        """These rows, int64 [rows], of encoded examples."""
+        questions = self._cache.question_ids([examples.questions[row] for row in chosen.tolist()])
+        batch = self._cache.batch(examples.pictures[chosen], questions, examples.answers[chosen])
+        return Rows(batch, batch.answers, generator)
+
+    def _plain(self, values: Values, loss: RowLoss, generator: torch.Generator) -> Iterator[None]:
+        """Leaves the gradient of each step in the values."""
+        for chosen in self._batches(generator):
+            loss(values, self.rows(self.train_rows, chosen, generator)).mean().backward()
+            yield
+
+    def _noisy(
+        self, values: Values, loss: RowLoss, generator: torch.Generator, dp: DPSettings, noise: NoiseLevels
+    ) -> Iterator[None]:
+        """As `_plain`, from clipped sums over patients, each of whom is a backward pass of its own."""
+        parameters, randomness = list(values.values()), self.site.randomness
+        sampler = PatientSampler(self.train_rows.patients, dp.sample_rate, dp.patient_rows, randomness)
+        for _ in range(self.config.steps(dp)):
+            step = PrivateStep(parameters, dp.clip)
+            for chosen in sampler.sample():
+                total = loss(values, self.rows(self.train_rows, chosen, generator)).sum()
+                gradients = torch.autograd.grad(total, parameters)
+                # A patient whose gradient is not finite contributes nothing.
+                if all(gradient.isfinite().all() for gradient in gradients):
+                    step.add([Separate({p: g[None] for p, g in zip(parameters, gradients, strict=True)})])
+            step.finish(noise.gradients, dp.expected_patients, randomness)
+            yield
+
+    def _batches(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        config = self.config
+        epochs = (batches(self.train_rows, config.batch_rows, generator) for _ in count())
+        if config.local_unit == "batches":
+            return islice(chain.from_iterable(epochs), config.local_epochs)
+        return chain.from_iterable(islice(epochs, config.local_epochs))
+
+    def _freeze(self) -> Cache:
+        data, backbone = self.site.data, self.site.backbone
+        questions = data.train.questions + data.validate.questions + data.test.questions
+        return backbone.cache(self.model.depth, data.pictures.load(backbone.shape.image_size), questions)
+
+
+def _some(examples: Examples, kept: torch.Tensor) -> Examples:
+    questions = tuple(question for question, keep in zip(examples.questions, kept.tolist(), strict=True) if keep)
+    return Examples(questions, examples.answers[kept], examples.pictures[kept], examples.patients[kept])
