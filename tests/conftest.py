@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,14 @@ def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def sites(tmp_path: Path, random_backbone: Path) -> Sites:
-    """Writes `site.yml` files for phantom sites and loads them; keywords change what the files say."""
+@pytest.fixture(scope="session")
+def sites_in(random_backbone: Path) -> Sites:
+    """As `sites`, below a folder that is given first."""
 
-    def make(*names: str, **changes: object) -> dict[str, SiteConfig]:
+    def make(place: Path, *names: str, **changes: object) -> dict[str, SiteConfig]:
         configs = {}
         for name in names or ("chest", "abdomen", "head"):
-            folder = tmp_path / "sites" / name
+            folder = place / name
             folder.mkdir(parents=True, exist_ok=True)
             facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **changes}
             (folder / "site.yml").write_text(site_yaml(backbones={RANDOM: str(random_backbone)}, **facts))
@@ -53,6 +54,12 @@ def sites(tmp_path: Path, random_backbone: Path) -> Sites:
         return configs
 
     return make
+
+
+@pytest.fixture
+def sites(tmp_path: Path, sites_in: Sites) -> Sites:
+    """Writes `site.yml` files for phantom sites and loads them; keywords change what the files say."""
+    return partial(sites_in, tmp_path / "sites")
 
 
 @pytest.fixture

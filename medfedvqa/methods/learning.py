@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.data import Examples, batches, numbered
+from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import Site
-from medfedvqa.models import Cache, TunedModel, Values
+from medfedvqa.models import Cache, Depth, TunedModel, Values
 from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separate
 
 
@@ -82,22 +83,29 @@ class Learner:
         config: LearningConfig,
         answers: tuple[str, ...] | None = None,
         private: tuple[DPSettings, NoiseLevels] | None = None,
+        depth: Depth | None = None,
     ) -> None:
         """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
 
-        `private`: train under differential privacy by patient, with this noise.
+        `private`: train under differential privacy by patient, with this noise. `depth`: how deep the models that see
+        the rows reach into the backbone, if others than `model` do.
         """
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
         self.train_rows = _some(train, train.answers >= 0)
-        depth = model.depth
-        self._cache = site.derive(("cache", tuple(sorted(depth.items()))), self._freeze)
+        self._depth = depth or model.depth
+        self._cache = site.derive(("cache", tuple(sorted(self._depth.items()))), self._freeze)
 
     def train(
         self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
     ) -> Values:
-        """One round's local steps from `start`; what is returned has the same names."""
+        """One round's local steps from `start`; what is returned has the same names.
+
+        Raises `ConfigError` if there is no row to train on.
+        """
+        if not len(self.train_rows):
+            raise ConfigError("no training row of this site has an answer of the job's list: give a list that fits")
         values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
         optimizer = self.config.make(values, round)
         generator = torch.Generator().manual_seed(seed)
@@ -113,12 +121,15 @@ class Learner:
         return {name: value.detach() for name, value in values.items()}
 
     @torch.no_grad()
-    def right(self, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
-        """Whether the model with these values answers each row right, bool [rows]."""
+    def right(
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: TunedModel | None = None
+    ) -> torch.Tensor:
+        """Whether the model, or another one, with these values answers each row right, bool [rows]."""
+        model = model or self.model
         right = torch.zeros(len(examples), dtype=torch.bool)
         for part in torch.arange(len(examples)).split(self.config.batch_rows):
             rows = self.rows(self.encoded(examples), part)
-            right[part] = self.model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
+            right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
         return right
 
     def encoded(self, examples: Examples) -> Examples:
@@ -165,7 +176,7 @@ class Learner:
     def _freeze(self) -> Cache:
         data, backbone = self.site.data, self.site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return backbone.cache(self.model.depth, data.pictures.load(backbone.shape.image_size), questions)
+        return backbone.cache(self._depth, data.pictures.load(backbone.shape.image_size), questions)
 
 
 def _some(examples: Examples, kept: torch.Tensor) -> Examples:

@@ -1,6 +1,6 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
-from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, TowerShape, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
@@ -18,6 +18,7 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "Depth",
     "HeadConfig",
     "ModelConfig",
     "PromptShape",
