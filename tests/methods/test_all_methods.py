@@ -138,7 +138,7 @@ def trains_privately(name: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", filter(trains_privately, method_names()))
+@pytest.mark.parametrize("name", [name for name in method_names() if trains_privately(name)])
 def test_a_private_job_runs_to_its_end(name: str, sites_in: Sites, tmp_path: Path) -> None:
     """Noise, charges and the gate together; the scores stay at the sites."""
     configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1, max_epsilon=1e6)
