@@ -76,12 +76,12 @@ class SP(Preserving[SPConfig]):
     compares_features = True
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Each row's share of |G_T - G_S|^2 / rows^2, whose mean over rows is the paper's loss (Eq. 4)."""
+        """Each row's share of |G_T - G_S|^2 / rows^2, whose mean over rows is the paper's loss."""
         return (likeness(teacher.features) - likeness(student.features)).square().mean(dim=1)
 
 
 def likeness(features: torch.Tensor) -> torch.Tensor:
-    """G: products of the features of all rows, each row of length 1, [rows, rows] (Eqs. 1 and 2)."""
+    """G: products of the features of all rows, each row of length 1, [rows, rows]."""
     return F.normalize(features @ features.T, dim=1)
 
 
@@ -102,7 +102,7 @@ class CRD(Preserving[CRDConfig]):
     compares_features = True
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Each row of the student tells its own row of the teacher from those with other answers (Eqs. 10, 17, 19)."""
+        """Each row of the student tells its own row of the teacher from those with other answers."""
         return contrast(student.features, teacher.features, rows.answers, self.config.temperature)
 
 

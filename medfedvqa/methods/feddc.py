@@ -37,18 +37,18 @@ class FedDC(Averaging[FedDCConfig]):
         return {**state, "drift": {name: torch.zeros_like(state["values"][name]) for name in drifting}}
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """As FedAvg's; the reply carries the drift (Eq. 9)."""
+        """As FedAvg's; the reply carries the drift"""
         state, reply = super().train(site, state, received, round)
         drifted = {name: reply[name] + drift.numpy(force=True) for name, drift in state["drift"].items()}
         return state, reply | drifted
 
     def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
-        """A round; the drift grows by how far it led (Eq. 8)."""
+        """A round; the drift grows by how far it led."""
         drift, state = state["drift"], super().local(learner, state, start, round, seed)
         return {**state, "drift": {name: drift[name] + state["values"][name] - start[name] for name in drift}}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """alpha/2 |w_i + h_i - w|^2 (Eq. 4): a drift that is there already calls for going back."""
+        """alpha/2 |w_i + h_i - w|^2: a drift that is there already calls for going back."""
         alpha, drift = self.config.alpha, state["drift"]
         if not drift:
             return None

@@ -78,8 +78,7 @@ class FedKD(Averaging[FedKDConfig]):
 def mutual(
     mentee: Outputs, mentor: Outputs, answers: torch.Tensor, weight: float, form: Literal["paper", "reference"]
 ) -> torch.Tensor:
-    """Both models' losses of each row together, [rows] (Eqs. 1 to 7 without attention): what they teach each other is
-    divided by how wrong both are.
+    """Both models' losses of each row together, [rows]: what they teach each other is divided by how wrong both are.
 
     `reference`: as the authors' code, where nothing is held constant and the divergence is a mean over answers.
     """

@@ -26,7 +26,7 @@ class Moon(Averaging[MoonConfig]):
     compares_features = True
 
     def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
-        """Cross-entropy plus mu times the contrast (Eq. 3); until there is a mean, both models are one."""
+        """Cross-entropy plus mu times the contrast; until there is a mean, both models are one."""
         model, mu, last = learner.model, self.config.mu, state["values"]
         if not mu:
             return super().row_loss(learner, state, start)

@@ -15,7 +15,7 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Method, Tensors, create, method_names, method_type
+from medfedvqa.methods import Method, Site, Tensors, create, method_names, method_type
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 
@@ -96,15 +96,15 @@ def test_results_are_counts_of_the_sites_test_rows(ran: Run) -> None:
         assert 0 <= facts["correct"] <= facts["n"] and facts["n"] > 0
 
 
-def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run) -> None:
+def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run, site: Site) -> None:
     """A new process's runtime gives the same bytes for the last task, and saves nothing."""
-    for site, config in ran.configs.items():
-        task, round, _, down, up = next(message for message in reversed(ran.messages) if message[2] == site)
+    for name, config in ran.configs.items():
+        task, round, _, down, up = next(message for message in reversed(ran.messages) if message[2] == name)
         saved = (config.state / "test.pt").read_bytes()
-        runtime = SiteRuntime(config, ran.job, "test")
+        runtime = SiteRuntime(config, ran.job, "test", lambda *loaded: site.backbone)
         again = runtime.handle(task, round, down)
         runtime.close(ended=False)
-        assert all(np.array_equal(array, again[name]) for name, array in up.items()) and up.keys() == again.keys()
+        assert all(np.array_equal(array, again[tensor]) for tensor, array in up.items()) and up.keys() == again.keys()
         assert (config.state / "test.pt").read_bytes() == saved
 
 
@@ -141,7 +141,7 @@ def trains_privately(name: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in method_names() if trains_privately(name)])
 def test_a_private_job_runs_to_its_end(name: str, sites_in: Sites, tmp_path: Path) -> None:
     """Noise, charges and the gate together; the scores stay at the sites."""
-    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1, max_epsilon=1e6)
+    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1)
     done = run(job_of(name, PRIVACY, **PRIVATE), configs, tmp_path / "out")
     assert done.results["status"] == "finished"
     assert all(not up for task, *_, up in done.messages if task == "evaluate")

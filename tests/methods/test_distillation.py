@@ -43,7 +43,7 @@ def test_a_student_that_agrees_pays_nothing(name: str, logits: Logits) -> None:
 
 
 def test_dkd_is_the_divergence_where_its_parts_weigh_as_they_do_there(logits: Logits) -> None:
-    """KL = KL("right or not") + (1 - p_T(right)) KL(others), the identity that the paper starts from (Eq. 4)."""
+    """KL = KL("right or not") + (1 - p_T(right)) KL(others), the identity that the paper starts from."""
     teacher, student = logits
     (pair, others), (learnt_pair, learnt_others) = decoupled(teacher, ANSWERS), decoupled(student, ANSWERS)
     wrong = 1 - teacher.softmax(1).gather(1, ANSWERS[:, None])[:, 0]
