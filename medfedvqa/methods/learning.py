@@ -59,7 +59,7 @@ class Rows:
 
 
 RowLoss = Callable[[Values, Rows], torch.Tensor]
-"""The loss of each row by itself, [rows]: only such losses can be clipped by patient."""
+"""The loss of each row, [rows]. Only where it depends on no other patient's rows can it be clipped by patient."""
 Penalty = Callable[[Values], torch.Tensor]
 """Terms of the loss that depend on no data."""
 
