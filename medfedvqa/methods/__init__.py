@@ -1,6 +1,7 @@
 """Federated methods, one file each, and the registry that knows them by name."""
 
 from medfedvqa.methods import fedavg as fedavg
+from medfedvqa.methods import feddat as feddat
 from medfedvqa.methods import fedprox as fedprox
 from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods.base import (

@@ -71,13 +71,15 @@ Config = TypeVar("Config", bound=AveragingConfig)
 class Averaging(Method[Config]):
     """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
 
-    passes = 1
-    """How many times a step looks at a patient's data for something that is trained: each is paid for."""
-
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
+
+    @property
+    def passes(self) -> int:
+        """How many steps are taken where plain averaging takes one: under differential privacy each is paid for."""
+        return 1
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
@@ -133,9 +135,7 @@ class Averaging(Method[Config]):
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
         learner, data = self.learner(site), site.data
-        values = dict(state["values"])
-        if self.config.evaluated == "shared":
-            values |= _values(received, site.device)
+        values = self.tested(state, _values(received, site.device))
         reply = {
             "rows": len(data.test),
             "train_rows": len(data.train),
@@ -169,6 +169,10 @@ class Averaging(Method[Config]):
         """A site's round: its new state, with the trained values under "values"."""
         loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
         return {**state, "values": learner.train(start, loss, round, seed, penalty)}
+
+    def tested(self, state: State, mean: Values) -> Values:
+        """The values that the site tests."""
+        return state["values"] | mean if self.config.evaluated == "shared" else state["values"]
 
     def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
         """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""

@@ -33,3 +33,13 @@ def prompt_distance(
 def weight_penalty(head: nn.Module) -> torch.Tensor:
     """||w_mlp||^2: the sum of squares of all parameters of the answer head, biases included (Eq. 8)."""
     return torch.stack([parameter.square().sum() for parameter in head.parameters()]).sum()
+
+
+def divergence(logits: torch.Tensor, target: torch.Tensor, temperature: float, reverse: bool = False) -> torch.Tensor:
+    """tau^2 KL(target || own) of softened logits [rows, answers], by row (G. Hinton et al., 2015); or `reverse`.
+
+    `target` is a constant. The gradient is tau (p - p_target); reversed tau p (l - <p, l>) with l = log(p / p_target).
+    """
+    own, other = (F.log_softmax(each / temperature, dim=-1) for each in (logits, target.detach()))
+    first, second = (own, other) if reverse else (other, own)
+    return temperature**2 * (first.exp() * (first - second)).sum(dim=-1)
