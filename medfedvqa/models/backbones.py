@@ -33,6 +33,9 @@ BUNDLED_ARCHITECTURE = "medclip"
 HUB = "hf-hub:"
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
+PROJECTION = ("", ".weight", ".bias")
+"""What a projection's parameters are called behind its own name, of a matrix or of a layer."""
+
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
 
@@ -120,7 +123,7 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
         image_size=vision.image_size,
         context=text.context_length,
         build=partial(_build, configuration),
-        aside=("logit_scale", "logit_bias", "visual.proj", f"{own}text_projection", f"{own}text_projection.weight"),
+        aside=("logit_scale", "logit_bias", "visual.proj", *(f"{own}text_projection{part}" for part in PROJECTION)),
     )
 
 
