@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS
+from medfedvqa.data import CLOSED_ANSWERS, fold
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts
@@ -49,6 +49,13 @@ class AveragingConfig(MethodConfig, frozen=True):
     evaluated: Literal["shared", "personal"] = Field(
         "shared", description="test the last mean, or the site's own model before it was averaged"
     )
+
+    @field_validator("answers")
+    @classmethod
+    def _can_be_told_apart(cls, answers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(answers)) < max(2, len(answers)) or any(answer != fold(answer) for answer in answers):
+            raise ValueError("give at least two answers, each once, in lower case and with single spaces")
+        return answers
 
     @property
     def learning(self) -> LearningConfig:
