@@ -1,7 +1,7 @@
 """What all tests share: the data folder, small backbones, and sites on disk."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,15 @@ from open_clip.model import CLIP
 from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape
+from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape, load_backbone
 from medfedvqa.models.bundled import build
+from medfedvqa.models.vilt import ViltBackbone
+from medfedvqa.models.vilt_files import ARCHITECTURES
 from medfedvqa.pretraining.train import write_weights
 
 RANDOM = "medclip@random"
 """Name of a backbone with random weights, for tests of everything but accuracy."""
+VILT = "vilt-tiny@random"
 
 Sites = Callable[..., dict[str, SiteConfig]]
 
@@ -78,6 +81,53 @@ def backbone() -> ClipBackbone:
     )
 
 
+TINY_VILT = {
+    "vocab_size": 64, "type_vocab_size": 2, "modality_type_vocab_size": 2, "max_position_embeddings": 12,
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+    "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 32, "patch_size": 8, "num_channels": 3,
+    "qkv_bias": True,
+}  # fmt: skip
+WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "is",
+    "it",
+    "what",
+    "which",
+    "side",
+    "mass",
+    "##es",
+    "a",
+    "there",
+)
+
+
+@pytest.fixture(scope="session")
+def vilt_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small ViLT as transformers saves it; while tests run, `vilt-tiny` is an architecture by name."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("vilt")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = transformers.ViltModel(transformers.ViltConfig(**TINY_VILT))
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, "vilt-tiny", TINY_VILT)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def vilt(vilt_folder: Path) -> ViltBackbone:
+    """The small ViLT as a backbone, float32."""
+    return load_backbone(VILT, {VILT: vilt_folder})
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder with the published data sets; tests that need it are skipped without it."""
@@ -101,13 +151,15 @@ def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sites(tmp_path: Path, random_backbone: Path) -> Sites:
     """Writes `site.yml` files for phantom sites and loads them; keywords change what the files say."""
 
+    random = {RANDOM: str(random_backbone)}
+
     def make(*names: str, **changes: object) -> dict[str, SiteConfig]:
         configs = {}
         for name in names or ("chest", "abdomen", "head"):
             folder = tmp_path / "sites" / name
             folder.mkdir(parents=True, exist_ok=True)
-            facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **changes}
-            (folder / "site.yml").write_text(site_yaml(backbones={RANDOM: str(random_backbone)}, **facts))
+            facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], "backbones": random, **changes}
+            (folder / "site.yml").write_text(site_yaml(**facts))
             configs[name] = load_site_config(folder / "site.yml", name)
         return configs
 

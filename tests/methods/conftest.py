@@ -44,10 +44,10 @@ def single(backbone: Backbone) -> Backbone:
 
 @pytest.fixture
 def site(single: Backbone) -> Callable[..., Site]:
-    """Makes a small site of this name."""
+    """Makes a small site of this name, on the tiny CLIP or another backbone."""
 
-    def make(name: str = "here", **options: int) -> Site:
-        return small_site(single, name, **options)
+    def make(name: str = "here", backbone: Backbone = single, **options: int) -> Site:
+        return small_site(backbone, name, **options)
 
     return make
 
