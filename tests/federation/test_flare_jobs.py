@@ -30,10 +30,11 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names[0])
 
 
-def test_the_committed_job_is_what_the_recipe_exports_today(tmp_path: Path) -> None:
-    """If this fails: `medfedvqa jobs export prompt_pfl --out nvflare_jobs/prompt_pfl`."""
-    export_job(JobSpec(method="prompt_pfl"), tmp_path / "prompt_pfl")
-    assert same(JOBS / "prompt_pfl", tmp_path / "prompt_pfl")
+@pytest.mark.parametrize("method", sorted(path.parent.name for path in JOBS.glob("*/meta.json")))
+def test_the_committed_jobs_are_what_the_recipe_exports_today(tmp_path: Path, method: str) -> None:
+    """If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`."""
+    export_job(JobSpec(method=method), tmp_path / method)
+    assert same(JOBS / method, tmp_path / method)
 
 
 def test_an_exported_job_is_configuration_only_and_names_no_path(tmp_path: Path) -> None:
