@@ -52,10 +52,12 @@ def test_only_the_shared_adapter_travels(site, federation, small):
 
 
 def test_payload_of_the_paper_for_twelve_blocks_of_width_768():
-    """894,528 floats, 3.58 MB: for CLIP's image tower as for ViLT."""
+    """894,528 floats, 3.58 MB, for ViLT and for CLIP's image tower; nothing beside them."""
+    train = create("feddat", {}).exchange(shape_of("vilt-b32@here")).task("train")
+    assert train.bytes_up == train.bytes_down == 894_528 * 4
+    assert all(spec.kind is Kind.PARAMETERS for spec in train.up)
     up = create("feddat", {}).exchange(shape_of("ViT-B-32/openai")).task("train").up
-    image = [math.prod(spec.shape) for spec in up if spec.name.startswith("adapter.image")]
-    assert sum(image) == 894_528 and all(spec.kind is Kind.PARAMETERS for spec in up)
+    assert sum(math.prod(spec.shape) for spec in up if spec.name.startswith("adapter.image")) == 894_528
 
 
 def test_without_distillation_and_with_a_head_of_its_own_it_is_averaging_of_adapters(site, federation, small):

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import create
+from medfedvqa.models import shape_of
 from privacy import DPSettings
 
 VILT = "vilt-tiny@random"
@@ -62,6 +64,13 @@ def test_prompts_run_on_vilt(site, vilt, federation):
     assert traffic_is_declared(run, method)
     upload = run.uploads("train", 2)["one"]
     assert upload["prompt.joint"].shape == (3, 4, 16) and upload.keys() == {"prompt.joint", "accuracy"}
+
+
+@pytest.mark.parametrize("ablation", ["AS3", "AS4"])
+def test_prompts_of_one_tower_are_for_picture_and_question(ablation):
+    """Leaving out one of both is refused before anything runs."""
+    with pytest.raises(ConfigError, match="for both or for none"):
+        create("prompt_pfl", {"ablation": ablation}).exchange(shape_of("vilt-b32@here"))
 
 
 @pytest.mark.parametrize("name", ["prompt_pfl", "fedavg", "feddat"])
