@@ -109,14 +109,11 @@ class Learner:
         """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
 
         `private`: train under differential privacy by patient, with this noise.
-        Raises `ConfigError` if no training row is left.
         """
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
         self.train_rows = _some(train, train.answers >= 0)
-        if not len(self.train_rows):
-            raise ConfigError("the job's 'answers' hold none of this site's training answers: add some of them")
         depth = model.depth
         self._cache = site.derive(("cache", tuple(sorted(depth.items()))), self._freeze)
 
@@ -130,7 +127,9 @@ class Learner:
         return part.trained()
 
     def part(self, start: Mapping[str, torch.Tensor], round: int) -> Part:
-        """A copy of these values to train in this round."""
+        """A copy of these values to train in this round. Raises `ConfigError` if there is no row to train on."""
+        if not len(self.train_rows):
+            raise ConfigError("the job's 'answers' hold none of this site's training answers: add some of them")
         values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
         return Part(values, self.config.make(values, round))
 

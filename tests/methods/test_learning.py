@@ -196,6 +196,9 @@ def test_rows_are_right_where_the_model_s_best_answer_is_theirs(site):
     assert torch.equal(trained.right(start_of(trained), there.data.test), best == there.data.test.answers)
 
 
-def test_a_site_whose_answers_the_job_does_not_know_is_refused(site):
+def test_a_site_whose_answers_the_job_does_not_know_does_not_train(site):
+    """It can test, and is right nowhere."""
+    trained = learner(site(), answers=("ct", "mri"))
     with pytest.raises(ConfigError, match="'answers'"):
-        learner(site(), answers=("ct", "mri"))
+        trained.train(start_of(trained), answer_losses(trained.model), 1, 5)
+    assert not trained.right(start_of(trained), trained.site.data.test).any()
