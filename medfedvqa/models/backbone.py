@@ -24,7 +24,7 @@ Features = Literal["concat", "product"]
 Depth = Mapping[str, int]
 """By tower, how many of its last blocks something is tuned in: 0 for none, layers + 1 for the embedding as well."""
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
