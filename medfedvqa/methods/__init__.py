@@ -2,6 +2,7 @@
 
 from medfedvqa.methods import distillation as distillation
 from medfedvqa.methods import fedavg as fedavg
+from medfedvqa.methods import feddat as feddat
 from medfedvqa.methods import feddc as feddc
 from medfedvqa.methods import fedkd as fedkd
 from medfedvqa.methods import fedp3 as fedp3

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS, Examples
+from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts
@@ -53,6 +53,13 @@ class AveragingConfig(MethodConfig, frozen=True):
     )
     unseen: tuple[str, ...] = Field((), description="sites that never train, and test the last mean on their rows")
 
+    @field_validator("answers")
+    @classmethod
+    def _can_be_told_apart(cls, answers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(answers)) < max(2, len(answers)) or any(answer != fold(answer) for answer in answers):
+            raise ValueError("give at least two answers, each once, in lower case and with single spaces")
+        return answers
+
     @property
     def learning(self) -> LearningConfig:
         """The site's local training."""
@@ -74,8 +81,6 @@ Config = TypeVar("Config", bound=AveragingConfig)
 class Averaging(Method[Config]):
     """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
 
-    passes = 1
-    """How many times a step looks at a patient's data for something that is trained: each is paid for."""
     separable: ClassVar[bool] = True
     """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
     compares_features: ClassVar[bool] = False
@@ -99,6 +104,11 @@ class Averaging(Method[Config]):
     def shares(self) -> bool:
         """Whether sites share anything of what they train."""
         return self._common or self.config.tuning != "classifier"
+
+    @property
+    def passes(self) -> int:
+        """How many steps are taken where plain averaging takes one: under differential privacy each is paid for."""
+        return 1
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
@@ -156,9 +166,7 @@ class Averaging(Method[Config]):
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
         learner, data = self.learner(site), site.data
-        values = dict(state["values"])
-        if self.config.evaluated == "shared" or site.name in self.config.unseen:
-            values |= _values(received, site.device)
+        values = self.tested(site, state, _values(received, site.device))
         reply = {
             "rows": len(data.test),
             "train_rows": len(data.train),
@@ -211,6 +219,12 @@ class Averaging(Method[Config]):
         """A site's round: its new state, with the trained values under "values"."""
         loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
         return {**state, "values": learner.train(start, loss, round, seed, penalty)}
+
+    def tested(self, site: Site, state: State, mean: Values) -> Values:
+        """The values that the site tests."""
+        if self.config.evaluated == "shared" or site.name in self.config.unseen:
+            return state["values"] | mean
+        return dict(state["values"])
 
     def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
         """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from medfedvqa.methods.base import register
 from medfedvqa.methods.learning import Rows
-from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig, divergence
+from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.models import divergence
 
 
 class SoftTargetsConfig(PreservingConfig, frozen=True):

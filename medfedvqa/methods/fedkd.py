@@ -13,8 +13,8 @@ from medfedvqa.data import Examples
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import Site, State, register
 from medfedvqa.methods.learning import Learner, Rows
-from medfedvqa.methods.preserving import Outputs, divergence, outputs
-from medfedvqa.models import Depth, TunedModel, TuningConfig, Values
+from medfedvqa.methods.preserving import Outputs, outputs
+from medfedvqa.models import Depth, TunedModel, TuningConfig, Values, divergence
 from medfedvqa.models.tuning import Kind as TuningKind
 
 MENTOR = "mentor."

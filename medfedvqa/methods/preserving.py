@@ -34,12 +34,6 @@ def outputs(
     return Outputs(features, model.answer(values, features, dropout))
 
 
-def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """tau^2 KL(teacher || student) of softened answers, [rows]; both logits [rows, answers]."""
-    taught, learnt = (F.log_softmax(logits / temperature, dim=1) for logits in (teacher, student))
-    return temperature**2 * (taught.exp() * (taught - learnt)).sum(dim=1)
-
-
 class PreservingConfig(AveragingConfig, frozen=True):
     """Options that all of these methods have."""
 

@@ -96,12 +96,12 @@ def test_results_are_counts_of_the_sites_test_rows(ran: Run) -> None:
         assert 0 <= facts["correct"] <= facts["n"] and facts["n"] > 0
 
 
-def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run, site: Site) -> None:
+def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run, phantom_site: Site) -> None:
     """A new process's runtime gives the same bytes for the last task, and saves nothing."""
     for name, config in ran.configs.items():
         task, round, _, down, up = next(message for message in reversed(ran.messages) if message[2] == name)
         saved = (config.state / "test.pt").read_bytes()
-        runtime = SiteRuntime(config, ran.job, "test", lambda *loaded: site.backbone)
+        runtime = SiteRuntime(config, ran.job, "test", lambda *loaded: phantom_site.backbone)
         again = runtime.handle(task, round, down)
         runtime.close(ended=False)
         assert all(np.array_equal(array, again[tensor]) for tensor, array in up.items()) and up.keys() == again.keys()

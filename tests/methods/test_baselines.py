@@ -12,8 +12,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.methods import Method, Site, Tensors, create
 from medfedvqa.methods.fedkd import lesson, mutual
 from medfedvqa.methods.moon import contrast
-from medfedvqa.methods.preserving import Outputs, divergence
-from medfedvqa.models import shape_of
+from medfedvqa.methods.preserving import Outputs
+from medfedvqa.models import divergence, shape_of
 
 Rounds = Callable[..., list[Tensors]]
 Small = Callable[..., Method]
@@ -93,42 +93,42 @@ def test_a_lesson_in_the_paper_s_form_leaves_the_teacher_alone(logits: Logits) -
     assert mentor.grad is None and mentee.grad.any()
 
 
-def test_a_mentor_of_another_kind_stays_and_is_what_personal_tests(site: Site, small: Small) -> None:
+def test_a_mentor_of_another_kind_stays_and_is_what_personal_tests(phantom_site: Site, small_method: Small) -> None:
     """The mentee alone travels; the mentor is trained, kept and tested."""
-    method = small("fedkd", mentor="blocks", mentor_blocks=2, evaluated="personal")
+    method = small_method("fedkd", mentor="blocks", mentor_blocks=2, evaluated="personal")
     shape = shape_of("medclip@random")
     sent = {spec.name for task in method.exchange(shape).tasks for spec in (*task.up, *task.down)}
     assert not any(name.startswith(("mentor.", "weight.")) for name in sent)
-    before = method.setup(site)
-    after, reply = method.start(site, before, {}, 1)
+    before = method.setup(phantom_site)
+    after, reply = method.start(phantom_site, before, {}, 1)
     moved = {name for name, value in after["values"].items() if not torch.equal(value, before["values"][name])}
     assert {"mentor.head.answers.bias", "head.answers.bias"} <= moved
     assert any(name.startswith("mentor.weight.") for name in moved)
     broken = {**after["values"], **{name: value * 0 for name, value in after["values"].items() if "mentor" not in name}}
     received = {name: array for name, array in reply.items() if name != "train_rows"}
-    tests = [method.evaluate(site, {"values": values}, received, 3)[1] for values in (after["values"], broken)]
+    tests = [method.evaluate(phantom_site, {"values": values}, received, 3)[1] for values in (after["values"], broken)]
     assert tests[0] == tests[1]
 
 
-def test_feddc_adds_the_drift_to_what_fedavg_would_send(site: Site, small: Small) -> None:
+def test_feddc_adds_the_drift_to_what_fedavg_would_send(phantom_site: Site, small_method: Small) -> None:
     """h grows by each round's move, a site sends w_i + h_i, and their mean is the mean of both."""
-    method = small("feddc", alpha=0.5)
-    before = method.setup(site)
-    first, reply = method.start(site, before, {}, 1)
+    method = small_method("feddc", alpha=0.5)
+    before = method.setup(phantom_site)
+    first, reply = method.start(phantom_site, before, {}, 1)
     name = "head.answers.weight"
     moved = first["values"][name] - before["values"][name]
     assert torch.equal(first["drift"][name], moved)
     assert np.array_equal(reply[name], (first["values"][name] + moved).numpy())
     received = {name: array * np.float32(1.1) for name, array in reply.items() if name != "train_rows"}
-    second, reply = method.train(site, first, received, 2)
+    second, reply = method.train(phantom_site, first, received, 2)
     moved = moved + second["values"][name] - torch.from_numpy(received[name])
     assert torch.allclose(second["drift"][name], moved, atol=1e-7)
     assert np.array_equal(reply[name], (second["values"][name] + second["drift"][name]).numpy())
 
 
-def test_feddc_s_penalty_pulls_back_by_the_drift(site: Site, small: Small) -> None:
+def test_feddc_s_penalty_pulls_back_by_the_drift(phantom_site: Site, small_method: Small) -> None:
     """Its gradient is alpha (w_i + h_i - w)."""
-    method = small("feddc", alpha=0.5)
+    method = small_method("feddc", alpha=0.5)
     start = {"a": torch.tensor([1.0, 2.0]), "head": torch.tensor([3.0])}
     values = {name: (value + 0.5).requires_grad_() for name, value in start.items()}
     method.penalty({"drift": {"a": torch.tensor([0.25, -1.0])}}, start)(values).backward()
@@ -150,20 +150,20 @@ def test_local_training_sends_nothing_until_its_scores() -> None:
     assert not exchange.task("evaluate").down
 
 
-def test_fedavg_of_nothing_is_local_training(site: Site, small: Small) -> None:
+def test_fedavg_of_nothing_is_local_training(phantom_site: Site, small_method: Small) -> None:
     """With a head that stays and nothing else tuned, FedAvg trains as 'local' does and shares nothing."""
     options = {"tuning": "classifier", "head": "local"}
-    states = [small(name, **options) for name in ("fedavg", "local")]
-    fedavg, local = (method.start(site, method.setup(site), {}, 1) for method in states)
+    states = [small_method(name, **options) for name in ("fedavg", "local")]
+    fedavg, local = (method.start(phantom_site, method.setup(phantom_site), {}, 1) for method in states)
     assert fedavg[1] == local[1] == {}
     assert all(torch.equal(value, local[0]["values"][name]) for name, value in fedavg[0]["values"].items())
 
 
-def test_a_job_without_training_rows_at_a_site_is_refused(site: Site, small: Small) -> None:
+def test_a_job_without_training_rows_at_a_site_is_refused(phantom_site: Site, small_method: Small) -> None:
     """None of the site's answers is in the job's list: an error, in the place of a round that never ends."""
-    method = small("fedavg", answers=("purple", "green"))
+    method = small_method("fedavg", answers=("purple", "green"))
     with pytest.raises(ConfigError, match="no training row"):
-        method.start(site, method.setup(site), {}, 1)
+        method.start(phantom_site, method.setup(phantom_site), {}, 1)
 
 
 @pytest.mark.parametrize("answers", [(), ("yes",)])

@@ -10,7 +10,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.distillation import contrast, decoupled, likeness
 from medfedvqa.methods.learning import Rows
-from medfedvqa.methods.preserving import Outputs, Preserving, divergence
+from medfedvqa.methods.preserving import Outputs, Preserving
+from medfedvqa.models import divergence
 from privacy import DPSettings
 
 Logits = tuple[torch.Tensor, torch.Tensor]

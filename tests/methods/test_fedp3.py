@@ -9,7 +9,8 @@ import torch
 from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
 from medfedvqa.methods.learning import Rows
-from medfedvqa.methods.preserving import Outputs, divergence
+from medfedvqa.methods.preserving import Outputs
+from medfedvqa.models import divergence
 
 Rounds = Callable[..., list[Tensors]]
 Logits = tuple[torch.Tensor, torch.Tensor]
