@@ -7,7 +7,8 @@ from pydantic import Field
 
 from medfedvqa.methods.base import register
 from medfedvqa.methods.learning import Rows
-from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig, divergence
+from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
 
 Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]

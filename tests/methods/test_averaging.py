@@ -36,8 +36,6 @@ def same(one, other) -> bool:
 @pytest.mark.parametrize("tuning", KINDS)
 def test_what_travels_is_what_is_declared(site, federation, small, tuning, head):
     """In every task both ways, names, shapes and types, whatever is tuned."""
-    if (tuning, head) == ("classifier", "local"):
-        pytest.skip("shares nothing")
     method = create("fedavg", {**small, "tuning": tuning, "head": head})
     run = federation(method, {"one": site("one"), "other": site("other")})
     run.run()

@@ -162,7 +162,7 @@ def test_fedavg_of_nothing_is_local_training(phantom_site: Site, small_method: S
 def test_a_job_without_training_rows_at_a_site_is_refused(phantom_site: Site, small_method: Small) -> None:
     """None of the site's answers is in the job's list: an error, in the place of a round that never ends."""
     method = small_method("fedavg", answers=("purple", "green"))
-    with pytest.raises(ConfigError, match="no training row"):
+    with pytest.raises(ConfigError, match="training answers"):
         method.start(phantom_site, method.setup(phantom_site), {}, 1)
 
 
