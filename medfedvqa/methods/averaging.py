@@ -14,7 +14,7 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts
+from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
 from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
@@ -157,6 +157,7 @@ class Averaging(Method[Config]):
         learner = self.learner(site)
         start: Values = {**state["values"], **_values(received, site.device)}
         state = self.local(learner, state, start, round, site.task_seed("train", round))
+        state |= validated(state, self.right(learner, state["values"], site.data.validate))
         shared = self.shared(site.backbone.shape)
         reply = {name: state["values"][name].numpy(force=True) for name in shared}
         if shared and self.config.weighting == "rows":
@@ -166,15 +167,15 @@ class Averaging(Method[Config]):
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
         learner, data = self.learner(site), site.data
-        values = self.tested(site, state, _values(received, site.device))
+        right = self.right(learner, self.tested(site, state, _values(received, site.device)), data.test)
         reply = {
             "rows": len(data.test),
             "train_rows": len(data.train),
-            "correct": int(self.right(learner, values, data.test).sum()),
+            "correct": int(right.sum()),
             "majority_correct": majority_correct(data.train.answers, data.test.answers),
             "prior_correct": question_prior_correct(data.train, data.test),
         }
-        return state, {name: np.array(value, np.int64) for name, value in reply.items()}
+        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
 
     def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
