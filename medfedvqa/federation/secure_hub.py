@@ -49,8 +49,8 @@ class SecureHub(ServerHub):
                 f"round {self._round}: {len(sites)} sites are left ({', '.join(self.history.left_out)} fell out), and "
                 f"the job needs {self._least}: fewer could reveal each other"
             )
-        name, dealt = secrets.token_hex(8), deal_mix(len(sites), self._layouts[task])
-        messages = {site: Attempt(name, sites, part).message() for site, part in zip(sites, dealt, strict=True)}
+        name, dealt = secrets.token_hex(8), deal_mix(sites, sites, self._layouts[task])
+        messages = {site: Attempt(name, sites, part).message() for site, part in dealt.items()}
 
         def accused(replies: Mapping[str, Reply]) -> Collection[str]:
             faults = [int(reply.tensors[FAULT.name]) for reply in replies.values()]
