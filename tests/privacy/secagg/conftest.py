@@ -1,6 +1,6 @@
 """Parties in threads, over an in-process relay whose traffic can be read and changed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privacy.secagg import Identity, InProcessRelay, Link, Relay, connect
+from audits import Tensors
+from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.protocol import join
+from privacy.secagg.protocol import deal_mix, join, secure_mix
 
 
 @dataclass
@@ -60,6 +61,19 @@ class Run:
 Everyone = Callable[..., list[Run]]
 
 
+@dataclass
+class Site:
+    """One site's mixture, what the dealer sent to it, the taps on its links by peer, and what the relay carried."""
+
+    mixture: Tensors
+    dealt: bytes
+    taps: dict[str, Tap]
+    relayed: list[bytes]
+
+
+Together = Callable[..., dict[str, Site]]
+
+
 @pytest.fixture
 def everyone() -> Everyone:
     """Connects parties "s0", "s1", ... and runs `work(party)` in each at once; runs in order of rank."""
@@ -81,3 +95,44 @@ def everyone() -> Everyone:
             return list(pool.map(one, names))
 
     return run
+
+
+def names(count: int) -> tuple[str, ...]:
+    """In order."""
+    return tuple(f"s{rank:03}" for rank in range(count))
+
+
+@pytest.fixture
+def together() -> Together:
+    """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
+
+    def run(
+        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
+    ) -> dict[str, Site]:
+        sites = names(len(tensors))
+        committee = sites[:members]
+        dealt = deal_mix(sites, committee, layout)
+        uploads = dict(zip(sites, zip(tensors, accuracy, strict=True), strict=True))
+        return mixed(uploads, committee, dealt, layout)
+
+    return run
+
+
+def mixed(
+    uploads: Mapping[str, tuple[Tensors, float]], members: tuple[str, ...], dealt: Mapping[str, bytes], layout: Layout
+) -> dict[str, Site]:
+    """All sites at once, each with the links that it needs."""
+    sites = tuple(uploads)
+    identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
+    relay = InProcessRelay()
+
+    def one(me: str) -> Site:
+        peers = [site for site in (sites if me in members else members) if site != me]
+        end = Recorder(relay.of(me))
+        pinned = {peer: identities[peer].fingerprint for peer in peers}
+        taps = {peer: Tap(link) for peer, link in connect(identities[me], "job 1", me, pinned, end, 60).items()}
+        mixture = secure_mix(Group(me, sites, members), taps, dealt[me], *uploads[me], layout)
+        return Site(mixture, dealt[me], taps, end.sent)
+
+    with ThreadPoolExecutor(len(sites)) as pool:
+        return dict(zip(sites, pool.map(one, sites), strict=True))
