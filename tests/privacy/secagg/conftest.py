@@ -1,6 +1,6 @@
 """Parties in threads, over an in-process relay whose traffic can be read and changed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,15 +63,21 @@ Everyone = Callable[..., list[Run]]
 
 @dataclass
 class Site:
-    """One site's mixture, what the dealer sent to it, the taps on its links by peer, and what the relay carried."""
+    """One site's mixture, what the dealer sent to it, and the taps on its links by peer."""
 
     mixture: Tensors
     dealt: bytes
     taps: dict[str, Tap]
-    relayed: list[bytes]
+
+    @property
+    def relayed(self) -> list[bytes]:
+        """What the relay carried for it."""
+        relay: Any = next(iter(self.taps.values())).link.relay
+        return relay.sent
 
 
 Together = Callable[..., dict[str, Site]]
+Linked = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -103,6 +109,12 @@ def names(count: int) -> tuple[str, ...]:
 
 
 @pytest.fixture
+def linked() -> Linked:
+    """Connects sites, each to all that it needs, and runs `work(group, taps)` in each at once."""
+    return in_group
+
+
+@pytest.fixture
 def together() -> Together:
     """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
 
@@ -110,29 +122,30 @@ def together() -> Together:
         tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
     ) -> dict[str, Site]:
         sites = names(len(tensors))
-        committee = sites[:members]
-        dealt = deal_mix(sites, committee, layout)
-        uploads = dict(zip(sites, zip(tensors, accuracy, strict=True), strict=True))
-        return mixed(uploads, committee, dealt, layout)
+        dealt = deal_mix(sites, sites[:members], layout)
+
+        def work(group: Group, taps: dict[str, Tap]) -> Site:
+            part = dealt[group.me]
+            mixture = secure_mix(group, taps, part, tensors[group.rank], accuracy[group.rank], layout)
+            return Site(mixture, part, taps)
+
+        return in_group(sites, sites[:members], work)
 
     return run
 
 
-def mixed(
-    uploads: Mapping[str, tuple[Tensors, float]], members: tuple[str, ...], dealt: Mapping[str, bytes], layout: Layout
-) -> dict[str, Site]:
-    """All sites at once, each with the links that it needs."""
-    sites = tuple(uploads)
+def in_group(
+    sites: tuple[str, ...], members: tuple[str, ...], work: Callable[[Group, dict[str, Tap]], Any]
+) -> dict[str, Any]:
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def one(me: str) -> Site:
+    def one(me: str) -> Any:
         peers = [site for site in (sites if me in members else members) if site != me]
-        end = Recorder(relay.of(me))
         pinned = {peer: identities[peer].fingerprint for peer in peers}
-        taps = {peer: Tap(link) for peer, link in connect(identities[me], "job 1", me, pinned, end, 60).items()}
-        mixture = secure_mix(Group(me, sites, members), taps, dealt[me], *uploads[me], layout)
-        return Site(mixture, dealt[me], taps, end.sent)
+        end = Recorder(relay.of(me))
+        links = connect(identities[me], "job 1", me, pinned, end, 60)
+        return work(Group(me, sites, members), {peer: Tap(link) for peer, link in links.items()})
 
     with ThreadPoolExecutor(len(sites)) as pool:
         return dict(zip(sites, pool.map(one, sites), strict=True))

@@ -135,4 +135,3 @@ def test_no_torch_or_numpy_generator_is_consulted(everyone: Any, monkeypatch: py
             patch.setattr(torch.Tensor, name, alarm)
         everyone(3, lambda p: secure_mean(p, tensors[p.rank], 1, layout))
     assert torch.equal(before, torch.get_rng_state()) and np.array_equal(numpy_before, np.random.get_state()[1])
-
