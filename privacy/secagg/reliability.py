@@ -20,8 +20,8 @@ WEIGHT_BITS = 26
 NEGLIGIBLE_LOG2 = -16
 """A sum of scores, or of accuracies, below 2^-16 counts as none. In clear the limit is 1e-8: between the two, sites
 whose prompts are all but orthogonal are weighed by accuracy here, and by similarity there."""
-LARGEST_LOG2 = 12
-"""At most 2^12 owners."""
+LARGEST_LOG2 = 9
+"""At most 2^9 owners: comparisons of a sum with the smallest limit are then still right within 6%."""
 
 _SCORE_BITS = 36
 _FACTOR_BITS = 20

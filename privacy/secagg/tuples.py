@@ -48,6 +48,9 @@ class PartyTuples:
     """The shares of one of `parties` members, from what the dealer sent to it."""
 
     def __init__(self, rank: int, parties: int, dealt: bytes) -> None:
+        """Raises `SecureAggregationError`, here or later, if it was dealt for another computation."""
+        if len(dealt) < KEY_BYTES:
+            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
         self._last = rank == parties - 1
         self._seed = dealt[:KEY_BYTES]
         self._stream = _tuple_stream(self._seed)

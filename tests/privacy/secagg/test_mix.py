@@ -156,6 +156,13 @@ def test_ten_exchanges_among_the_members(together: Any) -> None:
     assert {len(tap.received) for site in found.values() for tap in site.taps.values()} == {12}
 
 
+def test_more_sites_than_fit_the_ring_are_refused() -> None:
+    """By the dealer, before anything is sent: the sums of 513 scores would leave too few bits to compare."""
+    sites = tuple(f"s{rank:03}" for rank in range(513))
+    with pytest.raises(SecureAggregationError, match="more than 512 sites"):
+        deal_mix(sites, sites[:3], Layout.of({"p": (1,)}))
+
+
 def sent_bytes(site: Any) -> int:
     return sum(map(len, site.relayed))
 
