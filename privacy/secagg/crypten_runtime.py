@@ -9,9 +9,9 @@ What is changed, for the whole process, by importing this module:
   parties; everything else that asks for randomness is refused.
 - Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element: it is refused. That of
   `privacy.secagg.masked` uses dealt pairs, is one exchange, and errs by at most one step, always.
-- Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, with every
-  exchange a message through a server. `privacy.secagg.comparison` takes its place, with one. So does, where a factor
-  of a product is to be truncated first, `privacy.secagg.masked.product`, which needs none.
+- Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, each of which is
+  a message through a server. That of `privacy.secagg.comparison` takes two.
+- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked` take one.
 
 What stays: its shared tensors, how they are opened, its multiplication (D. Beaver, 1991) and its communicator.
 
