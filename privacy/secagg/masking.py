@@ -68,17 +68,20 @@ class Masks:
         return total + _hiding(self.group_key, self.group.me, values) if hidden else total
 
 
-def exchange(group: Group, links: Mapping[str, Wire]) -> tuple[Masks, int]:
-    """Makes fresh keys and sends them round: this site's masks, and the bytes that it sent.
+def new_secrets() -> bytes:
+    """The keys of one site's common streams and of its own stream, for one attempt, [SHARES_BYTES]."""
+    return b"".join(shamir.to_bytes(shamir.new_secret()) for _ in range(2))
+
+
+def exchange(group: Group, links: Mapping[str, Wire], secrets: bytes) -> tuple[Masks, int]:
+    """Sends keys and shares of secrets round: this site's masks, and the bytes that it sent.
 
     `links`: to all members, and at a member to all sites. Raises `SiteError` naming the site that broke off.
     """
-    key, seed = shamir.new_secret(), shamir.new_secret()
-    private = X25519PrivateKey.from_private_bytes(shamir.to_bytes(key))
+    private_key, own = secrets[: shamir.ELEMENT_BYTES], secrets[shamir.ELEMENT_BYTES :]
+    private = X25519PrivateKey.from_private_bytes(private_key)
     public, first = private.public_key().public_bytes_raw(), group.members[0]
-    size = len(group.members)
-    halves = zip(*(map(shamir.to_bytes, shamir.split(each, size, threshold(size))) for each in (key, seed)), strict=True)
-    shares = dict(zip(group.members, map(b"".join, halves), strict=True))
+    shares = _divided(group, private_key, own)
     group_key = os.urandom(KEY_BYTES) if group.me == first else b""
     messages = {peer: public + group_key + shares.get(peer, b"") for peer in links}
     for peer, link in links.items():
@@ -93,11 +96,13 @@ def exchange(group: Group, links: Mapping[str, Wire]) -> tuple[Masks, int]:
         if group.is_member:
             held[peer] = message[greeted:]
     common = {peer: _agreed(private, peer, publics[peer]) for peer in publics}
-    masks = Masks(group, public, held, group_key, shamir.to_bytes(seed), common)
+    masks = Masks(group, public, held, group_key, own, common)
     return masks, sum(map(len, messages.values()))
 
 
-def answer(group: Group, held: Mapping[str, bytes], uploaded: Collection[str], least: int = MINIMUM) -> dict[str, bytes]:
+def answer(
+    group: Group, held: Mapping[str, bytes], uploaded: Collection[str], least: int = MINIMUM
+) -> dict[str, bytes]:
     """What a member tells the server to open the sum over `uploaded`: one share for each site, 32 bytes.
 
     To be given for one set of sites only. Raises `SecureAggregationError` if the sum would be of fewer than `least`
@@ -160,6 +165,13 @@ def unhidden(total: Ring, group_key: bytes, uploaded: Collection[str]) -> Ring:
     for site in uploaded:
         total = total - _hiding(group_key, site, total)
     return total
+
+
+def _divided(group: Group, *secrets: bytes) -> dict[str, bytes]:
+    """Each member's shares of the secrets, one after the other."""
+    size = len(group.members)
+    shares = zip(*(shamir.split(shamir.from_bytes(s), size, threshold(size)) for s in secrets), strict=True)
+    return {m: b"".join(map(shamir.to_bytes, each)) for m, each in zip(group.members, shares, strict=True)}
 
 
 def _agreed(private: X25519PrivateKey, peer: str, public: bytes) -> bytes:

@@ -20,7 +20,7 @@ def new_secret() -> int:
 def split(secret: int, members: int, threshold: int) -> list[int]:
     """One share for each seat: the values at 1, 2, ... of a random polynomial whose value at 0 is the secret."""
     coefficients = [secret, *(new_secret() for _ in range(threshold - 1))]
-    return [sum(c * pow(x, power, PRIME) for power, c in enumerate(coefficients)) % PRIME for x in range(1, members + 1)]
+    return [sum(c * x**power for power, c in enumerate(coefficients)) % PRIME for x in range(1, members + 1)]
 
 
 def rebuild(shares: Mapping[int, int], threshold: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from privacy.aggregation import mean
 from privacy.secagg import Identity, InProcessRelay, Layout, RangeError, SecureAggregationError, SiteError, connect
 from privacy.secagg.group import Group
-from privacy.secagg.masking import Masks, Upload, answer, exchange, opened, threshold, unhidden
+from privacy.secagg.masking import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
 from privacy.secagg.mean import mean_of_sum, summand
 from privacy.secagg.ring import Ring
 
@@ -37,7 +37,8 @@ def attempt(sites: Sequence[str], members: Sequence[str], dead: Collection[str] 
         peers = set(sites if group.is_member else members) - {me}
         pinned = {peer: identities[peer].fingerprint for peer in sorted(peers)}
         try:
-            return exchange(group, connect(identities[me], "attempt", me, pinned, relay.of(me), 0.5 if dead else 20))[0]
+            links = connect(identities[me], "attempt", me, pinned, relay.of(me), 0.5 if dead else 20)
+            return exchange(group, links, new_secrets())[0]
         except SiteError as error:
             return error
 
