@@ -110,7 +110,7 @@ class Given(Averaged):
 def holding(site: str, round: int) -> Tensors:
     """What a site puts into a mean of `Given`."""
     rng = np.random.default_rng([ord(site[0]), round])
-    return {"prompt.x": np.float32(rng.normal(size=(2, 3))), "scale": np.float32(2.5).reshape(())} | {
+    return {"prompt.x": np.float32(rng.normal(size=(2, 3))), "scale": np.array(2.5, np.float32)} | {
         "rows": np.array(rng.integers(1, 4000))
     }
 
@@ -129,7 +129,6 @@ METHODS = [
     Averaged,
     Given,
     variant(Averaged, "averaged_unweighted", MeanOnShares()),
-    variant(Averaged, "averaged_at_sites", MeanOnShares("rows", to="sites")),
     variant(Given, "given_at_sites", MeanOnShares("rows", to="sites")),
 ]
 
@@ -196,10 +195,10 @@ def assert_alike(found: Tensors, plain: Tensors) -> None:
         assert found[name].dtype == array.dtype and np.allclose(found[name], array, rtol=1e-6, atol=2.0**-22)
 
 
-@pytest.mark.parametrize("method", ["averaged", "averaged_at_sites"])
+@pytest.mark.parametrize("method", [pytest.param("averaged", marks=pytest.mark.slow), "given", "given_at_sites"])
 def test_a_job_on_shares_goes_as_the_plain_one(make: Any, tmp_path: Path, method: str) -> None:
-    """Prompts that sites trained, weighted by their rows, in the mean to 2^-22. Without a mean for the server, none of
-    what passes it is one: it has masked sums only."""
+    """What sites hold, weighted by their rows, in the mean to 2^-22, also where they trained it. Without a mean for the
+    server, none of what passes it is one: it has masked sums only."""
     configs, job = make(method, THREE)
     runs, found = {}, {}
     for name, spec in (("plain", job.model_copy(update={"secagg": False})), ("secure", job)):
@@ -212,10 +211,10 @@ def test_a_job_on_shares_goes_as_the_plain_one(make: Any, tmp_path: Path, method
         assert_alike(secure, plain)
     names = {name for task, tensors in runs["secure"].passed if task != "start/mean" for name in tensors}
     prompts = set(found["plain"][0])
-    assert names == {"uploaded", "opening"} | (prompts if method == "averaged" else {"hidden_sum"})
-    if method == "averaged_at_sites":
+    assert names == {"uploaded", "opening"} | ({"hidden_sum"} if method == "given_at_sites" else prompts)
+    if method == "given_at_sites":
         (total, *_) = runs["secure"].sent("evaluate", "hidden_sum")
-        assert abs(np.mean(total.astype(np.float64) / 2.0**63)) < 0.1 and np.std(total / 2.0**63) > 0.5
+        assert (np.abs(total.astype(np.float64)) > 2.0**53).sum() >= len(total) - 1  # sums of the inputs are below 2^40
 
 
 @pytest.mark.parametrize("committee", [5, 3])
@@ -242,7 +241,8 @@ def test_a_site_may_die_at_every_step(
     assert_alike({"scale": scale, "prompt.x": prompt}, expected(in_first, 1))
     for site in rest:
         assert_alike(last(configs[site]), expected(rest, 2))
-    assert len({said.tobytes() for said in engine.sent("start/mean", "attempt")}) == (2 if moment == "before mean" else 1)
+    said = {message.tobytes() for message in engine.sent("start/mean", "attempt")}
+    assert len(said) == (2 if moment == "before mean" else 1)
 
 
 @pytest.mark.parametrize("method", ["given", "given_at_sites"])
@@ -357,9 +357,7 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
     assert int(reply.tensors["fault"]) == 1 and "prompt.x" not in reply.tensors
 
 
-def test_a_value_out_of_range_is_refused_before_anything_is_shared(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_out_of_range_is_refused_before_anything_is_shared(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site says so, and its log holds no share."""
     configs, job = make("given", THREE)
     engine = Engine(configs, job)
@@ -371,7 +369,7 @@ def test_a_value_out_of_range_is_refused_before_anything_is_shared(
 
 
 def large(site: str) -> Tensors:
-    return holding(site, 1) | {"scale": np.float32(1e30).reshape(())}
+    return holding(site, 1) | {"scale": np.array(1e30, np.float32)}
 
 
 def test_the_log_tells_masks_uploads_and_openings(make: Any, tmp_path: Path) -> None:
@@ -397,7 +395,7 @@ def test_the_log_tells_masks_uploads_and_openings(make: Any, tmp_path: Path) -> 
 def test_after_differential_privacy_the_upload_carries_both_and_is_charged_once(make: Any, tmp_path: Path) -> None:
     """The masked release has the charge of its task, and no other."""
     configs, job = make("averaged_unweighted", THREE, require_secagg=True, require_dp=True)
-    dp = DPSettings(noise=2.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
+    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
     job = job.model_copy(update={"dp": dp})
     results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
