@@ -21,7 +21,6 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Hub, MeanOnShares, Method, Site, State, Tensors, base
-from medfedvqa.methods.private_training import PrivateTrainer, private_steps
 from medfedvqa.methods.prompt_pfl import PromptPFLConfig
 from medfedvqa.methods.training import SiteTrainer
 from medfedvqa.models import BackboneShape, prompt_shapes, shape_of
@@ -60,14 +59,8 @@ class Averaged(Method[PromptPFLConfig]):
         yield from (("train", number) for number in range(2, self.config.rounds + 1))
         yield "evaluate", self.config.rounds
 
-    def cost(self, task: str) -> Cost:
-        if self.dp is None or task == "evaluate":
-            return Cost()
-        return Cost(steps=private_steps(self.config.training, self.dp))
-
     def trainer(self, site: Site) -> SiteTrainer:
-        arguments = site, self.config.model, self.config.training
-        return PrivateTrainer(*arguments, self.dp, self.noise) if self.dp else SiteTrainer(*arguments)
+        return SiteTrainer(site, self.config.model, self.config.training)
 
     def setup(self, site: Site) -> State:
         return self.trainer(site).new(site.seed)
@@ -75,8 +68,7 @@ class Averaged(Method[PromptPFLConfig]):
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         model = state["model"] | {name: torch.from_numpy(np.array(array)) for name, array in received.items()}
         state = self.trainer(site).train({**state, "model": model}, None, round, site.task_seed("train", round))
-        reply = self.trainer(site).prompts(state)
-        return state, reply | {"rows": np.array(len(site.data.train))} if self.how.weight else reply
+        return state, self.trainer(site).prompts(state) | {"rows": np.array(len(site.data.train))}
 
     train = start
 
@@ -91,18 +83,22 @@ class Averaged(Method[PromptPFLConfig]):
 
 
 class Given(Averaged):
-    """Sites do not train: what each of them holds follows from its name and the round."""
+    """Sites do not train, whatever they say it costs: what each of them holds follows from its name and the round."""
 
     name = "given"
 
     def sizes(self, shape: BackboneShape) -> dict[str, tuple[int, ...]]:
         return {"prompt.x": (2, 3), "scale": ()}
 
+    def cost(self, task: str) -> Cost:
+        return Cost() if task == "evaluate" else Cost(steps=1)
+
     def setup(self, site: Site) -> State:
         return {}
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        return state, holding(site.name, round)
+        held = holding(site.name, round)
+        return state, held if self.how.weight else {n: a for n, a in held.items() if n != "rows"}
 
     train = start
 
@@ -128,7 +124,7 @@ def variant(kind: type[Averaged], name: str, how: MeanOnShares) -> type[Averaged
 METHODS = [
     Averaged,
     Given,
-    variant(Averaged, "averaged_unweighted", MeanOnShares()),
+    variant(Given, "given_unweighted", MeanOnShares()),
     variant(Given, "given_at_sites", MeanOnShares("rows", to="sites")),
 ]
 
@@ -394,7 +390,7 @@ def test_the_log_tells_masks_uploads_and_openings(make: Any, tmp_path: Path) -> 
 
 def test_after_differential_privacy_the_upload_carries_both_and_is_charged_once(make: Any, tmp_path: Path) -> None:
     """The masked release has the charge of its task, and no other."""
-    configs, job = make("averaged_unweighted", THREE, require_secagg=True, require_dp=True)
+    configs, job = make("given_unweighted", THREE, require_secagg=True, require_dp=True)
     dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
     job = job.model_copy(update={"dp": dp})
     results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
