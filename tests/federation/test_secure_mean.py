@@ -221,7 +221,7 @@ def test_a_site_may_die_at_every_step(
     """The mean is that over the sites that uploaded, and the job goes on with the rest. Before the exchange of keys the
     attempt is repeated; later nothing is. Members and other sites alike."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
-    monkeypatch.setattr(SecureHub, "_members", lambda self, sites: sites[-committee:])
+    monkeypatch.setattr(attempts, "members_of", lambda sites: sites[-committee:])
     configs, job = make("given", FIVE, rounds=2)
     engine, (when, kind) = Engine(configs, job), moment.split()
     victim = "a" if committee == 3 else "e"
@@ -351,6 +351,26 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
     engine, _, _ = uploaded
     (reply,) = ask(engine, "start/mean", "b", Attempt("one", FIVE, members=FIVE).message()).values()
     assert int(reply.tensors["fault"]) == 1 and "prompt.x" not in reply.tensors
+
+
+@pytest.mark.parametrize(
+    ("attempt", "sentence"),
+    [
+        (Attempt("one", FIVE, members=FIVE[:3]), "other members than follow"),
+        (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
+        (Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
+        (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
+        (Attempt("one", FIVE), "fewer than 3 sites"),
+    ],
+)
+def test_a_site_refuses_attempts_that_would_expose_it(make: Any, attempt: Attempt, sentence: str) -> None:
+    """Members of the server's choice, too few sites, a site that is not pinned: nothing is shared."""
+    configs, job = make("given", FIVE)
+    engine = Engine(configs, job)
+    ask(engine, "start", "a", {})
+    with pytest.raises(FederationError, match=sentence):
+        ask(engine, "start/mean", "a", attempt.message())
+    assert not [entry for entry in read(configs["a"].audit) if entry.peer == "sites"]
 
 
 def test_a_value_out_of_range_is_refused_before_anything_is_shared(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
