@@ -4,12 +4,9 @@ from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,
-    FAULT,
-    SHARED_BYTES,
     Hub,
     Method,
     MethodConfig,
-    MixOnShares,
     Site,
     State,
     Tensors,
@@ -17,8 +14,15 @@ from medfedvqa.methods.base import (
     create,
     method_names,
     method_type,
-    mixing,
     register,
+)
+from medfedvqa.methods.on_shares import (
+    FAULT,
+    SHARED_BYTES,
+    MeanOnShares,
+    MixOnShares,
+    OnShares,
+    mixing,
 )
 
 __all__ = [
@@ -27,9 +31,11 @@ __all__ = [
     "FAULT",
     "SHARED_BYTES",
     "Hub",
+    "MeanOnShares",
     "Method",
     "MethodConfig",
     "MixOnShares",
+    "OnShares",
     "Site",
     "State",
     "Tensors",
