@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
@@ -56,7 +57,7 @@ class SiteMail:
             return self._boxes[attempt, address]
 
     def address(self, site: str) -> str:
-        """FLARE's name for the process of this job at a site; the server vouches for it, the channel above proves it."""
+        """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
         return FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
 
     def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
@@ -163,11 +164,15 @@ class _Box:
             with self._change:
                 before = self.arrived
                 wait = min(patience, end - time.monotonic())
-                if self._change.wait_for(lambda: self._messages or self.arrived > before, max(wait, 0)):
-                    if self._messages:
-                        return self._messages.pop(0)
-                    continue
+                more = self._change.wait_for(partial(self._more, before), max(wait, 0))
+                if self._messages:
+                    return self._messages.pop(0)
+            if more:
+                continue
             if time.monotonic() >= end:
                 raise TimeoutError
             ask(before)
             patience *= 2
+
+    def _more(self, before: int) -> bool:
+        return bool(self._messages) or self.arrived > before
