@@ -23,7 +23,7 @@ _PART, _AGAIN = "part", "again"
 _ATTEMPT, _NUMBER, _LAST, _ARRIVED = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_last", "medfedvqa_arrived"
 _PART_BYTES = 1 << 20
 """FLARE's clients (2.9) drop the connection over a frame of more than 4 MiB, the limit of aiohttp."""
-_ASK_AFTER = 0.5  # seconds without a new part; doubled with every question
+_ASK_AFTER = 1.0  # seconds in which nothing came; doubled with every question that brings nothing
 
 
 class SiteMail:
@@ -36,6 +36,7 @@ class SiteMail:
         self._boxes: defaultdict[tuple[str, str], _Box] = defaultdict(_Box)
         self._lock = threading.Lock()
         self._current: AttemptMail | None = None
+        self._came = 0.0
         self._cell.register_request_cb(CHANNEL, _PART, self._received)
         self._cell.register_request_cb(CHANNEL, _AGAIN, self._asked)
 
@@ -66,8 +67,9 @@ class SiteMail:
         self._fire(_PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
 
     def ask(self, address: str, attempt: str, arrived: int) -> None:
-        """For all parts from number `arrived` on, once more."""
-        self._fire(_AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
+        """For part number `arrived`, once more. While others' come in the way is full, and more would not help."""
+        if time.monotonic() - self._came > _ASK_AFTER:
+            self._fire(_AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
 
     def _fire(self, topic: str, address: str, headers: dict[str, str | int], part: bytes | None) -> None:
         message = Message(headers, part)
@@ -75,6 +77,7 @@ class SiteMail:
         self._cell.fire_and_forget(channel=CHANNEL, topic=topic, targets=address, message=message, optional=True)
 
     def _received(self, message: Message) -> None:
+        self._came = time.monotonic()
         attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
         part, last = bytes(message.payload or b""), bool(message.get_header(_LAST))
         self.box(attempt, address).put(int(message.get_header(_NUMBER)), part, last)
@@ -126,11 +129,13 @@ class AttemptMail:
                 del self._kept[address][number]
 
     def send_again(self, address: str) -> None:
-        """All that the peer is not known to have."""
+        """The first part that the peer is not known to have, if it was sent before."""
         with self._lock:
-            kept = sorted(self._kept[address].items())
-        for number, (part, last) in kept:
-            self._mail.send(address, self.name, number, part, last)
+            number = min(self._kept[address], default=None)
+            if number is None:
+                return
+            part, last = self._kept[address][number]
+        self._mail.send(address, self.name, number, part, last)
 
 
 class _Box:
@@ -168,6 +173,7 @@ class _Box:
                 if self._messages:
                     return self._messages.pop(0)
             if more:
+                patience = _ASK_AFTER
                 continue
             if time.monotonic() >= end:
                 raise TimeoutError
