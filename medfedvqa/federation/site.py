@@ -1,6 +1,7 @@
 """A site's part of one job: every message passes the gate, every task ends in saved state."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,8 @@ from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.version import code_digest, code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
 from privacy.secagg import SiteError
+
+_logger = logging.getLogger(__name__)
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """As `medfedvqa.models.load_backbone`."""
@@ -142,6 +145,7 @@ class SiteRuntime:
             try:
                 nbytes = self._take_part(task, saved, attempt, self._relays)
             except SiteError as error:
+                _logger.warning("round %d: %s", round, error)
                 fault = attempt.sites.index(error.site)
         elif saved.attempt != attempt.name:
             # Two mixtures of one round would show what they differ by.
