@@ -31,7 +31,7 @@ class SiteMail:
 
     def __init__(self, flare: ClientEngineExecutorSpec, job_id: str) -> None:
         self._flare, self._job_id = flare, job_id
-        # FLARE's auxiliary messages are streams with receipts, on threads of their own: six times as dear.
+        # FLARE's auxiliary messages are streams with receipts, on threads of their own: three times as dear.
         self._cell = flare.get_cell().core_cell
         self._boxes: defaultdict[tuple[str, str], _Box] = defaultdict(_Box)
         self._lock = threading.Lock()
@@ -79,7 +79,9 @@ class SiteMail:
     def _received(self, message: Message) -> None:
         self._came = time.monotonic()
         attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
-        part, last = bytes(message.payload or b""), bool(message.get_header(_LAST))
+        # An empty part comes as None; anything but bytes, as an attacker's, is refused above as a part of no message.
+        part = bytes(message.payload) if isinstance(message.payload, bytes | bytearray | memoryview) else b""
+        last = bool(message.get_header(_LAST))
         self.box(attempt, address).put(int(message.get_header(_NUMBER)), part, last)
         current = self._current
         if current is not None and current.name == attempt:
