@@ -87,9 +87,7 @@ class DPSettings:
         if not job.steps:
             return NoiseLevels(0.0, least)
         fixed = self.events(counts, NoiseLevels(0.0, least))
-        noise = calibrate(
-            target, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise, 0.0)), *fixed]
-        )
+        noise = calibrate(target, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise, 0.0)), *fixed])
         return NoiseLevels(noise, least)
 
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:

@@ -192,9 +192,7 @@ def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _notes(
-    facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None
-) -> list[str]:
+def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None) -> list[str]:
     """What a reader of the figures must know, in sentences."""
     notes = []
     if failure is not None:

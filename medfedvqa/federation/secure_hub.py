@@ -33,11 +33,15 @@ class SecureHub(ServerHub):
         self._hidden: dict[str, Tensors] = {}
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them."""
+        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them.
+
+        A site that is not waited for any longer takes no further part.
+        """
         messages = {site: {} for site in self.sites} if down is None else down
-        return super().collect(
-            task, {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
-        )
+        sent = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        replies = super().collect(task, sent)
+        self._leave_out(sent.keys() - replies.keys())
+        return replies
 
     def mix(
         self,

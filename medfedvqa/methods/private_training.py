@@ -23,9 +23,7 @@ class PrivateTrainer(SiteTrainer):
     The optimiser sees noisy gradients only, so that its state and its choice (SGD, Adam) cost nothing.
     """
 
-    def __init__(
-        self, site: Site, model: ModelConfig, config: TrainConfig, dp: DPSettings, noise: NoiseLevels
-    ) -> None:
+    def __init__(self, site: Site, model: ModelConfig, config: TrainConfig, dp: DPSettings, noise: NoiseLevels) -> None:
         super().__init__(site, model, config)
         self._dp, self._noise = dp, noise
 

@@ -4,14 +4,14 @@ Neither the server nor another site sees a site's tensors, norms, accuracy or si
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from audits import Tensors
 from privacy.secagg.communicator import Peer, SilentWire
-from privacy.secagg.crypten_runtime import Party, ring, tensor
+from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import RangeError, SecureAggregationError
 from privacy.secagg.group import Group
 from privacy.secagg.layout import Layout
@@ -19,15 +19,15 @@ from privacy.secagg.masked import Masked
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
 from privacy.secagg.ring import FixedPoint, Ring
-from privacy.secagg.tuples import DealerTuples, NoTuples, PartyTuples, mask_key, own_mask
+from privacy.secagg.tuples import DealerTuples, PartyTuples, mask_key, own_mask
 from privacy.secagg.vectors import OwnedVectors
 
 LARGEST_NORM = 1024.0
 _UNIT = FixedPoint(COSINE_BITS // 2)
 
 
-def join(me: str, links: Mapping[str, Peer], dealt: bytes | None = None) -> Party:
-    """This member's part; ranks follow the order of names. `dealt`: what a member got of `deal`, if it needs tuples.
+def join(me: str, links: Mapping[str, Peer], dealt: bytes) -> Party:
+    """This member's part; ranks follow the order of names. `dealt`: what a member got of `deal`.
 
     Raises `SecureAggregationError` with fewer than 3 members.
     """
@@ -35,8 +35,7 @@ def join(me: str, links: Mapping[str, Peer], dealt: bytes | None = None) -> Part
     rank = names.index(me)
     wires = {names.index(peer): link for peer, link in links.items()}
     zero = ZeroShares(rank, {peer: link.session.export(b"zero shares") for peer, link in wires.items()})
-    tuples = NoTuples() if dealt is None else PartyTuples(rank, len(names), dealt)
-    return Party(rank, wires, zero, tuples)
+    return Party(rank, wires, zero, PartyTuples(rank, len(names), dealt))
 
 
 def deal(parties: int, protocol: Callable[[Party], object]) -> list[bytes]:

@@ -75,22 +75,6 @@ class PartyTuples:
         return self._stream.ring(shape)
 
 
-class NoTuples:
-    """For sums, which need none."""
-
-    def random(self, shape: Shape, binary: bool = False) -> Ring:
-        raise SecureAggregationError("the dealer dealt nothing, so shares can only be added: deal for the protocol")
-
-    def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
-        return self.random(shape)
-
-    def masks(self, owners: int, length: int) -> Ring:
-        return self.random((owners, length))
-
-    def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
-        return self.random(shape)
-
-
 class DealerTuples:
     """The secrets, and what is to be sent.
 

@@ -12,6 +12,7 @@ from audits import Tensors
 from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.protocol import deal_mix, join, secure_mix
+from privacy.secagg.randomness import KEY_BYTES
 
 
 @dataclass
@@ -94,7 +95,7 @@ def everyone() -> Everyone:
             end = Recorder(relay.of(name))
             links = connect(identities[name], "job 1", name, pinned, end, 20)
             taps = {peer: Tap(link) for peer, link in links.items()}
-            party = join(name, taps, None if dealt is None else dealt[names.index(name)])
+            party = join(name, taps, bytes(KEY_BYTES) if dealt is None else dealt[names.index(name)])
             return Run(work(party), party, taps, end.sent)
 
         with ThreadPoolExecutor(size) as pool:
