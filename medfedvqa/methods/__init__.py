@@ -13,12 +13,9 @@ from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,
-    FAULT,
-    SHARED_BYTES,
     Hub,
     Method,
     MethodConfig,
-    MixOnShares,
     Site,
     State,
     Tensors,
@@ -26,8 +23,15 @@ from medfedvqa.methods.base import (
     create,
     method_names,
     method_type,
-    mixing,
     register,
+)
+from medfedvqa.methods.on_shares import (
+    FAULT,
+    SHARED_BYTES,
+    MeanOnShares,
+    MixOnShares,
+    OnShares,
+    mixing,
 )
 
 __all__ = [
@@ -36,9 +40,11 @@ __all__ = [
     "FAULT",
     "SHARED_BYTES",
     "Hub",
+    "MeanOnShares",
     "Method",
     "MethodConfig",
     "MixOnShares",
+    "OnShares",
     "Site",
     "State",
     "Tensors",

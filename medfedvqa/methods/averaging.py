@@ -16,6 +16,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
+from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from privacy import Cost, DPSettings
@@ -104,6 +105,12 @@ class Averaging(Method[Config]):
     def shares(self) -> bool:
         """Whether sites share anything of what they train."""
         return self._common or self.config.tuning != "classifier"
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """The mean of every round."""
+        how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
+        return {"start": how, "train": how} if self.shares else {}
 
     @property
     def passes(self) -> int:
