@@ -19,6 +19,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Engine, plan
 from medfedvqa.federation.launch import run as run_launch
 from medfedvqa.methods import method_names, method_type
+from medfedvqa.methods.matrix import markdown_matrix
 from medfedvqa.models import bundled_for
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
@@ -103,8 +104,13 @@ def run(
     console.print(f"Results, plots and logs are in [bold]{out}[/]", soft_wrap=True)
 
 
-def methods() -> None:
+def methods(
+    matrix: Annotated[bool, typer.Option("--matrix", help="Which run privately and on shares, as Markdown.")] = False,
+) -> None:
     """List methods and their options with defaults."""
+    if matrix:
+        typer.echo(markdown_matrix(), nl=False)
+        return
     console = Console()
     for name in method_names():
         kind = method_type(name)
