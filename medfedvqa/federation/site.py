@@ -122,7 +122,8 @@ class SiteRuntime:
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)
         to_mix = self._job.secagg and task.name in self._method.mixed
-        if self._job.keeps_scores and charge is None and not to_mix:
+        kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if kept and not to_mix:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
         reply = {} if to_mix else saved.reply

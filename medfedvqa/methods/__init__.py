@@ -3,6 +3,7 @@
 from medfedvqa.methods import fedavg as fedavg
 from medfedvqa.methods import fedprox as fedprox
 from medfedvqa.methods import prompt_pfl as prompt_pfl
+from medfedvqa.methods import unicon as unicon
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -90,6 +90,8 @@ class Hub(Protocol):
     """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
 
     sites: tuple[str, ...]
+    seed: int
+    """The job's, for whatever the server begins with."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
@@ -143,6 +145,11 @@ class Method(ABC, Generic[Config]):
         """
         return {}
 
+    @property
+    def in_clear(self) -> Collection[str]:
+        """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
+        return ()
+
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Everything that travels, for a backbone of this shape."""
@@ -180,7 +187,8 @@ class Method(ABC, Generic[Config]):
         goes with them; what a task that is not charged would send stays at the site.
 
         With secure aggregation, what a task would send is mixed in a task of its own, which follows it; what is not
-        mixed stays at the site. Mixtures come from there too, so no message holds them."""
+        mixed stays at the site, unless the method says that it goes in clear. Mixtures come from there too, so no
+        message holds them."""
         exchange = self.exchange(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
@@ -194,6 +202,9 @@ class Method(ABC, Generic[Config]):
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
     def _on_shares(self, task: TaskSpec) -> Iterator[TaskSpec]:
+        if task.name in self.in_clear:
+            yield task
+            return
         yield replace(task, up=tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC), down=())
         if task.name in self.mixed:
             shared = tuple(_masked(spec) for spec in task.up if spec.kind is not Kind.PUBLIC)

@@ -1,10 +1,11 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
-from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, TowerShape, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
+from medfedvqa.models.split import ServerNetworks, SiteNetworks, info_nce, same_rows, similarities, site_shapes
 from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
@@ -18,26 +19,34 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "Depth",
     "HeadConfig",
     "ModelConfig",
     "PromptShape",
     "Prompts",
+    "ServerNetworks",
     "Shapes",
     "SiteModel",
+    "SiteNetworks",
     "TowerShape",
     "TunedModel",
     "Tuning",
     "TuningConfig",
     "Values",
+    "Words",
     "adapters",
     "answer_loss",
     "bundled_for",
+    "info_nce",
     "load_backbone",
     "prompt_depth",
     "prompt_distance",
     "prompt_shapes",
+    "same_rows",
     "seen_by",
     "shape_of",
+    "similarities",
+    "site_shapes",
     "trained_shapes",
     "weight_penalty",
 ]
