@@ -113,14 +113,16 @@ class Gate:
         tensors: Mapping[str, NDArray[Any]],
         recipient: str = "server",
         charged: Charged | None = None,
+        sharing: Sharing | None = None,
     ) -> Tensors:
         """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
 
         The last call on the site's side: when it returns, the entry is on disk. Raises `ReleaseRefused`, after logging
         the refusal, unless the message is exactly what the task declares and the policy allows, with a charge for what
-        is declared under differential privacy; `LogError` if the entry cannot be written.
+        is declared under differential privacy; `LogError` if the entry cannot be written. `sharing`: the computation
+        on shares that the message belongs to.
         """
-        return self._pass(_OUT, task, index(round), dict(tensors), recipient, charged)
+        return self._pass(_OUT, task, index(round), dict(tensors), recipient, charged, sharing)
 
     def share(
         self,
@@ -173,7 +175,7 @@ class Gate:
         if reasons:
             said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
             self._refuse(way, said, reasons)
-        record = _digested if sharing is None else _shared
+        record = _shared if peer == SITES else _digested
         records = tuple(record(spec, passed[spec.name]) for spec in specs)
         nbytes = sum(record.nbytes for record in records)
         self._log.append(way.event, **said, tensors=records, nbytes=nbytes, outcome=way.passed)

@@ -46,6 +46,8 @@ class History:
     """Last shared prompts, by site, same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sites that broke a computation on shares and took no further part, with the round."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Rounds whose mean could not be opened, each with the reason; the mean before stayed in use."""
     closing_up: dict[str, int] = field(default_factory=dict)
     """Tensor bytes that each site sent after the last round: the evaluation."""
     closing_down: dict[str, int] = field(default_factory=dict)

@@ -201,6 +201,8 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
     for site, number in history.left_out.items():
         notes.append(f"Site {site} broke off in round {number}: the job went on without it.")
+    for number, reason in history.lost.items():
+        notes.append(f"Round {number} gave no mean, and the one before it stayed in use: {reason}.")
     if _seen_test_data(facts):
         notes.append(
             f"The backbone {facts.backbone} was trained on {facts.data}, which is tested here: "

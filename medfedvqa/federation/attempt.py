@@ -1,10 +1,13 @@
 """One attempt of the sites to aggregate on shares: what the server says of it, and a site's part in it."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audits import Sharing, Tensors
 from medfedvqa.errors import FederationError
@@ -17,6 +20,9 @@ MESSAGE_TIMEOUT = 30.0
 
 DEALER = "server"
 
+UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
+"""Arrays that say which sum is meant, and what the server has of it."""
+
 Relays = Callable[[str], Relay]
 """A site's transport to the other sites, for an attempt that has this name; what earlier ones left is dropped."""
 
@@ -25,24 +31,27 @@ Relays = Callable[[str], Relay]
 class Attempt:
     """What the server tells one site: the attempt's name, who takes part, and the tuples dealt to this site.
 
-    A place in `sites`, which are in order of their names, is the site's rank in the protocol.
+    A place in `sites`, which are in order of their names, is the site's rank in the protocol. A mean needs `members`,
+    and nothing that is dealt.
     """
 
     name: str
     sites: tuple[str, ...]
-    dealt: bytes
+    dealt: bytes = b""
+    members: tuple[str, ...] = ()
 
     def message(self) -> Tensors:
         """As arrays of bytes; `read` is its inverse."""
-        said = json.dumps({"name": self.name, "sites": self.sites}).encode()
-        return {"attempt": np.frombuffer(said, np.uint8), "dealt": np.frombuffer(self.dealt, np.uint8)}
+        said = {"name": self.name, "sites": self.sites, "members": self.members}
+        return {"attempt": as_array(said), "dealt": np.frombuffer(self.dealt, np.uint8)}
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
         """Raises `FederationError` if the server sent anything else, or sites out of order."""
         try:
             said = json.loads(message["attempt"].tobytes())
-            attempt = cls(str(said["name"]), tuple(map(str, said["sites"])), message["dealt"].tobytes())
+            sites, members = (tuple(map(str, said[names])) for names in ("sites", "members"))
+            attempt = cls(str(said["name"]), sites, message["dealt"].tobytes(), members)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not describe an attempt to aggregate on shares") from None
         if list(attempt.sites) != sorted(set(attempt.sites)):
@@ -52,17 +61,53 @@ class Attempt:
     @property
     def sharing(self) -> Sharing:
         """What the log says of it."""
+        if self.members:
+            return Sharing(self.name, "mean", self.sites, "")
         return Sharing(self.name, "mix", self.sites, DEALER)
+
+    def session(self, job_id: str, round: int) -> str:
+        """A name of the attempt's keys that differs if the server told sites of different groups."""
+        group = hashlib.sha256(json.dumps([self.sites, self.members]).encode()).hexdigest()
+        return f"{job_id}/{round}/{self.name}/{group}"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the server says once the uploads of an attempt at a mean are in: whose they are."""
+
+    attempt: str
+    uploaded: tuple[str, ...]
+
+    def message(self, hidden_sum: NDArray[np.uint64] | None = None) -> Tensors:
+        """As arrays; `read` is its inverse. `hidden_sum`: for sites to read, where the server must not know a mean."""
+        said = {UPLOADED: as_array({"attempt": self.attempt, "sites": self.uploaded})}
+        return said if hidden_sum is None else {**said, HIDDEN_SUM: hidden_sum.view(np.int64)}
+
+    @classmethod
+    def read(cls, message: Tensors) -> "Opening":
+        """Raises `FederationError` if the server sent anything else."""
+        try:
+            said = json.loads(message[UPLOADED].tobytes())
+            return cls(str(said["attempt"]), tuple(sorted(set(map(str, said["sites"])))))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FederationError("the server's message does not say whose uploads are summed up") from None
+
+
+def as_array(said: Any) -> NDArray[np.uint8]:
+    """Plain JSON as bytes in an array."""
+    return np.frombuffer(json.dumps(said).encode(), np.uint8)
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
     """Fingerprints of the other sites, as this site's own file pins them.
 
+    Of an attempt at a mean, those with which it exchanges keys.
     Raises `FederationError` if a site is not pinned, there are fewer than `least`, or this one is not among them.
     """
     if config.name not in attempt.sites or len(attempt.sites) < least:
         raise FederationError(f"an attempt to aggregate on shares needs this site and at least {least} in all")
-    others = [site for site in attempt.sites if site != config.name]
+    outside = attempt.members and config.name not in attempt.members
+    others = [site for site in (attempt.members if outside else attempt.sites) if site != config.name]
     if missing := [site for site in others if site not in config.peers]:
         raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
     return {site: config.peers[site] for site in others}

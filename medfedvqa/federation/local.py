@@ -12,13 +12,13 @@ from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors, mixing
+from medfedvqa.methods import Tensors
 from medfedvqa.models import Backbone, load_backbone
 from privacy.secagg import InProcessRelay
 
 
 class LocalEngine:
-    """Calls sites one after the other, on one backbone; those that mix on shares at once.
+    """Calls sites one after the other, on one backbone; those that aggregate on shares at once.
 
     At most `resident` sites keep their pictures in memory.
     """
@@ -27,7 +27,7 @@ class LocalEngine:
         self._sites, self._job, self._job_id = sites, job, job_id
         # Sites that talk to each other must all be there.
         self._resident = max(resident, len(sites)) if job.secagg else resident
-        self._together = {mixing(task) for task in job.build().mixed} if job.secagg else set()
+        self._together = {how.joint(task) for task, how in job.build().on_shares.items()} if job.secagg else set()
         self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}

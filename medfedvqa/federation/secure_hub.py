@@ -1,24 +1,43 @@
-"""The server's side of a run whose uploads are mixed by the sites themselves, on shares."""
+"""The server's side of a run whose uploads are aggregated on shares."""
 
 import secrets
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.attempt import Attempt
-from medfedvqa.federation.hub import Reply, ServerHub
-from medfedvqa.methods import FAULT, SHARED_BYTES, Tensors, mixing
+from medfedvqa.federation import attempt as attempts
+from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.hub import Excused, Reply, ServerHub
+from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
+from medfedvqa.methods.on_shares import CONTRIBUTORS, MASK_KEY, OPENING, averaging, unmasking
 from privacy import Reliability
-from privacy.secagg import Layout
+from privacy.secagg import Layout, SecureAggregationError
+from privacy.secagg.masking import Upload, check_contributors, opened, threshold
+from privacy.secagg.mean import mean_of_sum
+from privacy.secagg.ring import Ring
 
 
 class SecureHub(ServerHub):
-    """Has `mix` carried out by the sites: it deals correlated randomness, and sees neither uploads nor mixtures."""
+    """Sees no upload: of a mixture nothing, of a mean the mean, or nothing where only sites may know it."""
 
-    def __init__(self, *arguments: Any, layouts: Mapping[str, Layout], least: int) -> None:
-        """`layouts`: what is mixed, by task; `least`: the fewest sites that the job goes on with."""
+    def __init__(
+        self, *arguments: Any, on_shares: Mapping[str, OnShares], layouts: Mapping[str, Layout], least: int
+    ) -> None:
+        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with."""
         super().__init__(*arguments)
-        self._layouts, self._least = layouts, least
+        self._on_shares, self._layouts, self._least = on_shares, layouts, least
+        self._means: dict[Layout, Tensors] = {}
+        self._hidden: dict[str, Tensors] = {}
+
+    def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
+        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them."""
+        messages = {site: {} for site in self.sites} if down is None else down
+        return super().collect(
+            task, {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        )
 
     def mix(
         self,
@@ -34,21 +53,16 @@ class SecureHub(ServerHub):
         Raises `FederationError` when too few sites are left.
         """
         self.collect(task)
-        while not self._attempt(task):
+        while not self._mixed(task):
             pass
         return {site: {} for site in self.sites}
 
-    def _attempt(self, task: str) -> bool:
-        """Whether the round is over with it."""
+    def _mixed(self, task: str) -> bool:
+        """One attempt; whether the round is over with it."""
         # CrypTen takes seconds to import, and only these jobs need it.
         from privacy.secagg.protocol import deal_mix
 
-        sites = tuple(sorted(self.sites))
-        if len(sites) < self._least:
-            raise FederationError(
-                f"round {self._round}: {len(sites)} sites are left ({', '.join(self.history.left_out)} fell out), and "
-                f"the job needs {self._least}: fewer could reveal each other"
-            )
+        sites = self._enough(self.sites)
         name, dealt = secrets.token_hex(8), deal_mix(len(sites), self._layouts[task])
         messages = {site: Attempt(name, sites, part).message() for site, part in zip(sites, dealt, strict=True)}
 
@@ -57,11 +71,129 @@ class SecureHub(ServerHub):
             return [sites[rank] for rank in faults if rank >= 0]
 
         replies = self._ask(mixing(task), messages, accused)
-        for site, reply in replies.items():
-            self._tally.up[site] += int(reply.tensors[SHARED_BYTES.name])
+        self._count_shares(replies)
         blamed = accused(replies)
         # Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent.
-        for site in [site for site in blamed if site not in replies] or blamed[:1]:
+        self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
+        return len(blamed) < len(replies)
+
+    def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
+        """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
+        keys. A mean that cannot be opened any more is never asked for again: the one before it stays in use.
+
+        Raises `FederationError` when too few sites are left, or when there is no mean before the one that was lost.
+        """
+        how = self._on_shares.get(task)
+        if not isinstance(how, MeanOnShares) or how.weight != weight:
+            raise FederationError(f"the method declares no mean of '{task}' on shares with the weight that it asks for")
+        self.collect(task, down)
+        layout = self._layouts[task]
+        try:
+            attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
+            total = self._opened(task, attempt, uploads)
+            if how.hidden:
+                said = Opening(attempt.name, tuple(sorted(uploads))).message(total)
+                self._hidden = {site: said for site in uploads}
+            self._means[layout] = {} if how.hidden else mean_of_sum(total, len(uploads), layout)
+        except SecureAggregationError as error:
+            if layout not in self._means:
+                sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
+                raise FederationError(sentence) from None
+            self.history.lost[self._round] = str(error)
+        return {name: array.copy() for name, array in self._means[layout].items()}
+
+    def _uploads(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, dict[str, Upload]]:
+        """The masked uploads of the first attempt that no site breaks off.
+
+        Raises `SecureAggregationError` if no other attempt may follow one that was broken off.
+        """
+        while True:
+            sites = self._enough(site for site in self.sites if site in addressed)
+            attempt = Attempt(secrets.token_hex(8), sites, members=self._members(sites))
+            accused = _accusations(sites)
+            messages = dict.fromkeys(sites, attempt.message())
+            replies = self._ask(averaging(task), messages, _patient(accused, sites))
+            self._count_shares(replies)
+            uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
+            blamed = accused(replies)
+            self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
+            if blamed:
+                left = set(attempt.members) & set(self.sites)
+                if uploads and len(left) < threshold(len(attempt.members)):
+                    raise SecureAggregationError("too few members are left, and some sites have uploaded")
+                continue
+            self._leave_out(set(sites) - uploads.keys())
+            self._enough(uploads)
+            return attempt, uploads
+
+    def _members(self, sites: tuple[str, ...]) -> tuple[str, ...]:
+        """Who holds shares of the keys of masks."""
+        return sites
+
+    def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
+        """None for a reply that is no upload of this task."""
+        layout, weight = self._layouts[task], how.weight or "weight"
+        names = [*(name for name, _ in layout.shapes), weight, CONTRIBUTORS.name]
+        if not {*names, MASK_KEY.name} <= reply.keys():
+            return None
+        values = np.concatenate([np.asarray(reply[name], np.int64).reshape(-1) for name in names]).view(np.uint64)
+        key = np.asarray(reply[MASK_KEY.name], "<i8").tobytes()
+        return Upload(values, key) if (values.shape, len(key)) == ((layout.size + 2,), 32) else None
+
+    def _opened(self, task: str, attempt: Attempt, uploads: Mapping[str, Upload]) -> Ring:
+        """Their sum. Raises `SecureAggregationError` if too few members answer."""
+        check_contributors(attempt.sites, attempt.members, uploads, self._least)
+        members = [member for member in attempt.members if member in uploads]
+        messages = dict.fromkeys(members, Opening(attempt.name, tuple(sorted(uploads))).message())
+        replies = self._ask(unmasking(task), messages, _patient(lambda replies: (), members))
+        given = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
+        rows = {member: shares for member, shares in given.items() if shares.shape == OPENING.shape}
+        self._leave_out(set(members) - rows.keys())
+        answers = {
+            member: {site: row.tobytes() for site, row in zip(attempt.sites, shares, strict=False)}
+            for member, shares in rows.items()
+        }
+        return opened(attempt.sites, attempt.members, uploads, answers)
+
+    def _enough(self, sites: Any) -> tuple[str, ...]:
+        """These sites in order of names. Raises `FederationError` if they are too few."""
+        found = tuple(sorted(sites))
+        if len(found) < self._least:
+            raise FederationError(
+                f"round {self._round}: {len(found)} sites are left ({', '.join(self.history.left_out)} fell out), and "
+                f"the job needs {self._least}: fewer could reveal each other"
+            )
+        return found
+
+    def _leave_out(self, fallen: Collection[str]) -> None:
+        """For the rest of the job."""
+        for site in sorted(fallen):
             self.history.left_out[site] = self._round
         self.sites = tuple(site for site in self.sites if site not in self.history.left_out)
-        return len(blamed) < len(replies)
+
+    def _count_shares(self, replies: Mapping[str, Reply]) -> None:
+        for site, reply in replies.items():
+            self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
+
+
+def _accusations(sites: tuple[str, ...]) -> Callable[[Mapping[str, Reply]], list[str]]:
+    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody."""
+
+    def accused(replies: Mapping[str, Reply]) -> list[str]:
+        faults = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
+        return [sites[rank] for site, rank in faults.items() if 0 <= rank < len(sites) and sites[rank] != site]
+
+    return accused
+
+
+def _patient(accused: Excused, everybody: Collection[str]) -> Excused:
+    """Nobody is waited for much longer than sites wait for each other: an upload that is late tells nothing."""
+    first: list[float] = []
+
+    def excused(replies: Mapping[str, Reply]) -> Collection[str]:
+        if replies and not first:
+            first.append(time.monotonic())
+        late = first and time.monotonic() > first[0] + 2 * attempts.MESSAGE_TIMEOUT
+        return everybody if late else accused(replies)
+
+    return excused

@@ -68,8 +68,8 @@ def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
     if not job.secagg:
         return ServerHub(*arguments)
     exchange = method.exchange(shape_of(job.backbone))
-    layouts = {task: mix.layout(exchange.task(task)) for task, mix in method.mixed.items()}
-    return SecureHub(*arguments, layouts=layouts, least=job.least_sites)
+    layouts = {task: how.layout(exchange.task(task)) for task, how in method.on_shares.items()}
+    return SecureHub(*arguments, on_shares=method.on_shares, layouts=layouts, least=job.least_sites)
 
 
 def check_sites(job: JobSpec, count: int) -> None:

@@ -12,16 +12,16 @@ import torch
 from audits import AuditLog, Gate, JobContext, TaskSpec
 from medfedvqa.data import load_site
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation.attempt import Attempt, Relays, connect_to, mix_with_others, peers_of
+from medfedvqa.federation.attempt import Relays
 from medfedvqa.federation.budget import JobBudget, logged
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.secure_site import SecureSite, apart
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
-from medfedvqa.methods import EPSILON, FAULT, SHARED_BYTES, Site, Tensors, mixing
+from medfedvqa.methods import EPSILON, Site, Tensors
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.version import code_digest, code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
-from privacy.secagg import SiteError
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """As `medfedvqa.models.load_backbone`."""
@@ -46,7 +46,6 @@ class SiteRuntime:
             raise ConfigError(f"the job is for data '{job.data}'; this site holds '{config.data.reader}'")
         self.config, self._job, self._load, self._relays = config, job, load, relays
         self._method = job.build()
-        self._declared = self._method.exchange(shape_of(job.backbone))
         self._exchange = self._method.final_exchange(shape_of(job.backbone))
         self._budget = JobBudget(config, job, job_id, self._method)
         self._log = AuditLog(config.audit, config.name)
@@ -87,21 +86,32 @@ class SiteRuntime:
         gate.open()
         return gate
 
+    @cached_property
+    def _secure(self) -> SecureSite | None:
+        """This site's part in aggregating on shares, if the job does that. Raises `FederationError`."""
+        if not self._job.secagg:
+            return None
+        if self._relays is None:
+            raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
+        config, job, method, file = self.config, self._job, self._method, self._file
+        return SecureSite(config, job, self._job_id, method, self._gate, self._budget, file, self._relays)
+
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
         """One task: checked in, run, saved, checked and logged out.
 
         The same task of the same round, asked again after a crash, is answered from the saved state
         without training twice. Raises `MedfedvqaError` or `AuditError`, both safe to share.
         """
-        mixed = {mixing(name): name for name in self._method.mixed} if self._job.secagg else {}
-        if task in mixed:
-            return self._mix(mixed[task], round, received)
+        if self._secure and (answer := self._secure.handler(task)):
+            return answer(round, received)
+        received, hidden = apart(received) if self._secure else (received, {})
         received = self._gate.receive(task, round, received)
         spec = self._exchange.task(task)
         saved = self._file.load()
-        if self._job.secagg and saved is not None:
-            received = saved.mixture
         if saved is None or (saved.task, saved.round) != (task, round):
+            if self._secure and saved is not None:
+                saved = self._secure.read_hidden(saved, hidden) if hidden else saved
+                received = received | self._secure.results(task, saved)
             saved = self._run(spec, round, saved, received)
             self._file.save(saved)
         return self._release(spec, saved)
@@ -117,56 +127,21 @@ class SiteRuntime:
             state, reply = self._method.handle(task, self.site, state, received, round)
         if before is None:
             return Saved(task.name, round, state, reply)
-        return replace(before, task=task.name, round=round, state=state, reply=reply)
+        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=())
 
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)
-        to_mix = self._job.secagg and task.name in self._method.mixed
+        on_shares = self._job.secagg and task.name in self._method.on_shares
         kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
-        if kept and not to_mix:
+        if kept and not on_shares:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
-        reply = {} if to_mix else saved.reply
+        declared = {spec.name for spec in task.up}
+        reply = {n: a for n, a in saved.reply.items() if n in declared} if on_shares else saved.reply
         if charge is None:
             return self._gate.release(task.name, saved.round, reply)
         epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
         return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charged=logged(charge))
-
-    def _mix(self, task: str, round: int, message: Tensors) -> Tensors:
-        """One attempt to mix the saved answer to `task` with those of the other sites; says how it went."""
-        attempt, saved = Attempt.read(message), self._file.load()
-        self._gate.receive(mixing(task), round, {})
-        if self._relays is None or saved is None or (saved.task, saved.round) != (task, round):
-            raise FederationError("this site has nothing to mix in this round, or no way to the other sites")
-        fault, nbytes = -1, 0
-        if saved.mixed != round and saved.attempt != attempt.name:
-            try:
-                nbytes = self._take_part(task, saved, attempt, self._relays)
-            except SiteError as error:
-                fault = attempt.sites.index(error.site)
-        elif saved.attempt != attempt.name:
-            # Two mixtures of one round would show what they differ by.
-            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
-        elif saved.mixed != round:
-            # Died in this very attempt, whose dealt tuples must not serve twice.
-            fault = attempt.sites.index(self.config.name)
-        report = {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}
-        return self._gate.release(mixing(task), round, report)
-
-    def _take_part(self, task: str, saved: Saved, attempt: Attempt, relays: Relays) -> int:
-        """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
-        round, me = saved.round, self.config.name
-        pinned = peers_of(self.config, attempt, self._job.least_sites)
-        charge = self._budget.settle(task, round)
-        upload = self._gate.share(mixing(task), round, saved.reply, attempt.sharing, charge and logged(charge))
-        saved = replace(saved, attempt=attempt.name)
-        self._file.save(saved)
-        links = connect_to(pinned, self.config, f"{self._job_id}/{round}/{attempt.name}", relays(attempt.name))
-        layout = self._method.mixed[task].layout(self._declared.task(task))
-        mixture, nbytes = mix_with_others(me, links, attempt.dealt, upload, layout)
-        mixture = self._gate.reveal(mixing(task), round, mixture, attempt.sharing)
-        self._file.save(replace(saved, mixture=mixture, mixed=round))
-        return nbytes
 
     def close(self, ended: bool = True) -> None:
         """This process is done with the job; with `ended` the job itself is over: say so in the log."""

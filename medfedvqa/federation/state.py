@@ -15,6 +15,20 @@ from medfedvqa.methods import Tensors
 
 
 @dataclass(frozen=True)
+class Contribution:
+    """What a site keeps of an attempt at a mean to which it uploaded, until the next attempt or round."""
+
+    attempt: str
+    sites: tuple[str, ...]
+    members: tuple[str, ...]
+    shares: dict[str, bytes] = field(default_factory=dict)
+    """Of each site's keys, for a member to open the sum with; none once another attempt has begun."""
+    group_key: bytes | None = None
+    answered: tuple[str, ...] = ()
+    """The sites over which this member has opened the sum, its one answer."""
+
+
+@dataclass(frozen=True)
 class Saved:
     """What survives a killed process: the state after a task, and the answer that the task gave."""
 
@@ -23,11 +37,13 @@ class Saved:
     state: dict[str, Any]
     reply: Tensors
     attempt: str = ""
-    """The last attempt to mix the reply on shares that this site began."""
+    """The last attempt to aggregate the reply on shares that this site began."""
     mixture: Tensors = field(default_factory=dict)
-    """The site's last result of mixing on shares."""
+    """The site's last results on shares, by name."""
     mixed: int = 0
-    """The round of that result."""
+    """The round in which it last mixed."""
+    contributions: tuple[Contribution, ...] = ()
+    """Attempts at a mean of the reply, in order."""
 
 
 _ARRAYS = ("reply", "mixture")
@@ -46,11 +62,12 @@ class StateFile:
             return None
         fields = torch.load(self._path, weights_only=True)
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
-        return Saved(**fields, **arrays)
+        contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
+        return Saved(**fields, **arrays, contributions=contributions)
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
-        fields = dict(vars(saved))
+        fields = vars(saved) | {"contributions": [vars(kept) for kept in saved.contributions]}
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:

@@ -7,12 +7,9 @@ from medfedvqa.methods import unicon as unicon
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,
-    FAULT,
-    SHARED_BYTES,
     Hub,
     Method,
     MethodConfig,
-    MixOnShares,
     Site,
     State,
     Tensors,
@@ -20,8 +17,15 @@ from medfedvqa.methods.base import (
     create,
     method_names,
     method_type,
-    mixing,
     register,
+)
+from medfedvqa.methods.on_shares import (
+    FAULT,
+    SHARED_BYTES,
+    MeanOnShares,
+    MixOnShares,
+    OnShares,
+    mixing,
 )
 
 __all__ = [
@@ -30,9 +34,11 @@ __all__ = [
     "FAULT",
     "SHARED_BYTES",
     "Hub",
+    "MeanOnShares",
     "Method",
     "MethodConfig",
     "MixOnShares",
+    "OnShares",
     "Site",
     "State",
     "Tensors",

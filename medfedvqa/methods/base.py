@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
-from audits.exchange import SITES
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
+from medfedvqa.methods.on_shares import OnShares
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
-from privacy.secagg import MINIMUM, Layout
+from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
 """What a site keeps between tasks: tensors and plain values, nested in dicts."""
@@ -27,27 +27,6 @@ EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon
 
 ACCURACY = "accuracy"
 """The scalar in an upload by which a mixture weighs it."""
-
-FAULT = TensorSpec("fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1")
-SHARED_BYTES = TensorSpec("shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others")
-"""All that the server hears of an attempt to aggregate on shares."""
-
-
-@dataclass(frozen=True)
-class MixOnShares:
-    """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
-
-    by_block: bool = False
-
-    def layout(self, task: TaskSpec) -> Layout:
-        """What of the task's upload is mixed: everything but the accuracy."""
-        shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
-        return Layout.of(shapes, self.by_block)
-
-
-def mixing(task: str) -> str:
-    """The name of the task in which the uploads of another are mixed on shares."""
-    return f"{task}/mix"
 
 
 class MethodConfig(BaseModel, frozen=True, extra="forbid"):
@@ -100,7 +79,9 @@ class Hub(Protocol):
         """Every site's own upload. `down` is per site; None sends nothing."""
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
-        """The mean of the uploads, weighted by the scalar named `weight`, which itself is not averaged."""
+        """The mean of the uploads, weighted by the scalar named `weight`, which itself is not averaged.
+
+        Empty if only the sites may know it: they find it in the place of the tensors of these names in messages."""
 
     def mix(
         self,
@@ -126,7 +107,7 @@ class Method(ABC, Generic[Config]):
         self.config, self.dp, self.secagg = config, dp, secagg
         if dp is not None and not self._job_cost.steps:
             raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
-        if secagg and not self.mixed:
+        if secagg and not self.on_shares:
             raise ConfigError(
                 f"the method '{self.name}', so configured, needs every site's own upload at the server, "
                 "or shares nothing: it does not run with secure aggregation"
@@ -138,7 +119,7 @@ class Method(ABC, Generic[Config]):
         return MINIMUM if self.secagg else 1
 
     @property
-    def mixed(self) -> Mapping[str, MixOnShares]:
+    def on_shares(self) -> Mapping[str, OnShares]:
         """Tasks whose uploads can be aggregated on shares, and how; none if the method needs single uploads.
 
         Raises `ConfigError` if an option stands in the way.
@@ -186,14 +167,16 @@ class Method(ABC, Generic[Config]):
         """What really travels. Under differential privacy, tensors of a task that is charged say so and the epsilon
         goes with them; what a task that is not charged would send stays at the site.
 
-        With secure aggregation, what a task would send is mixed in a task of its own, which follows it; what is not
-        mixed stays at the site, unless the method says that it goes in clear. Mixtures come from there too, so no
-        message holds them."""
+        With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
+        not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
+        come from there too: no message holds them."""
         exchange = self.exchange(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
-            exchange = replace(exchange, tasks=tuple(part for task in exchange.tasks for part in self._on_shares(task)))
+            kept = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
+            parts = (part for task in exchange.tasks for part in self._on_shares(task, kept))
+            exchange = replace(exchange, tasks=tuple(parts))
         return exchange
 
     def _private(self, task: TaskSpec) -> TaskSpec:
@@ -201,19 +184,12 @@ class Method(ABC, Generic[Config]):
             return replace(task, up=())
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
-    def _on_shares(self, task: TaskSpec) -> Iterator[TaskSpec]:
-        if task.name in self.in_clear:
-            yield task
-            return
-        yield replace(task, up=tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC), down=())
-        if task.name in self.mixed:
-            shared = tuple(_masked(spec) for spec in task.up if spec.kind is not Kind.PUBLIC)
-            result = tuple(
-                replace(spec, meaning=f"{spec.meaning}: the others' mixture")
-                for spec in shared
-                if spec.kind is Kind.PARAMETERS
-            )
-            yield TaskSpec(mixing(task.name), up=(*shared, FAULT, SHARED_BYTES), down=result)
+    def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
+        in_clear = task.name in self.in_clear
+        up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
+        yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
+        if task.name in self.on_shares:
+            yield from self.on_shares[task.name].tasks(task)
 
     @abstractmethod
     def setup(self, site: Site) -> State:
@@ -227,11 +203,6 @@ class Method(ABC, Generic[Config]):
         """Run the handler of a declared task: state and message in, state and message out."""
         handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
         return handler(site, state, received, round)
-
-
-def _masked(spec: TensorSpec) -> TensorSpec:
-    protection = Protection.DP_MASKED if spec.protection.private else Protection.MASKED
-    return replace(spec, recipients=(SITES,), protection=protection)
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:

@@ -19,13 +19,13 @@ from medfedvqa.methods.base import (
     Hub,
     Method,
     MethodConfig,
-    MixOnShares,
     Site,
     State,
     Tensors,
     counts,
     register,
 )
+from medfedvqa.methods.on_shares import MixOnShares, OnShares
 from medfedvqa.methods.private_training import PrivateTrainer, private_steps
 from medfedvqa.methods.training import SiteTrainer, TrainConfig
 from medfedvqa.models import BackboneShape, ModelConfig, prompt_shapes
@@ -107,7 +107,7 @@ class PromptPFL(Method[PromptPFLConfig]):
         return max(super().least_sites, 2 if self.config.sharing else 1)
 
     @property
-    def mixed(self) -> Mapping[str, MixOnShares]:
+    def on_shares(self) -> Mapping[str, OnShares]:
         """Prompts of all training tasks; in one order and with one kind of weights only."""
         if self.config.mode == "paper":
             raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")

@@ -18,6 +18,7 @@ from medfedvqa.evaluation.baselines import majority_correct, question_prior_corr
 from medfedvqa.methods.averaging import TunedConfig
 from medfedvqa.methods.base import Hub, Method, Site, State, Tensors, counts, register
 from medfedvqa.methods.learning import cached
+from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
     BackboneShape,
     ServerNetworks,
@@ -99,6 +100,11 @@ class UniCon(Method[UniConConfig]):
                 "aggregation, or let each site keep its own by aggregate 'none'"
             )
         super().__init__(config, dp, secagg)
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """The sites' parts: their mean is for the sites alone."""
+        return {"update": MeanOnShares(to="sites")} if self.config.aggregate == "sites" else {}
 
     @property
     def in_clear(self) -> Collection[str]:

@@ -1,0 +1,218 @@
+"""A site's part in aggregating on shares what its tasks answered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from audits import Exchange, Gate, Sharing, TaskSpec
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.attempt import (
+    HIDDEN_SUM,
+    UPLOADED,
+    Attempt,
+    Opening,
+    Relays,
+    connect_to,
+    mix_with_others,
+    peers_of,
+)
+from medfedvqa.federation.budget import JobBudget, logged
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.state import Contribution, Saved, StateFile
+from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
+from medfedvqa.methods.on_shares import LARGEST_GROUP, MASK_KEY, MASK_SECRETS, OPENING, averaging, broken, unmasking
+from medfedvqa.models import shape_of
+from privacy.secagg import Layout, SiteError
+from privacy.secagg.group import Group
+from privacy.secagg.masking import Masks, answer, exchange, new_secrets, threshold, unhidden
+from privacy.secagg.mean import mean_of_sum, summand
+
+
+def apart(message: Tensors) -> tuple[Tensors, Tensors]:
+    """What a method is sent, and a sum that came beside it, which only sites can read; empty if none did."""
+    hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
+    return {name: array for name, array in message.items() if name not in hidden}, hidden
+
+
+@dataclass(frozen=True)
+class SecureSite:
+    """Takes part in the attempts of one job; the task that they aggregate has been answered and saved before."""
+
+    config: SiteConfig
+    job: JobSpec
+    job_id: str
+    method: Method[Any]
+    gate: Gate
+    budget: JobBudget
+    file: StateFile
+    relays: Relays
+
+    def handler(self, task: str) -> Callable[[int, Tensors], Tensors] | None:
+        """What answers a task that aggregates; None for any other."""
+        return self._handlers.get(task)
+
+    @cached_property
+    def _handlers(self) -> dict[str, Callable[[int, Tensors], Tensors]]:
+        found: dict[str, Callable[[int, Tensors], Tensors]] = {}
+        for task, how in self.method.on_shares.items():
+            if isinstance(how, MixOnShares):
+                found[mixing(task)] = partial(self._mix, task, how)
+            else:
+                found[averaging(task)] = partial(self._upload, task, how)
+                found[unmasking(task)] = partial(self._unmask, task, how)
+        return found
+
+    # A mixture.
+
+    def _mix(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
+        """One attempt to mix the saved answer to `task` with those of the other sites; says how it went."""
+        attempt, saved = Attempt.read(message), self._answered(task, round)
+        self.gate.receive(mixing(task), round, {})
+        fault, nbytes = -1, 0
+        if saved.mixed != round and saved.attempt != attempt.name:
+            try:
+                nbytes = self._mix_with_others(task, how, saved, attempt)
+            except SiteError as error:
+                fault = attempt.sites.index(error.site)
+        elif saved.attempt != attempt.name:
+            # Two mixtures of one round would show what they differ by.
+            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
+        elif saved.mixed != round:
+            # Died in this very attempt, whose dealt tuples must not serve twice.
+            fault = attempt.sites.index(self.config.name)
+        return self.gate.release(mixing(task), round, _report(nbytes, fault))
+
+    def _mix_with_others(self, task: str, how: MixOnShares, saved: Saved, attempt: Attempt) -> int:
+        """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
+        round, me = saved.round, self.config.name
+        pinned = peers_of(self.config, attempt, self.job.least_sites)
+        charge = self.budget.settle(task, round)
+        upload = self.gate.share(mixing(task), round, saved.reply, attempt.sharing, charge and logged(charge))
+        saved = replace(saved, attempt=attempt.name)
+        self.file.save(saved)
+        links = connect_to(pinned, self.config, attempt.session(self.job_id, round), self.relays(attempt.name))
+        mixture, nbytes = mix_with_others(me, links, attempt.dealt, upload, self._layout(task, how))
+        mixture = self.gate.reveal(mixing(task), round, mixture, attempt.sharing)
+        self.file.save(replace(saved, mixture=saved.mixture | mixture, mixed=round))
+        return nbytes
+
+    # A mean: the masked upload, and what members do to open the sum.
+
+    def _upload(self, task: str, how: MeanOnShares, round: int, message: Tensors) -> Tensors:
+        """The saved answer to `task` under masks; or which site broke off the exchange of their keys."""
+        attempt, saved = Attempt.read(message), self._answered(task, round)
+        self.gate.receive(averaging(task), round, {})
+        if saved.attempt == attempt.name:
+            # Died in this very attempt, for which the others have its former keys.
+            return self.gate.release(broken(task), round, _report(0, attempt.sites.index(self.config.name)))
+        group = self._group(attempt, saved)
+        values = self._summand(task, how, saved.reply, len(group.sites))
+        forgotten = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
+        saved = replace(saved, attempt=attempt.name, contributions=forgotten)
+        self.file.save(saved)
+        try:
+            masks, nbytes = self._masks(task, round, group, attempt)
+        except SiteError as error:
+            return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
+        kept = Contribution(attempt.name, group.sites, group.members, dict(masks.shares), masks.group_key)
+        self.file.save(replace(saved, contributions=(*forgotten, kept)))
+        charge = self.budget.settle(task, round)
+        upload = self._named(task, how, masks.apply(values, how.hidden))
+        upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
+        upload[SHARED_BYTES.name] = np.array(nbytes)
+        return self.gate.release(
+            averaging(task), round, upload, charged=charge and logged(charge), sharing=attempt.sharing
+        )
+
+    def _group(self, attempt: Attempt, saved: Saved) -> Group:
+        """Raises `FederationError` if the site must take no part: what it uploaded before could be opened as well."""
+        if len(attempt.sites) > LARGEST_GROUP:
+            raise FederationError(f"a mean is of at most {LARGEST_GROUP} sites: split the federation")
+        for past in saved.contributions:
+            still = set(past.members) & set(attempt.members)
+            if past.answered or len(still) < threshold(len(past.members)):
+                raise FederationError(
+                    "this site takes part in no other attempt at the mean of this round: the first may yet be opened"
+                )
+        return Group(self.config.name, attempt.sites, attempt.members)
+
+    def _masks(self, task: str, round: int, group: Group, attempt: Attempt) -> tuple[Masks, int]:
+        """Fresh keys, sent round, and the bytes that were sent. Raises `SiteError`."""
+        pinned, secrets = peers_of(self.config, attempt, self.job.least_sites), new_secrets()
+        keys = {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}
+        self.gate.share(averaging(task), round, keys, attempt.sharing)
+        links = connect_to(pinned, self.config, attempt.session(self.job_id, round), self.relays(attempt.name))
+        return exchange(group, links, secrets)
+
+    def _unmask(self, task: str, how: MeanOnShares, round: int, message: Tensors) -> Tensors:
+        """This member's shares of the keys that open the sum over the sites that uploaded; one answer, ever."""
+        opening, saved = Opening.read(message), self._answered(task, round)
+        self.gate.receive(unmasking(task), round, {})
+        kept = saved.contributions[-1] if saved.contributions else None
+        if kept is None or kept.attempt != opening.attempt or not kept.shares:
+            raise FederationError("this site is no member of that attempt, or has gone on to another one")
+        if kept.answered not in ((), opening.uploaded):
+            raise FederationError("this site has opened another sum of this attempt, and opens no second one")
+        group = Group(self.config.name, kept.sites, kept.members)
+        told = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
+        answered = replace(kept, answered=opening.uploaded)
+        self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
+        shares = np.zeros(OPENING.shape, "<i8")
+        shares[: len(group.sites)] = [np.frombuffer(told[site], "<i8") for site in group.sites]
+        sharing = Sharing(opening.attempt, "mean to be opened", opening.uploaded, "")
+        return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
+
+    def _summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
+        layout = self._layout(task, how)
+        averaged = {name: reply[name] for name, _ in layout.shapes}
+        return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
+
+    def _named(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
+        """The parts of a masked upload by their names."""
+        specs = how.summands(self._declared(task))
+        ends = np.cumsum([int(np.prod(spec.shape)) for spec in specs])[:-1]
+        parts = np.split(values.view(np.int64), ends)
+        return {spec.name: part.reshape(spec.shape) for spec, part in zip(specs, parts, strict=True)}
+
+    # What comes of it.
+
+    def read_hidden(self, saved: Saved, message: Tensors) -> Saved:
+        """With the mean of a sum that the server opened and cannot read. Raises `SecureAggregationError`."""
+        opening, kept = Opening.read(message), saved.contributions[-1] if saved.contributions else None
+        if kept is None or kept.attempt != opening.attempt or kept.group_key is None:
+            raise FederationError("the server's message holds the mean of an attempt in which this site had no part")
+        task = saved.task
+        total = np.array(message.get(HIDDEN_SUM, ()), np.int64).view(np.uint64)
+        layout = self._layout(task, self.method.on_shares[task])
+        mean = mean_of_sum(unhidden(total, kept.group_key, opening.uploaded), len(opening.uploaded), layout)
+        sharing = Sharing(opening.attempt, "mean", opening.uploaded, "")
+        mean = self.gate.reveal(averaging(task), saved.round, mean, sharing)
+        return replace(saved, mixture=saved.mixture | mean)
+
+    def results(self, task: str, saved: Saved) -> Tensors:
+        """What the sites alone know of the message that the method declared for a task."""
+        return {spec.name: saved.mixture[spec.name] for spec in self._declared(task).down if spec.name in saved.mixture}
+
+    def _answered(self, task: str, round: int) -> Saved:
+        saved = self.file.load()
+        if saved is None or (saved.task, saved.round) != (task, round):
+            raise FederationError("this site has nothing to share in this round")
+        return saved
+
+    def _declared(self, task: str) -> TaskSpec:
+        return self._exchange.task(task)
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return self.method.exchange(shape_of(self.job.backbone))
+
+    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> Layout:
+        return how.layout(self._declared(task))
+
+
+def _report(nbytes: int, fault: int) -> Tensors:
+    return {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}

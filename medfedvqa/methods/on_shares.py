@@ -1,0 +1,140 @@
+"""Which uploads of a method the sites aggregate on shares, and the tasks in which they do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from audits import Kind, Protection, TaskSpec, TensorSpec
+from audits.exchange import SITES
+from privacy.secagg import Layout
+
+FAULT = TensorSpec("fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1")
+SHARED_BYTES = TensorSpec("shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others")
+"""With a masked upload, all that the server hears of an attempt to aggregate on shares."""
+
+LARGEST_GROUP = 256
+"""The most sites of one mean: an answer that opens it has a row for each."""
+
+MASK_SECRETS = TensorSpec(
+    "mask_secrets", (8,), "int64", Kind.PUBLIC, "random keys of this attempt's masks", (SITES,), Protection.MASKED
+)
+MASK_KEY = TensorSpec("mask_key", (4,), "int64", Kind.PUBLIC, "public key of this attempt's masks")
+EQUAL_WEIGHT = TensorSpec("weight", (), "int64", Kind.PUBLIC, "one: all sites weigh the same")
+CONTRIBUTORS = TensorSpec("contributors", (), "int64", Kind.PUBLIC, "one: the sum counts the sites")
+OPENING = TensorSpec(
+    "opening", (LARGEST_GROUP, 4), "int64", Kind.PUBLIC, "shares of keys of masks, of which enough open one sum"
+)
+
+
+@dataclass(frozen=True)
+class MixOnShares:
+    """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
+
+    by_block: bool = False
+
+    def layout(self, task: TaskSpec) -> Layout:
+        """What of the task's upload is mixed: everything but the accuracy."""
+        shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
+        return Layout.of(shapes, self.by_block)
+
+    def joint(self, task: str) -> str:
+        """The task in which all sites take part at once."""
+        return mixing(task)
+
+    def kept(self, task: TaskSpec) -> set[str]:
+        """Names of the tensors whose aggregate only sites have."""
+        return {name for name, _ in self.layout(task).shapes}
+
+    def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
+        """What travels in the place of the task's upload."""
+        shared = tuple(
+            replace(spec, recipients=(SITES,), protection=_masked(spec))
+            for spec in task.up
+            if spec.kind is not Kind.PUBLIC
+        )
+        result = tuple(
+            replace(spec, meaning=f"{spec.meaning}: the others' mixture")
+            for spec in shared
+            if spec.kind is Kind.PARAMETERS
+        )
+        yield TaskSpec(mixing(task.name), up=(*shared, FAULT, SHARED_BYTES), down=result)
+
+
+@dataclass(frozen=True)
+class MeanOnShares:
+    """A task whose uploads are averaged under masks, and to whom the mean is known: the server, or sites only.
+
+    `weight` names the scalar in the upload that weighs it, None weighs all sites the same.
+    """
+
+    weight: str | None = None
+    to: Literal["server", "sites"] = "server"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the server must not read the mean."""
+        return self.to == "sites"
+
+    def layout(self, task: TaskSpec) -> Layout:
+        """What of the task's upload is averaged: everything but the weight."""
+        averaged = (spec for spec in task.up if spec.kind is not Kind.PUBLIC and spec.name != self.weight)
+        return Layout.of({spec.name: spec.shape for spec in averaged})
+
+    def joint(self, task: str) -> str:
+        """The task in which all sites take part at once."""
+        return averaging(task)
+
+    def kept(self, task: TaskSpec) -> set[str]:
+        """Names of the tensors whose aggregate only sites have."""
+        return {name for name, _ in self.layout(task).shapes} if self.hidden else set()
+
+    def summands(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
+        """The masked upload in parts, as the sum holds them: what is averaged, the weight, a one."""
+        specs = {spec.name: spec for spec in task.up}
+        averaged = [specs[name] for name, _ in self.layout(task).shapes]
+        weight = specs[self.weight] if self.weight else EQUAL_WEIGHT
+        weighted = [replace(spec, meaning=f"{spec.meaning}, times the weight") for spec in averaged]
+        return tuple(
+            replace(spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, under masks")
+            for spec in (*weighted, weight, CONTRIBUTORS)
+        )
+
+    def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
+        """What travels in the place of the task's upload."""
+        known = tuple(spec for spec in task.up if spec.name in self.kept(task))
+        result = tuple(
+            replace(spec, recipients=(SITES,), protection=_masked(spec), meaning=f"{spec.meaning}: the mean")
+            for spec in known
+        )
+        yield TaskSpec(
+            averaging(task.name), up=(MASK_SECRETS, *self.summands(task), MASK_KEY, SHARED_BYTES), down=result
+        )
+        yield TaskSpec(broken(task.name), up=(FAULT, SHARED_BYTES), down=())
+        yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
+
+
+OnShares = MixOnShares | MeanOnShares
+
+
+def mixing(task: str) -> str:
+    """The name of the task in which the uploads of another are mixed on shares."""
+    return f"{task}/mix"
+
+
+def averaging(task: str) -> str:
+    """The name of the task in which the uploads of another are sent under masks."""
+    return f"{task}/mean"
+
+
+def broken(task: str) -> str:
+    """The name under which a site answers `averaging` without an upload."""
+    return f"{task}/mean/broken"
+
+
+def unmasking(task: str) -> str:
+    """The name of the task in which members open the sum of masked uploads."""
+    return f"{task}/unmask"
+
+
+def _masked(spec: TensorSpec) -> Protection:
+    return Protection.DP_MASKED if spec.protection.private else Protection.MASKED

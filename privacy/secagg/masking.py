@@ -1,0 +1,194 @@
+"""Uploads whose masks cancel in their sum, so that who collects them learns the sum and nothing else.
+
+Each site masks its upload twice: by a stream of its own, and by one in common with each member of the group, added by
+one end and subtracted by the other. The keys of both are shared among the members. To open a sum, members give their
+shares of the own streams' keys for sites that uploaded, and of the common streams' keys for sites that did not; never
+both for one site. So a site may die at any time, and an upload that comes late still tells nothing.
+
+Source: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017, figure 4, on a
+graph that joins every site to every member.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from privacy.secagg import shamir
+from privacy.secagg.errors import MINIMUM, SecureAggregationError, SiteError
+from privacy.secagg.group import Group
+from privacy.secagg.randomness import KEY_BYTES, Stream
+from privacy.secagg.ring import Ring
+
+SHARES_BYTES = 2 * shamir.ELEMENT_BYTES
+"""A member's shares of one site's two secrets: the key of its common streams, then that of its own stream."""
+
+
+class Wire(Protocol):
+    """The way to one peer and back, in order, as `privacy.secagg.Link`."""
+
+    def send(self, message: bytes) -> None: ...
+
+    def receive(self, nbytes: int) -> bytes: ...
+
+
+def threshold(members: int) -> int:
+    """How many members must answer to open a sum: more than two thirds.
+
+    With fewer than `2 * threshold - members` members on its side, a server that asks members for different sums of one
+    attempt gets one of them opened at most.
+    """
+    return 2 * members // 3 + 1
+
+
+@dataclass(frozen=True)
+class Masks:
+    """One site's masks of one attempt, for one upload."""
+
+    group: Group
+    public: bytes
+    """The key by which the server recomputes the common streams of sites that did not upload."""
+    shares: Mapping[str, bytes]
+    """What a member holds of every site's secrets, its own among them; empty at other sites."""
+    group_key: bytes
+    """Known to all sites of the attempt, and not to the server."""
+    _own: bytes
+    _common: Mapping[str, bytes]
+
+    def apply(self, values: Ring, hidden: bool) -> Ring:
+        """The upload, [the same length]; `hidden`: also under the group's key, so that only sites can read the sum."""
+        total = values + Stream(self._own).ring(values.shape)
+        for peer, key in self._common.items():
+            total = _shifted(total, key, self.group.me < peer)
+        return total + _hiding(self.group_key, self.group.me, values) if hidden else total
+
+
+def new_secrets() -> bytes:
+    """The keys of one site's common streams and of its own stream, for one attempt, [SHARES_BYTES]."""
+    return b"".join(shamir.to_bytes(shamir.new_secret()) for _ in range(2))
+
+
+def exchange(group: Group, links: Mapping[str, Wire], secrets: bytes) -> tuple[Masks, int]:
+    """Sends keys and shares of secrets round: this site's masks, and the bytes that it sent.
+
+    `links`: to all members, and at a member to all sites. Raises `SiteError` naming the site that broke off.
+    """
+    private_key, own = secrets[: shamir.ELEMENT_BYTES], secrets[shamir.ELEMENT_BYTES :]
+    private = X25519PrivateKey.from_private_bytes(private_key)
+    public, first = private.public_key().public_bytes_raw(), group.members[0]
+    shares = _divided(group, private_key, own)
+    group_key = os.urandom(KEY_BYTES) if group.me == first else b""
+    messages = {peer: public + group_key + shares.get(peer, b"") for peer in links}
+    for peer, link in links.items():
+        link.send(messages[peer])
+    publics, held = {}, {group.me: shares[group.me]} if group.is_member else {}
+    for peer, link in links.items():
+        greeted = KEY_BYTES * (2 if peer == first else 1)
+        message = link.receive(greeted + (SHARES_BYTES if group.is_member else 0))
+        publics[peer] = message[:KEY_BYTES]
+        if peer == first:
+            group_key = message[KEY_BYTES:greeted]
+        if group.is_member:
+            held[peer] = message[greeted:]
+    common = {peer: _agreed(private, peer, publics[peer]) for peer in publics}
+    masks = Masks(group, public, held, group_key, own, common)
+    return masks, sum(map(len, messages.values()))
+
+
+def answer(
+    group: Group, held: Mapping[str, bytes], uploaded: Collection[str], least: int = MINIMUM
+) -> dict[str, bytes]:
+    """What a member tells the server to open the sum over `uploaded`: one share for each site, 32 bytes.
+
+    To be given for one set of sites only. Raises `SecureAggregationError` if the sum would be of fewer than `least`
+    sites, or of too few members: without any in it that is honest, single uploads would open.
+    """
+    check_contributors(group.sites, group.members, uploaded, least)
+    half = shamir.ELEMENT_BYTES
+    return {site: share[half:] if site in uploaded else share[:half] for site, share in held.items()}
+
+
+def check_contributors(
+    sites: Collection[str], members: Collection[str], uploaded: Collection[str], least: int = MINIMUM
+) -> None:
+    """Raises as `answer` does."""
+    if not set(uploaded) <= set(sites) or len(uploaded) < max(MINIMUM, least):
+        raise SecureAggregationError(
+            f"a sum of fewer than {max(MINIMUM, least)} sites of the attempt is not opened: it could reveal one of them"
+        )
+    needed = threshold(len(members))
+    if len(set(members) & set(uploaded)) < needed:
+        raise SecureAggregationError(f"a sum with fewer than {needed} of the members in it is not opened")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the server has of one site."""
+
+    values: Ring
+    public: bytes
+
+
+def opened(
+    sites: Sequence[str],
+    members: Sequence[str],
+    uploads: Mapping[str, Upload],
+    answers: Mapping[str, Mapping[str, bytes]],
+) -> Ring:
+    """The sum of the uploads without its masks, but for those under the group's key. For the server.
+
+    `answers`: by member, what `answer` gave. Raises `SecureAggregationError` if fewer than the threshold did, and as
+    `answer` does.
+    """
+    check_contributors(sites, members, uploads)
+    total: Ring = np.sum([upload.values for upload in uploads.values()], axis=0, dtype=np.uint64)
+    for site in sites:
+        shares = {members.index(member): shamir.from_bytes(told[site]) for member, told in answers.items()}
+        secret = shamir.to_bytes(shamir.rebuild(shares, threshold(len(members))))
+        if site in uploads:
+            total = total - Stream(secret).ring(total.shape)
+            continue
+        private = X25519PrivateKey.from_private_bytes(secret)
+        for peer in uploads.keys() & set(sites if site in members else members):
+            # What the peer did with the common stream is undone.
+            total = _shifted(total, _agreed(private, peer, uploads[peer].public), peer > site)
+    return total
+
+
+def unhidden(total: Ring, group_key: bytes, uploaded: Collection[str]) -> Ring:
+    """The sum that the server opened, without what hides it from the server. For the sites."""
+    for site in uploaded:
+        total = total - _hiding(group_key, site, total)
+    return total
+
+
+def _divided(group: Group, *secrets: bytes) -> dict[str, bytes]:
+    """Each member's shares of the secrets, one after the other."""
+    size = len(group.members)
+    shares = zip(*(shamir.split(shamir.from_bytes(s), size, threshold(size)) for s in secrets), strict=True)
+    return {m: b"".join(map(shamir.to_bytes, each)) for m, each in zip(group.members, shares, strict=True)}
+
+
+def _agreed(private: X25519PrivateKey, peer: str, public: bytes) -> bytes:
+    """The key of the stream in common with a peer. Raises `SiteError`."""
+    try:
+        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise SiteError(peer, "sent a degenerate key: leave it out until it is repaired") from None
+    return HKDFExpand(SHA256(), KEY_BYTES, b"medfedvqa common mask").derive(shared)
+
+
+def _shifted(total: Ring, key: bytes, plus: bool) -> Ring:
+    stream = Stream(key).ring(total.shape)
+    return total + stream if plus else total - stream
+
+
+def _hiding(group_key: bytes, site: str, like: Ring) -> Ring:
+    """The stream by which one site hides its part of the sum from the server."""
+    key = HKDFExpand(SHA256(), KEY_BYTES, b"medfedvqa hidden sum " + site.encode()).derive(group_key)
+    return Stream(key).ring(like.shape)
