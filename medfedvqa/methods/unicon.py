@@ -4,7 +4,7 @@ Sites hold the trunk and the answer projection, the server two adapters for each
 activations of a batch, and learns the loss's gradients by them; at a round's end both sides average their parts.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -21,22 +21,23 @@ from medfedvqa.methods.learning import cached
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
     BackboneShape,
+    Contrast,
     ServerNetworks,
+    ServerPart,
     Shapes,
     SiteNetworks,
     Values,
     Words,
-    info_nce,
-    same_rows,
     similarities,
     site_shapes,
 )
-from medfedvqa.models.split import APN, BUFFERS, LTA
-from privacy import DPSettings, mean
+from medfedvqa.models.split import APN, LTA, adam, average
+from privacy import DPSettings
 
 ROWS, ANSWERS = "v_mha", "v_apn"
 """The activations that a step sends, and under the same names the gradients that it gets."""
 _CUT = {ROWS: "what the trunk makes of pictures and questions", ANSWERS: "what the projection makes of answers"}
+_OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 
 
 class UniConConfig(TunedConfig, frozen=True):
@@ -73,12 +74,10 @@ class UniConConfig(TunedConfig, frozen=True):
         warm = min(1.0, done / self.warmup) if self.warmup else 1.0
         return self.learning_rate * warm * self.decay ** sum(round > after for after in self.decay_after)
 
-    def loss(self, rows: torch.Tensor, answers: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        """Of v_NHA and v_LTA [rows, space]; `same`: which rows have one answer, bool [rows, rows]."""
-        scores = similarities(rows, answers, cosine=self.variant == "reference") / self.temperature
-        negatives = ~same if self.mask_duplicates else torch.ones_like(same)
-        losses = info_nce(scores, negatives, included=self.variant == "reference")
-        return losses.mean() if self.variant == "reference" else losses.sum()
+    @property
+    def contrast(self) -> Contrast:
+        """The loss at the server."""
+        return Contrast(self.variant, self.temperature, self.mask_duplicates)
 
 
 @register
@@ -146,7 +145,7 @@ class UniCon(Method[UniConConfig]):
         if task.name not in self._steps:
             return super().handle(task, site, state, received, round)
         if task.name != _step(state["step"] + 1):
-            raise FederationError("the server asked for a step out of order: start the job again")
+            raise FederationError(_OUT_OF_ORDER)
         state = self._learned(site, state, received, round)
         state = {**state, "step": state["step"] + 1}
         return state, self._sent(site, state, round)
@@ -162,8 +161,10 @@ class UniCon(Method[UniConConfig]):
 
     def update(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The round's last gradients; what goes into the mean."""
+        if state["step"] != self.config.steps:
+            raise FederationError(_OUT_OF_ORDER)
         state = self._learned(site, state, received, round)
-        return state, {name: state["values"][name].numpy(force=True) for name in self.shared(site.backbone.shape)}
+        return state, _arrays({name: state["values"][name] for name in self.shared(site.backbone.shape)})
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows whose answer is the most similar of all that the site knows, and what the free baselines score."""
@@ -180,7 +181,7 @@ class UniCon(Method[UniConConfig]):
     @torch.no_grad()
     def chosen(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
         """Each row's answer by both sides' values, int64 [rows] into the site's answers."""
-        networks, cosine = self._networks(site), self.config.variant == "reference" and self.config.answering != "dot"
+        networks, cosine = self._networks(site), self.config.contrast.cosine and self.config.answering == "trained"
         answers = networks.answers(values, self._words(site), self.config.mask_padding)
         keys, found = self._server.answers(values, answers), []
         for part in torch.arange(len(examples)).split(self.config.batch_rows):
@@ -191,12 +192,13 @@ class UniCon(Method[UniConConfig]):
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of steps with every site at once, each round ended by two means; then the evaluation."""
-        parts = {site: ServerPart(self.config, self._server, hub.seed) for site in hub.sites}
+        # The sites draw from the seed itself: theirs and these must not be the same numbers.
+        parts = {site: ServerPart(self._server, self.config.contrast, hub.seed + 1) for site in hub.sites}
         for number in hub.rounds(self.config.rounds):
             sent = hub.collect("start" if number == 1 else "forward")
             for step in range(1, self.config.steps + 1):
                 rate = self.config.rate(number, step)
-                gradients = {site: parts[site].learn(sent[site], rate) for site in hub.sites}
+                gradients = {site: _learn(parts[site], sent[site], rate) for site in hub.sites}
                 if step < self.config.steps:
                     sent = hub.collect(_step(step + 1), gradients)
             if self.config.aggregate == "sites":
@@ -204,7 +206,7 @@ class UniCon(Method[UniConConfig]):
             else:
                 hub.collect("update", gradients)
             average([parts[site] for site in hub.sites], self._is_averaged)
-        return hub.collect("evaluate", {site: parts[site].tensors() for site in hub.sites})
+        return hub.collect("evaluate", {site: _arrays(parts[site].values) for site in hub.sites})
 
     @property
     def _steps(self) -> list[str]:
@@ -247,13 +249,12 @@ class UniCon(Method[UniConConfig]):
 
     @torch.no_grad()
     def _sent(self, site: Site, state: State, round: int) -> Tensors:
-        activations = self._activations(site, state["values"], round, state["step"])
-        return {name: tensor.numpy(force=True) for name, tensor in activations.items()}
+        return _arrays(self._activations(site, state["values"], round, state["step"]))
 
     def _learned(self, site: Site, state: State, gradients: Tensors, round: int) -> State:
         """The state after the step whose activations were sent last: they are computed again, from what is saved."""
         values = {name: value.clone().requires_grad_() for name, value in state["values"].items()}
-        optimizer = _adam(values, state["optimizer"], self.config.rate(round, state["step"]))
+        optimizer = adam(values, self.config.rate(round, state["step"]), state["optimizer"])
         activations = self._activations(site, values, round, state["step"])
         at_cut = _torch(gradients, site.device)
         torch.autograd.backward([activations[name] for name in _CUT], [at_cut[name] for name in _CUT])
@@ -262,39 +263,10 @@ class UniCon(Method[UniConConfig]):
         return {**state, "values": values, "optimizer": optimizer.state_dict()}
 
 
-class ServerPart:
-    """The server's two adapters for one site, and their optimiser."""
-
-    def __init__(self, config: UniConConfig, networks: ServerNetworks, seed: int) -> None:
-        """`seed`: the same for all sites, so that all begin alike."""
-        self._config, self._networks = config, networks
-        self.values = networks.initial(torch.Generator().manual_seed(seed))
-        self._trained = {name: v.requires_grad_() for name, v in self.values.items() if name not in BUFFERS}
-        self._optimizer = _adam(self._trained, None, config.learning_rate)
-
-    def learn(self, sent: Tensors, rate: float) -> Tensors:
-        """One step on a batch's activations; the gradients of its loss by them."""
-        leaves = {name: tensor.requires_grad_() for name, tensor in _torch(sent, "cpu").items()}
-        rows = self._networks.rows(self.values, leaves[ROWS], training=True)
-        answers = self._networks.answers(self.values, leaves[ANSWERS])
-        self._optimizer.zero_grad()
-        self._config.loss(rows, answers, same_rows(leaves[ANSWERS].detach())).backward()
-        _set_rate(self._optimizer, rate)
-        self._optimizer.step()
-        return {name: leaf.grad.numpy() for name, leaf in leaves.items() if leaf.grad is not None}
-
-    def tensors(self) -> Tensors:
-        """All values as arrays."""
-        return {name: value.numpy(force=True).copy() for name, value in self.values.items()}
-
-
-@torch.no_grad()
-def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
-    """Give every part the plain mean of the chosen values, buffers of normalisation among them."""
-    for name, value in mean({str(rank): part.tensors() for rank, part in enumerate(parts)}).items():
-        if chosen(name):
-            for part in parts:
-                part.values[name].copy_(torch.from_numpy(value))
+def _learn(part: ServerPart, sent: Tensors, rate: float) -> Tensors:
+    """A step at the server: gradients for activations."""
+    at_cut = _torch(sent, "cpu")
+    return _arrays(dict(zip(_CUT, part.learn(*(at_cut[name] for name in _CUT), rate), strict=True)))
 
 
 def _step(number: int) -> str:
@@ -309,21 +281,13 @@ def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torc
     return order[: steps * size].unflatten(0, (steps, size))
 
 
-def _adam(values: Values, saved: dict[str, Any] | None, rate: float) -> torch.optim.Optimizer:
-    optimizer = torch.optim.Adam(values.values(), rate)
-    if saved is not None:
-        optimizer.load_state_dict(saved)
-    _set_rate(optimizer, rate)
-    return optimizer
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    optimizer.param_groups[0]["lr"] = rate
-
-
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} part of the model")
 
 
 def _torch(tensors: Tensors, device: str) -> Values:
     return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}
+
+
+def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
+    return {name: value.numpy(force=True) for name, value in values.items()}

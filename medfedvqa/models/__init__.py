@@ -5,7 +5,7 @@ from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shap
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
-from medfedvqa.models.split import ServerNetworks, SiteNetworks, info_nce, same_rows, similarities, site_shapes
+from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
 from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
@@ -19,12 +19,14 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "Contrast",
     "Depth",
     "HeadConfig",
     "ModelConfig",
     "PromptShape",
     "Prompts",
     "ServerNetworks",
+    "ServerPart",
     "Shapes",
     "SiteModel",
     "SiteNetworks",
@@ -37,12 +39,10 @@ __all__ = [
     "adapters",
     "answer_loss",
     "bundled_for",
-    "info_nce",
     "load_backbone",
     "prompt_depth",
     "prompt_distance",
     "prompt_shapes",
-    "same_rows",
     "seen_by",
     "shape_of",
     "similarities",

@@ -4,13 +4,14 @@ A site holds the trunk ("MHA") and the answer projection (APN), the server the t
 only activations and their gradients pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Words
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values
 
@@ -57,7 +58,7 @@ class SiteNetworks:
 
 
 def site_shapes(shape: BackboneShape, tuning: TuningConfig, width: int) -> Shapes:
-    """All that a site trains, by name."""
+    """All that a site trains, by name. Raises `ConfigError` for a backbone without embeddings of tokens."""
     return tuning.shapes(shape) | _cut(shape, width)
 
 
@@ -107,6 +108,29 @@ class ServerNetworks:
         return _linear(values, LTA, sent)
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """The loss that holds each row against the answers of the others in its batch."""
+
+    variant: Literal["reference", "paper"] = "reference"
+    """`reference` (released code): cosine, own answer in the denominator, mean. `paper`: dot product, without, sum."""
+    temperature: float = 0.07
+    mask_duplicates: bool = True
+    """Rows with one answer are no negatives of each other."""
+
+    @property
+    def cosine(self) -> bool:
+        """Whether similarities are cosines."""
+        return self.variant == "reference"
+
+    def __call__(self, rows: torch.Tensor, answers: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+        """Of v_NHA and v_LTA [rows, space]; `same`: which rows have one answer, bool [rows, rows]."""
+        scores = similarities(rows, answers, self.cosine) / self.temperature
+        negatives = ~same if self.mask_duplicates else torch.ones_like(same)
+        losses = info_nce(scores, negatives, included=self.variant == "reference")
+        return losses.mean() if self.variant == "reference" else losses.sum()
+
+
 def similarities(rows: torch.Tensor, answers: torch.Tensor, cosine: bool) -> torch.Tensor:
     """Of each row to each answer, [rows, answers]: cosines, or dot products."""
     if cosine:
@@ -133,6 +157,8 @@ def same_rows(sent: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(shape: BackboneShape, width: int) -> Shapes:
+    if not shape.words:
+        raise ConfigError("this backbone gives no embeddings of single tokens: choose a CLIP")
     return {
         f"{MHA}weight": (width, shape.width),
         f"{MHA}bias": (width,),
@@ -152,3 +178,42 @@ def _linears(shapes: Shapes, generator: torch.Generator) -> Values:
         inputs = shapes[f"{name.rpartition('.')[0]}.weight"][1]
         values[name] = torch.empty(size).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
     return values
+
+
+class ServerPart:
+    """The server's adapters for one site, in training."""
+
+    def __init__(self, networks: ServerNetworks, contrast: Contrast, seed: int) -> None:
+        """With one seed for all sites, their parts begin alike."""
+        self._networks, self._contrast = networks, contrast
+        self.values = networks.initial(torch.Generator().manual_seed(seed))
+        trained = {name: value.requires_grad_() for name, value in self.values.items() if name not in BUFFERS}
+        self._optimizer = adam(trained, 0.0)
+
+    def learn(self, sent: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
+        """One step on a batch's v_MHA and v_APN, [rows, width] each; the gradients of its loss by the two."""
+        sent, answers = (tensor.detach().clone().requires_grad_() for tensor in (sent, answers))
+        rows, keys = self._networks.rows(self.values, sent, training=True), self._networks.answers(self.values, answers)
+        self._optimizer.zero_grad()
+        self._contrast(rows, keys, same_rows(answers.detach())).backward()
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.step()
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (sent, answers))
+
+
+@torch.no_grad()
+def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
+    """Give every part the plain mean of the chosen values, accumulated in float64; buffers are values as well."""
+    for name in filter(chosen, parts[0].values):
+        mean = torch.stack([part.values[name].double() for part in parts]).mean(dim=0)
+        for part in parts:
+            part.values[name].copy_(mean)
+
+
+def adam(values: Values, rate: float, saved: dict[str, Any] | None = None) -> torch.optim.Optimizer:
+    """The optimiser of either side at this learning rate, as it was saved."""
+    optimizer = torch.optim.Adam(values.values(), rate)
+    if saved is not None:
+        optimizer.load_state_dict(saved)
+        optimizer.param_groups[0]["lr"] = rate
+    return optimizer
