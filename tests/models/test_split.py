@@ -91,7 +91,7 @@ def test_a_batch_with_one_answer_costs_and_teaches_nothing_once_duplicates_are_m
     rows = drawn(5, 8).requires_grad_()
     loss = Contrast(variant)(rows, drawn(1, 8, seed=1).expand(5, 8), torch.ones(5, 5, dtype=torch.bool))
     loss.backward()
-    assert float(loss) == pytest.approx(0, abs=1e-12) and rows.grad.abs().max() < 1e-12
+    assert loss.item() == pytest.approx(0, abs=1e-12) and rows.grad.abs().max() < 1e-12
 
 
 def test_masked_duplicates_are_no_negatives() -> None:
