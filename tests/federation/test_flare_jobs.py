@@ -30,10 +30,18 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names[0])
 
 
-def test_the_committed_job_is_what_the_recipe_exports_today(tmp_path: Path) -> None:
-    """If this fails: `medfedvqa jobs export prompt_pfl --out nvflare_jobs/prompt_pfl`."""
-    export_job(JobSpec(method="prompt_pfl"), tmp_path / "prompt_pfl")
-    assert same(JOBS / "prompt_pfl", tmp_path / "prompt_pfl")
+@pytest.mark.parametrize(
+    ("job", "command"),
+    [
+        (JobSpec(method="prompt_pfl"), "prompt_pfl"),
+        (JobSpec(method="unicon", secagg=True), "unicon --secagg"),
+    ],
+    ids=lambda part: part.split()[0] if isinstance(part, str) else "",
+)
+def test_the_committed_job_is_what_the_recipe_exports_today(job: JobSpec, command: str, tmp_path: Path) -> None:
+    """If this fails: remove the folder, then `medfedvqa jobs export COMMAND --out nvflare_jobs/METHOD`."""
+    export_job(job, tmp_path / job.method)
+    assert same(JOBS / job.method, tmp_path / job.method)
 
 
 def test_an_exported_job_is_configuration_only_and_names_no_path(tmp_path: Path) -> None:
