@@ -98,6 +98,11 @@ def as_array(said: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(said).encode(), np.uint8)
 
 
+def members_of(sites: tuple[str, ...]) -> tuple[str, ...]:
+    """Who holds shares of the keys of a mean's masks: all sites. The server and every site follow the same rule."""
+    return sites
+
+
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
     """Fingerprints of the other sites, as this site's own file pins them.
 
@@ -106,6 +111,8 @@ def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]
     """
     if config.name not in attempt.sites or len(attempt.sites) < least:
         raise FederationError(f"an attempt to aggregate on shares needs this site and at least {least} in all")
+    if attempt.members and attempt.members != members_of(attempt.sites):
+        raise FederationError("the server names other members than follow from the sites: its own could open any sum")
     outside = attempt.members and config.name not in attempt.members
     others = [site for site in (attempt.members if outside else attempt.sites) if site != config.name]
     if missing := [site for site in others if site not in config.peers]:

@@ -109,7 +109,7 @@ class SecureHub(ServerHub):
         """
         while True:
             sites = self._enough(site for site in self.sites if site in addressed)
-            attempt = Attempt(secrets.token_hex(8), sites, members=self._members(sites))
+            attempt = Attempt(secrets.token_hex(8), sites, members=attempts.members_of(sites))
             accused = _accusations(sites)
             messages = dict.fromkeys(sites, attempt.message())
             replies = self._ask(averaging(task), messages, _patient(accused, sites))
@@ -125,10 +125,6 @@ class SecureHub(ServerHub):
             self._leave_out(set(sites) - uploads.keys())
             self._enough(uploads)
             return attempt, uploads
-
-    def _members(self, sites: tuple[str, ...]) -> tuple[str, ...]:
-        """Who holds shares of the keys of masks."""
-        return sites
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
         """None for a reply that is no upload of this task."""

@@ -109,13 +109,13 @@ class SecureSite:
         if saved.attempt == attempt.name:
             # Died in this very attempt, for which the others have its former keys.
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(self.config.name)))
-        group = self._group(attempt, saved)
+        pinned, group = peers_of(self.config, attempt, self.job.least_sites), self._group(attempt, saved)
         values = self._summand(task, how, saved.reply, len(group.sites))
         forgotten = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
         saved = replace(saved, attempt=attempt.name, contributions=forgotten)
         self.file.save(saved)
         try:
-            masks, nbytes = self._masks(task, round, group, attempt)
+            masks, nbytes = self._masks(task, round, group, attempt, pinned)
         except SiteError as error:
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
         kept = Contribution(attempt.name, group.sites, group.members, dict(masks.shares), masks.group_key)
@@ -140,9 +140,11 @@ class SecureSite:
                 )
         return Group(self.config.name, attempt.sites, attempt.members)
 
-    def _masks(self, task: str, round: int, group: Group, attempt: Attempt) -> tuple[Masks, int]:
+    def _masks(
+        self, task: str, round: int, group: Group, attempt: Attempt, pinned: dict[str, str]
+    ) -> tuple[Masks, int]:
         """Fresh keys, sent round, and the bytes that were sent. Raises `SiteError`."""
-        pinned, secrets = peers_of(self.config, attempt, self.job.least_sites), new_secrets()
+        secrets = new_secrets()
         keys = {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}
         self.gate.share(averaging(task), round, keys, attempt.sharing)
         links = connect_to(pinned, self.config, attempt.session(self.job_id, round), self.relays(attempt.name))

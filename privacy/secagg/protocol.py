@@ -1,10 +1,10 @@
-"""What sites compute on shares: a weighted mean, and the mixture by reliability of `privacy.aggregation`.
+"""What sites compute on shares with CrypTen: the mixture by reliability of `privacy.aggregation`.
 
-Neither the server nor another site sees a site's tensors, weight, norms, accuracy or similarities.
+Neither the server nor another site sees a site's tensors, norms, accuracy or similarities.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from audits import Tensors
 from privacy.secagg.channel import Link
 from privacy.secagg.communicator import SilentWire
 from privacy.secagg.crypten_runtime import Party, ring, tensor
-from privacy.secagg.errors import MINIMUM, RangeError, SecureAggregationError
+from privacy.secagg.errors import RangeError
 from privacy.secagg.layout import Layout
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
@@ -21,8 +21,6 @@ from privacy.secagg.ring import FixedPoint, Ring
 from privacy.secagg.tuples import DealerTuples, NoTuples, PartyTuples
 from privacy.secagg.vectors import MaskedVectors
 
-SUM_BITS = 24
-"""A sum is exact to parties * 2^-25; one site's tensors times its weight stay below 2^38 / parties."""
 LARGEST_NORM = 1024.0
 _UNIT = FixedPoint(COSINE_BITS // 2)
 
@@ -53,44 +51,6 @@ def deal(parties: int, protocol: Callable[[Party], object]) -> list[bytes]:
 def deal_mix(parties: int, layout: Layout) -> list[bytes]:
     """`deal` for `secure_mix`."""
     return deal(parties, lambda party: secure_mix(party, layout.zeros(), 0.0, layout))
-
-
-def masked(party: Party, tensors: Tensors, weight: float, layout: Layout) -> Ring:
-    """This site's masked upload for a weighted mean, [layout.size + 2]: uniform by itself, right in the sum.
-
-    Raises `RangeError` if a value is not finite or too large, or if the weight is negative.
-    """
-    if not weight >= 0:
-        raise RangeError("a weight must be a number that is not negative: nothing was shared; check the row counts")
-    with np.errstate(invalid="ignore", over="ignore"):
-        values = np.append(layout.flatten(tensors) * weight, weight)
-    encoded = FixedPoint(SUM_BITS, party.size).encode(values)
-    return ring(party.share(np.append(encoded, np.uint64(1))))
-
-
-def combine(uploads: Sequence[Ring], layout: Layout) -> Tensors:
-    """The weighted mean of the masked uploads of all sites, for whoever receives them, the server or a site.
-
-    Raises `SecureAggregationError` if an upload is missing or of another attempt, or if all weights are zero.
-    """
-    if len(uploads) < MINIMUM:
-        raise SecureAggregationError(f"fewer than {MINIMUM} sites would reveal each other: wait for more sites")
-    if any(upload.shape != (layout.size + 2,) for upload in uploads):
-        raise SecureAggregationError("an upload has another length than the job's: leave its sender out")
-    total: Ring = np.sum(uploads, axis=0, dtype=np.uint64)
-    # Every site adds a one: any other sum means that the masks did not cancel.
-    if int(total[-1]) != len(uploads):
-        raise SecureAggregationError("the uploads are not those of one attempt: repeat the round with fresh masks")
-    sums = FixedPoint(SUM_BITS).decode(total[:-1])
-    if sums[-1] <= 0:
-        raise SecureAggregationError("the weights of all sites are zero: there is no mean")
-    return layout.restore(sums[:-1] / sums[-1])
-
-
-def secure_mean(party: Party, tensors: Tensors, weight: float, layout: Layout) -> Tensors:
-    """The weighted mean, revealed to every site, and with it the sum of the weights. Raises as `masked`, `combine`."""
-    uploads = party.communicator.all_gather(tensor(masked(party, tensors, weight, layout)))
-    return combine([ring(upload) for upload in uploads], layout)
 
 
 def secure_mix(party: Party, prompts: Tensors, accuracy: float, layout: Layout) -> Tensors:

@@ -1,7 +1,6 @@
 """Secure mean and mixture against the plain ones, and what parties see of each other."""
 
 import time
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privacy.aggregation import Reliability, mean, mix
+from privacy.aggregation import Reliability, mix
 from privacy.secagg import Layout, RangeError, SecureAggregationError
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.protocol import combine, deal_mix, masked, secure_mean, secure_mix
-from privacy.secagg.randomness import Stream
+from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.ring import FixedPoint
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,45 +46,6 @@ def assert_as_in_clear(
     for name, result in zip(names, found, strict=True):
         for tensor, plain in expected.shared[name].items():
             assert np.linalg.norm(result[tensor] - plain) <= 1e-3 * np.linalg.norm(plain)
-
-
-@FEW
-@given(st.integers(3, 5), shapes, st.integers(0, 99), st.floats(-20, 30), st.lists(st.integers(0, 4000), min_size=5))
-def test_the_mean_is_the_weighted_mean(
-    everyone: Any, size: int, shapes: dict[str, Any], seed: int, log_scale: float, weights: list[int]
-) -> None:
-    """For random shapes, weights and magnitudes up to the range, each site gets the float64 mean to 2^-24."""
-    weights[0] += 1
-    tensors = uploads(seed, size, shapes, 2.0 ** min(log_scale, 20))
-    layout = Layout.of(shapes)
-    runs = everyone(size, lambda p: secure_mean(p, tensors[p.rank], weights[p.rank], layout))
-    plain = mean(dict(enumerate(tensors)), dict(enumerate(weights[:size])))
-    for run in runs:
-        for name, expected in plain.items():
-            assert np.allclose(run.result[name], expected, rtol=1e-6, atol=2.0**-22)
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_the_server_gets_the_mean_from_masked_uploads(everyone: Any, size: int) -> None:
-    """Whoever receives all masked uploads learns the mean; the sum of ones shows whether they belong together."""
-    layout, tensors = Layout.of({"x": (5,)}), uploads(1, size, {"x": (5,)})
-    sent = [run.result for run in everyone(size, lambda p: masked(p, tensors[p.rank], 1 + p.rank, layout))]
-    plain = mean(dict(enumerate(tensors)), {rank: 1 + rank for rank in range(size)})
-    assert np.allclose(combine(sent, layout)["x"], plain["x"], atol=1e-6)
-    again = [run.result for run in everyone(size, lambda p: masked(p, tensors[p.rank], 1, layout))]
-    with pytest.raises(SecureAggregationError, match="not those of one attempt"):
-        combine([*sent[:-1], again[-1]], layout)
-    with pytest.raises(SecureAggregationError, match="another length"):
-        combine([*sent[:-1], sent[-1][1:]], layout)
-    with pytest.raises(SecureAggregationError, match="fewer than 3 sites"):
-        combine(sent[:2], layout)
-
-
-def test_a_mean_without_any_weight_is_refused(everyone: Any) -> None:
-    """Zero rows at every site: there is nothing to divide by."""
-    layout = Layout.of({"x": (1,)})
-    with pytest.raises(SecureAggregationError, match="no mean"):
-        everyone(3, lambda p: secure_mean(p, {"x": np.ones(1, np.float32)}, 0, layout))
 
 
 @FEW
@@ -151,11 +110,8 @@ def test_bad_input_is_refused_before_anything_is_shared(everyone: Any, value: fl
     def work(party: Party) -> int:
         with pytest.raises(RangeError):
             secure_mix(party, prompt, accuracy, layout)
-        for bad, weight in ((np.nan, 1), (np.inf, 0), (1.0, -1), (1.0, np.nan), (1e6, 1e6)):
-            with pytest.raises(RangeError, match="nothing was shared"):
-                masked(party, {"p": np.array([bad, 0])}, weight, layout)
         with pytest.raises(SecureAggregationError, match="not those of the job"):
-            masked(party, {"q": prompt["p"]}, 1, layout)
+            secure_mix(party, {"q": prompt["p"]}, 0.5, layout)
         return int(party.communicator.messages)
 
     assert [run.result for run in everyone(3, work)] == [0] * 3
@@ -165,25 +121,6 @@ def chi_square(data: bytes) -> float:
     """Over the values of bytes: mean 255, standard deviation 22.6 if they are uniform."""
     counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
     return float(((counts - counts.mean()) ** 2).sum() / counts.mean())
-
-
-@pytest.mark.parametrize("pair", list(combinations(range(4), 2)))
-def test_two_of_four_parties_see_nothing_of_the_others_uploads_for_a_mean(everyone: Any, pair: tuple[int, int]) -> None:
-    """All masks that two parties know, taken off another's upload, leave uniform bytes, whoever the two are.
-
-    Neighbours in a ring of masks, as CrypTen has them, would be left with the values: the last assertion.
-    """
-    layout = Layout.of({"x": (20_000,)})
-    values = {"x": np.full(20_000, 0.25, np.float32)}
-    runs = everyone(4, lambda p: masked(p, values, 1, layout))
-    for other in set(range(4)) - set(pair):
-        upload = runs[other].result.copy()
-        for knower in pair:
-            key = runs[knower].taps[f"s{other}"].session.export(b"zero shares")
-            mask = Stream(key).ring((layout.size + 2,))
-            upload = upload - mask if knower > other else upload + mask
-        assert chi_square(upload.tobytes()) < 400
-    assert chi_square(FixedPoint(24).encode(values["x"]).tobytes()) > 10_000
 
 
 def assert_uniform(messages: list[np.ndarray]) -> None:
@@ -225,9 +162,7 @@ def test_the_relay_carries_no_marker(everyone: Any) -> None:
     """A number that fills a site's prompt shows in nothing that the relay sees, as float or in fixed point."""
     layout, value = Layout.of({"p": (4, 64)}), np.float32(0.123456)
     prompt = {"p": np.full((4, 64), value)}
-    runs = everyone(
-        3, lambda p: (secure_mean(p, prompt, 1, layout), secure_mix(p, prompt, 0.5, layout)), deal_mix(3, layout)
-    )
+    runs = everyone(3, lambda p: secure_mix(p, prompt, 0.5, layout), deal_mix(3, layout))
     markers = [
         value.tobytes(),
         np.float64(value).tobytes(),
@@ -267,7 +202,6 @@ def test_no_torch_or_numpy_generator_is_consulted(everyone: Any, monkeypatch: py
             patch.setattr(torch, name, alarm)
         for name in ("random_", "uniform_", "normal_", "bernoulli_"):
             patch.setattr(torch.Tensor, name, alarm)
-        everyone(3, lambda p: secure_mean(p, tensors[p.rank], 1, layout))
         mixed(everyone, tensors, [0.5] * 3, layout)
     assert torch.equal(before, torch.get_rng_state()) and np.array_equal(numpy_before, np.random.get_state()[1])
 
