@@ -12,7 +12,6 @@ graph that joins every site to every member.
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from privacy.secagg import shamir
+from privacy.secagg.communicator import Wire
 from privacy.secagg.errors import MINIMUM, SecureAggregationError, SiteError
 from privacy.secagg.group import Group
 from privacy.secagg.randomness import KEY_BYTES, Stream
@@ -27,14 +27,6 @@ from privacy.secagg.ring import Ring
 
 SHARES_BYTES = 2 * shamir.ELEMENT_BYTES
 """A member's shares of one site's two secrets: the key of its common streams, then that of its own stream."""
-
-
-class Wire(Protocol):
-    """The way to one peer and back, in order, as `privacy.secagg.Link`."""
-
-    def send(self, message: bytes) -> None: ...
-
-    def receive(self, nbytes: int) -> bytes: ...
 
 
 def threshold(members: int) -> int:
