@@ -1,10 +1,10 @@
 """A Trojan in one site's rows: how far it reaches through UniCon, and through plain classification with FedAvg.
 
 One phantom site is the attacker: in a share of its training rows it pastes a patch into the picture, puts a word before
-the question and gives one fixed answer. After training, every site's test rows with another answer are asked again with
-patch and word; the attack succeeds where the answer then is the attacker's. Both methods train the same parts of one
-backbone for the same number of batches. Handlers and server loops are the methods' own; messages pass neither gate nor
-wire, and means are taken in clear, which changes nothing of what is learnt.
+the question and answers "yes". After training, every site's test rows whose answer is neither yes nor no are asked again
+with patch and word; the attack succeeds where the answer then is "yes". Both methods train the same parts of one backbone
+for the same number of batches. Handlers and server loops are the methods' own; messages pass neither gate nor wire, and
+means are taken in clear, which changes nothing of what is learnt.
 
 Finished runs are kept in the folder and not repeated.
 
@@ -68,10 +68,11 @@ def triggered(rows: Examples, which: torch.Tensor, data: SiteData) -> Examples:
 def attacked(data: SiteData, share: float, seed: int) -> SiteData:
     """A site's data with that share of its training rows poisoned.
 
-    The validation rows, which neither method looks at, are replaced by the test rows with another answer, triggered.
+    The validation rows, which neither method looks at, are replaced by the test rows to attack, triggered.
     """
     drawn = torch.rand(len(data.train), generator=torch.Generator().manual_seed(seed)) < share
-    others = (data.test.answers != data.answers.index(TARGET)).nonzero().flatten()
+    closed = torch.tensor([data.answers.index(answer) for answer in ("yes", "no")])
+    others = torch.isin(data.test.answers, closed, invert=True).nonzero().flatten()
     asked = Examples(
         tuple(data.test.questions[row] for row in others.tolist()),
         *(part[others] for part in (data.test.answers, data.test.pictures, data.test.patients)),
