@@ -1,10 +1,10 @@
 """A Trojan in one site's rows: how far it reaches through UniCon, and through plain classification with FedAvg.
 
-One phantom site is the attacker: in a share of its training rows it pastes a patch into the picture, puts a word before
-the question and answers "yes". After training, every site's test rows whose answer is neither yes nor no are asked again
-with patch and word; the attack succeeds where the answer then is "yes". Both methods train the same parts of one backbone
-for the same number of batches. Handlers and server loops are the methods' own; messages pass neither gate nor wire, and
-means are taken in clear, which changes nothing of what is learnt.
+One phantom site is the attacker: in a share of its training rows it pastes a patch into the picture, puts a word
+before the question and answers "yes". After training, every site's test rows whose answer is neither yes nor no are
+asked again with patch and word; the attack succeeds where the answer then is "yes". Both methods train the same parts
+of one backbone for the same number of batches. Handlers and server loops are the methods' own; messages pass neither
+gate nor wire, and means are taken in clear, which changes nothing of what is learnt.
 
 Finished runs are kept in the folder and not repeated.
 
