@@ -27,7 +27,7 @@ ROWS = "train_rows"
 class TunedConfig(MethodConfig, frozen=True):
     """Options of methods that tune a backbone."""
 
-    tuning: TuningKind = Field("adapter", description="what is trained beside the answer head")
+    tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
     blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
     rank: int = Field(16, ge=1, description="rank of low-rank updates")
     reduction: int = Field(16, ge=1, description="a token's width over that of an adapter's bottleneck")
