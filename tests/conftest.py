@@ -1,22 +1,133 @@
-"""What all tests share: the data folder, a small backbone, and sites on disk."""
+"""What all tests share: the data folder, small backbones, and sites on disk."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from open_clip.model import CLIP
 
 from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
+from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape, load_backbone
 from medfedvqa.models.bundled import build
+from medfedvqa.models.vilt import ViltBackbone
+from medfedvqa.models.vilt_files import ARCHITECTURES
 from medfedvqa.pretraining.train import write_weights
 
 RANDOM = "medclip@random"
 """Name of a backbone with random weights, for tests of everything but accuracy."""
+VILT = "vilt-tiny@random"
 
 Sites = Callable[..., dict[str, SiteConfig]]
+
+VISION = {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 3}
+TEXT = {"context_length": 12, "vocab_size": 64, "width": 24, "heads": 2, "layers": 2}
+
+
+def tokenize(texts: list[str]) -> torch.Tensor:
+    """One token a letter: start 62, letters, end 63."""
+    ids = torch.zeros(len(texts), TEXT["context_length"], dtype=torch.int64)
+    for row, text in zip(ids, texts, strict=True):
+        letters = [1 + ord(letter) % 60 for letter in text[: len(row) - 2]]
+        row[: len(letters) + 2] = torch.tensor([62, *letters, 63])
+    return ids
+
+
+def build_clip(kind: type = CLIP, vision: dict | None = None, text: dict | None = None, **options) -> torch.nn.Module:
+    """A tiny CLIP with random weights, none of them left at 0 or 1, float64 and frozen."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        clip = kind(embed_dim=20, vision_cfg={**VISION, **(vision or {})}, text_cfg={**TEXT, **(text or {})}, **options)
+        for parameter in clip.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return clip.double().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def make_clip() -> Callable[..., torch.nn.Module]:
+    return build_clip
+
+
+def attention(width: int) -> tuple[tuple[str, int, int], ...]:
+    """Where a block of this width makes queries and values."""
+    return ("attn.in_proj_weight", 0, width), ("attn.in_proj_weight", 2 * width, 3 * width)
+
+
+@pytest.fixture(scope="session")
+def backbone() -> ClipBackbone:
+    """The tiny CLIP as a backbone, float64."""
+    return ClipBackbone(
+        name="tiny",
+        clip=build_clip(),
+        tokenize=tokenize,
+        mean=(0.4, 0.5, 0.6),
+        std=(0.2, 0.3, 0.25),
+        shape=BackboneShape(
+            {
+                "image": TowerShape(3, 32, 2, "visual.transformer.resblocks", attention(32)),
+                "text": TowerShape(2, 24, 2, "transformer.resblocks", attention(24)),
+            },
+            embed=20,
+            image_size=32,
+            context=12,
+            words=24,
+            build=build_clip,
+            aside=("logit_scale", "visual.proj", "text_projection"),
+        ),
+        seen=None,
+        digest="",
+    )
+
+
+TINY_VILT = {
+    "vocab_size": 64, "type_vocab_size": 2, "modality_type_vocab_size": 2, "max_position_embeddings": 12,
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+    "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 32, "patch_size": 8, "num_channels": 3,
+    "qkv_bias": True,
+}  # fmt: skip
+WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "is",
+    "it",
+    "what",
+    "which",
+    "side",
+    "mass",
+    "##es",
+    "a",
+    "there",
+)
+
+
+@pytest.fixture(scope="session")
+def vilt_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small ViLT as transformers saves it; while tests run, `vilt-tiny` is an architecture by name."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("vilt")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = transformers.ViltModel(transformers.ViltConfig(**TINY_VILT))
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, "vilt-tiny", TINY_VILT)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def vilt(vilt_folder: Path) -> ViltBackbone:
+    """The small ViLT as a backbone, float32."""
+    return load_backbone(VILT, {VILT: vilt_folder})
 
 
 @pytest.fixture(scope="session")
@@ -38,21 +149,29 @@ def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def sites(tmp_path: Path, random_backbone: Path) -> Sites:
-    """Writes `site.yml` files for phantom sites and loads them; keywords change what the files say."""
+@pytest.fixture(scope="session")
+def sites_in(random_backbone: Path) -> Sites:
+    """As `sites`, below a folder that is given first."""
 
-    def make(*names: str, **changes: object) -> dict[str, SiteConfig]:
+    random = {RANDOM: str(random_backbone)}
+
+    def make(place: Path, *names: str, **changes: object) -> dict[str, SiteConfig]:
         configs = {}
         for name in names or ("chest", "abdomen", "head"):
-            folder = tmp_path / "sites" / name
+            folder = place / name
             folder.mkdir(parents=True, exist_ok=True)
-            facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **changes}
-            (folder / "site.yml").write_text(site_yaml(backbones={RANDOM: str(random_backbone)}, **facts))
+            facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], "backbones": random, **changes}
+            (folder / "site.yml").write_text(site_yaml(**facts))
             configs[name] = load_site_config(folder / "site.yml", name)
         return configs
 
     return make
+
+
+@pytest.fixture
+def sites(tmp_path: Path, sites_in: Sites) -> Sites:
+    """Writes `site.yml` files for phantom sites and loads them; keywords change what the files say."""
+    return partial(sites_in, tmp_path / "sites")
 
 
 @pytest.fixture

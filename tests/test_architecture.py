@@ -15,6 +15,7 @@ FLOORS = [
     {"medfedvqa.evaluation"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
+    {"medfedvqa.benchmark"},
     {"medfedvqa.cli"},
 ]
 SOURCES = [path for package in ("audits", "privacy", "medfedvqa") for path in sorted((ROOT / package).rglob("*.py"))]

@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import audit, identity, jobs, pretrain, privacy, run
+from medfedvqa.cli import audit, benchmark, identity, jobs, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command()(run.demo)
 app.command()(run.run)
 app.command()(run.methods)
+app.command()(benchmark.benchmark)
 app.command()(pretrain.pretrain)
 app.command()(identity.identity)
 app.add_typer(jobs.app, name="jobs")

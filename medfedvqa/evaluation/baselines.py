@@ -9,29 +9,40 @@ from medfedvqa.data.schema import fold
 from medfedvqa.data.site import Examples
 
 
-def majority_correct(train_answers: torch.Tensor, test_answers: torch.Tensor) -> int:
-    """How many of `test_answers` are the most frequent of `train_answers`.
+def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> torch.Tensor:
+    """Which of `test_answers` are the most frequent of `train_answers`, bool [rows].
 
     Both are int64 [rows], indices into one answer space. Of equally frequent answers the one seen first
     in train counts; answers outside of the space (-1) are neither given nor right.
     """
     majority = _most_frequent(train_answers.tolist())
-    return sum(answer == majority for answer in test_answers.tolist())
+    return torch.tensor([answer == majority for answer in test_answers.tolist()], dtype=torch.bool)
 
 
-def question_prior_correct(train: Examples, test: Examples) -> int:
-    """How many test rows are right if each gets the answer that its question got most often in train.
+def question_prior_right(train: Examples, test: Examples) -> torch.Tensor:
+    """Which test rows are right if each gets the answer that its question got most often in train, bool [rows].
 
     Questions compare folded. One that train never asked gets train's most frequent answer. Ties and
-    answers outside of the space as in `majority_correct`.
+    answers outside of the space as in `majority_right`.
     """
     by_question: defaultdict[str, list[int]] = defaultdict(list)
     for question, answer in zip(train.questions, train.answers.tolist(), strict=True):
         by_question[fold(question)].append(answer)
     majority = _most_frequent(train.answers.tolist())
     prior = {question: _most_frequent(answers, otherwise=majority) for question, answers in by_question.items()}
-    guesses = (prior.get(fold(question), majority) for question in test.questions)
-    return sum(guess == answer for guess, answer in zip(guesses, test.answers.tolist(), strict=True))
+    guesses = [prior.get(fold(question), majority) for question in test.questions]
+    pairs = zip(guesses, test.answers.tolist(), strict=True)
+    return torch.tensor([guess == answer for guess, answer in pairs], dtype=torch.bool)
+
+
+def majority_correct(train_answers: torch.Tensor, test_answers: torch.Tensor) -> int:
+    """How many are right, see `majority_right`."""
+    return int(majority_right(train_answers, test_answers).sum())
+
+
+def question_prior_correct(train: Examples, test: Examples) -> int:
+    """How many are right, see `question_prior_right`."""
+    return int(question_prior_right(train, test).sum())
 
 
 def _most_frequent(answers: Sequence[int], otherwise: int | None = None) -> int | None:

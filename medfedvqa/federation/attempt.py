@@ -13,7 +13,7 @@ from audits import Sharing, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import ACCURACY
-from privacy.secagg import Identity, Layout, Link, Relay, connect
+from privacy.secagg import Group, Identity, Layout, Link, Relay, connect
 
 MESSAGE_TIMEOUT = 30.0
 """Seconds that a site waits for another's next message before it gives the attempt up."""
@@ -141,9 +141,11 @@ def mix_with_others(
     Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
     """
     # CrypTen takes seconds to import, and only these jobs need it.
-    from privacy.secagg.protocol import join, secure_mix
+    from privacy.secagg.communicator import Metered
+    from privacy.secagg.protocol import secure_mix
 
-    party = join(me, links, dealt)
+    sites = tuple(sorted([me, *links]))
+    metered = {site: Metered(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
-    mixture = secure_mix(party, prompts, float(upload[ACCURACY]), layout)
-    return mixture, party.communicator.nbytes
+    mixture = secure_mix(Group(me, sites, sites), metered, dealt, prompts, float(upload[ACCURACY]), layout)
+    return mixture, sum(link.nbytes for link in metered.values())

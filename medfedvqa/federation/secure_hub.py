@@ -33,11 +33,15 @@ class SecureHub(ServerHub):
         self._hidden: dict[str, Tensors] = {}
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them."""
+        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them.
+
+        A site that is not waited for any longer takes no further part.
+        """
         messages = {site: {} for site in self.sites} if down is None else down
-        return super().collect(
-            task, {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
-        )
+        sent = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        replies = super().collect(task, sent)
+        self._leave_out(sent.keys() - replies.keys())
+        return replies
 
     def mix(
         self,
@@ -63,8 +67,8 @@ class SecureHub(ServerHub):
         from privacy.secagg.protocol import deal_mix
 
         sites = self._enough(self.sites)
-        name, dealt = secrets.token_hex(8), deal_mix(len(sites), self._layouts[task])
-        messages = {site: Attempt(name, sites, part).message() for site, part in zip(sites, dealt, strict=True)}
+        name, dealt = secrets.token_hex(8), deal_mix(sites, sites, self._layouts[task])
+        messages = {site: Attempt(name, sites, part).message() for site, part in dealt.items()}
 
         def accused(replies: Mapping[str, Reply]) -> Collection[str]:
             faults = [int(reply.tensors[FAULT.name]) for reply in replies.values()]

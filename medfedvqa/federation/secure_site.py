@@ -1,5 +1,6 @@
 """A site's part in aggregating on shares what its tasks answered."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,6 +31,8 @@ from privacy.secagg import Layout, SiteError
 from privacy.secagg.group import Group
 from privacy.secagg.masking import Masks, answer, exchange, new_secrets, threshold, unhidden
 from privacy.secagg.mean import mean_of_sum, summand
+
+_logger = logging.getLogger(__name__)
 
 
 def apart(message: Tensors) -> tuple[Tensors, Tensors]:
@@ -77,6 +80,7 @@ class SecureSite:
             try:
                 nbytes = self._mix_with_others(task, how, saved, attempt)
             except SiteError as error:
+                _logger.warning("round %d: %s", round, error)
                 fault = attempt.sites.index(error.site)
         elif saved.attempt != attempt.name:
             # Two mixtures of one round would show what they differ by.
@@ -117,6 +121,7 @@ class SecureSite:
         try:
             masks, nbytes = self._masks(task, round, group, attempt, pinned)
         except SiteError as error:
+            _logger.warning("round %d: %s", round, error)
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
         kept = Contribution(attempt.name, group.sites, group.members, dict(masks.shares), masks.group_key)
         self.file.save(replace(saved, contributions=(*forgotten, kept)))

@@ -1,7 +1,14 @@
 """Federated methods, one file each, and the registry that knows them by name."""
 
+from medfedvqa.methods import distillation as distillation
 from medfedvqa.methods import fedavg as fedavg
+from medfedvqa.methods import feddat as feddat
+from medfedvqa.methods import feddc as feddc
+from medfedvqa.methods import fedkd as fedkd
+from medfedvqa.methods import fedp3 as fedp3
 from medfedvqa.methods import fedprox as fedprox
+from medfedvqa.methods import local as local
+from medfedvqa.methods import moon as moon
 from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods import unicon as unicon
 from medfedvqa.methods.base import (

@@ -4,19 +4,20 @@ A method of this family is a local loss (`row_loss`, `penalty`), or a local roun
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS
+from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import Hub, Method, MethodConfig, Site, State, Tensors, counts
+from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
-from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.methods.on_shares import MeanOnShares, OnShares
+from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from privacy import Cost, DPSettings
 
@@ -54,11 +55,21 @@ class AveragingConfig(TunedConfig, frozen=True):
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
-    answers: tuple[str, ...] = Field(CLOSED_ANSWERS, description="answers of a shared head, folded and public")
+    answers: tuple[str, ...] = Field(
+        CLOSED_ANSWERS, min_length=2, description="answers of a shared head, folded and public"
+    )
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
         "shared", description="test the last mean, or the site's own model before it was averaged"
     )
+    unseen: tuple[str, ...] = Field((), description="sites that never train, and test the last mean on their rows")
+
+    @field_validator("answers")
+    @classmethod
+    def _can_be_told_apart(cls, answers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(answers)) < max(2, len(answers)) or any(answer != fold(answer) for answer in answers):
+            raise ValueError("give at least two answers, each once, in lower case and with single spaces")
+        return answers
 
     @property
     def learning(self) -> LearningConfig:
@@ -76,13 +87,40 @@ Config = TypeVar("Config", bound=AveragingConfig)
 class Averaging(Method[Config]):
     """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
 
-    passes = 1
-    """How many times a step looks at a patient's data for something that is trained: each is paid for."""
+    separable: ClassVar[bool] = True
+    """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
+    compares_features: ClassVar[bool] = False
+    """Whether the method works on features, which do not move where the answer head alone is trained."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
+        if dp is not None and not self.separable:
+            raise ConfigError(
+                f"the loss of '{self.name}' compares rows of different patients, so no single patient's part in it can "
+                "be bounded: it does not train under differential privacy"
+            )
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
+        if self.compares_features and config.tuning == "classifier":
+            raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
+        if config.unseen and not (self.shares and self._common):
+            raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+
+    @property
+    def shares(self) -> bool:
+        """Whether sites share anything of what they train."""
+        return self._common or self.config.tuning != "classifier"
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """The mean of every round."""
+        how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
+        return {"start": how, "train": how} if self.shares else {}
+
+    @property
+    def passes(self) -> int:
+        """How many steps are taken where plain averaging takes one: under differential privacy each is paid for."""
+        return 1
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
@@ -125,10 +163,13 @@ class Averaging(Method[Config]):
         return self.train(site, state, received, round)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A round from the mean of the last one."""
+        """A round from the mean of the last one. Raises `ConfigError` at a site that the job only tests."""
+        if site.name in self.config.unseen:
+            raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
         learner = self.learner(site)
         start: Values = {**state["values"], **_values(received, site.device)}
         state = self.local(learner, state, start, round, site.task_seed("train", round))
+        state |= validated(state, self.right(learner, state["values"], site.data.validate))
         shared = self.shared(site.backbone.shape)
         reply = {name: state["values"][name].numpy(force=True) for name in shared}
         if shared and self.config.weighting == "rows":
@@ -138,42 +179,65 @@ class Averaging(Method[Config]):
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
         learner, data = self.learner(site), site.data
-        values = dict(state["values"])
-        if self.config.evaluated == "shared":
-            values |= _values(received, site.device)
+        right = self.right(learner, self.tested(site, state, _values(received, site.device)), data.test)
         reply = {
             "rows": len(data.test),
             "train_rows": len(data.train),
-            "correct": int(learner.right(values, data.test).sum()),
+            "correct": int(right.sum()),
             "majority_correct": majority_correct(data.train.answers, data.test.answers),
             "prior_correct": question_prior_correct(data.train, data.test),
         }
-        return state, {name: np.array(value, np.int64) for name, value in reply.items()}
+        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
+
+    def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
+        """Whether a site with these values answers each row right, bool [rows]."""
+        return learner.right(values, examples)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
-        """Rounds of training and averaging, then the evaluation."""
+        """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
         shared: Tensors = {}
         weight = ROWS if self.config.weighting == "rows" else None
+        training = [site for site in hub.sites if site not in self.config.unseen]
+        if not training or len(hub.sites) - len(training) < len(self.config.unseen):
+            raise ConfigError("'unseen' names a site that is not there, or leaves none to train")
         for number in hub.rounds(self.config.rounds):
             task = "start" if number == 1 else "train"
-            shared = hub.mean(task, _to_all(hub, shared), weight)
-        return hub.collect("evaluate", _to_all(hub, shared))
+            down = {site: shared for site in training}
+            if self.shares:
+                shared = hub.mean(task, down, weight)
+            else:
+                hub.collect(task, down)
+        return hub.collect("evaluate", {site: shared for site in hub.sites})
 
     def model(self, site: Site) -> TunedModel:
         """The model that a site trains."""
+        return self.model_of(site, self.config.tuned)
+
+    def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
+        """A model for the site's answer space."""
         answers = len(self.config.answers if self._common else site.data.answers)
-        return TunedModel(site.backbone, self.config.tuned, self.config.head_of(answers))
+        return TunedModel(site.backbone, tuning, self.config.head_of(answers))
+
+    def depth(self, site: Site) -> Depth:
+        """How deep the models that see a site's rows reach into the backbone."""
+        return self.model(site).depth
 
     def learner(self, site: Site) -> Learner:
         """The site's trainer, private if the job is."""
         answers = self.config.answers if self._common else None
         private = None if self.dp is None else (self.dp, self.noise)
-        return Learner(site, self.model(site), self.config.learning, answers, private)
+        return Learner(site, self.model(site), self.config.learning, answers, private, self.depth(site))
 
     def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
         """A site's round: its new state, with the trained values under "values"."""
         loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
         return {**state, "values": learner.train(start, loss, round, seed, penalty)}
+
+    def tested(self, site: Site, state: State, mean: Values) -> Values:
+        """The values that the site tests."""
+        if self.config.evaluated == "shared" or site.name in self.config.unseen:
+            return state["values"] | mean
+        return dict(state["values"])
 
     def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
         """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
@@ -195,7 +259,3 @@ def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
 
 def _values(tensors: Mapping[str, Any], device: str) -> Values:
     return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}
-
-
-def _to_all(hub: Hub, tensors: Tensors) -> dict[str, Tensors] | None:
-    return {site: tensors for site in hub.sites} if tensors else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import torch
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
@@ -24,6 +25,11 @@ State = dict[str, Any]
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
 """Goes with every message that is charged: it follows from the job's settings alone."""
 
+
+RIGHT = "right"
+"""In the state after `evaluate`: whether each test row is answered right, bool [rows]. It stays at the site."""
+VALIDATED = "validated"
+"""In the state of training: the share of validation rows right after each round, float32 [rounds]. It stays too."""
 
 ACCURACY = "accuracy"
 """The scalar in an upload by which a mixture weighs it."""
@@ -191,6 +197,11 @@ class Method(ABC, Generic[Config]):
         if task.name in self.on_shares:
             yield from self.on_shares[task.name].tasks(task)
 
+    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
+        """All that a site trains, of what it keeps."""
+        values: Mapping[str, torch.Tensor] = state["values"]
+        return values
+
     @abstractmethod
     def setup(self, site: Site) -> State:
         """What a site keeps before its first task."""
@@ -203,6 +214,12 @@ class Method(ABC, Generic[Config]):
         """Run the handler of a declared task: state and message in, state and message out."""
         handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
         return handler(site, state, received, round)
+
+
+def validated(state: State, right: torch.Tensor) -> State:
+    """A round's share of validation rows that are `right`, bool [rows], after those of the rounds before."""
+    share = right.float().mean() if len(right) else torch.zeros(())
+    return {VALIDATED: torch.cat([state.get(VALIDATED, torch.zeros(0)), share.view(1)])}
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:

@@ -1,6 +1,6 @@
 """Local steps on named values, plain or under differential privacy by patient: the same for every method."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Any, Literal
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.data import Examples, batches, numbered
+from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import Site
 from medfedvqa.models import Cache, Depth, TunedModel, Values
 from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separate
@@ -58,7 +59,7 @@ class Rows:
 
 
 RowLoss = Callable[[Values, Rows], torch.Tensor]
-"""The loss of each row by itself, [rows]: only such losses can be clipped by patient."""
+"""The loss of each row, [rows]. Only where it depends on no other patient's rows can it be clipped by patient."""
 Penalty = Callable[[Values], torch.Tensor]
 """Terms of the loss that depend on no data."""
 
@@ -72,6 +73,28 @@ def answer_losses(model: TunedModel) -> RowLoss:
     return loss
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Training rows of one step: a batch, or under differential privacy the rows of each patient that was drawn."""
+
+    rows: tuple[torch.Tensor, ...]
+    """int64 [rows] each."""
+    generator: torch.Generator
+    """For dropout."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Values in training, with an optimiser of their own."""
+
+    values: Values
+    optimizer: torch.optim.Optimizer
+
+    def trained(self) -> Values:
+        """The values as they are now, apart from their gradients."""
+        return {name: value.detach().clone() for name, value in self.values.items()}
+
+
 class Learner:
     """Trains and applies a model's values on one site's rows; keeps nothing but what data and backbone give."""
 
@@ -82,42 +105,76 @@ class Learner:
         config: LearningConfig,
         answers: tuple[str, ...] | None = None,
         private: tuple[DPSettings, NoiseLevels] | None = None,
+        depth: Depth | None = None,
     ) -> None:
         """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
 
-        `private`: train under differential privacy by patient, with this noise.
+        `private`: train under differential privacy by patient, with this noise. `depth`: how deep the models that see
+        the rows reach into the backbone, if others than `model` do.
         """
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
         self.train_rows = _some(train, train.answers >= 0)
-        self._cache = cached(site, model.depth)
+        self._cache = cached(site, depth or model.depth)
 
     def train(
         self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
     ) -> Values:
         """One round's local steps from `start`; what is returned has the same names."""
+        part = self.part(start, round)
+        for (draw,) in self.draws(torch.Generator().manual_seed(seed)):
+            self.step([part], loss, draw, penalty)
+        return part.trained()
+
+    def part(self, start: Mapping[str, torch.Tensor], round: int) -> Part:
+        """A copy of these values to train in this round. Raises `ConfigError` if there is no row to train on."""
+        if not len(self.train_rows):
+            raise ConfigError("the job's 'answers' hold none of this site's training answers: add some of them")
         values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-        optimizer = self.config.make(values, round)
-        generator = torch.Generator().manual_seed(seed)
+        return Part(values, self.config.make(values, round))
+
+    def draws(self, generator: torch.Generator, passes: int = 1) -> Iterator[tuple[Draw, ...]]:
+        """The rows of one round's steps, for methods that take `passes` of them in turn.
+
+        All passes see the same batch; private ones draw patients each for itself, as their accounting assumes.
+        `generator`: for the order of rows, and for dropout.
+        """
         if self._private is None:
-            steps = self._plain(values, loss, generator)
+            for chosen in self._batches(generator):
+                yield (Draw((chosen,), generator),) * passes
+            return
+        dp, rows = self._private[0], self.train_rows
+        sampler = PatientSampler(rows.patients, dp.sample_rate, dp.patient_rows, self.site.randomness)
+        for _ in range(self.config.steps(dp)):
+            yield tuple(Draw(tuple(sampler.sample()), generator) for _ in range(passes))
+
+    def step(self, parts: Sequence[Part], loss: RowLoss, draw: Draw, penalty: Penalty | None = None) -> None:
+        """One step of these parts, whose names differ; each draw serves one step. Raises `ConfigError`."""
+        values = {name: value for part in parts for name, value in part.values.items()}
+        if self._private is None:
+            (chosen,) = draw.rows
+            losses = loss(values, self.rows(self.train_rows, chosen, draw.generator))
+            for value, gradient in zip(values.values(), _gradients(losses.mean(), values), strict=True):
+                value.grad = gradient
         else:
-            steps = self._noisy(values, loss, generator, *self._private)
-        for _ in steps:
-            if penalty is not None:
-                penalty(values).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return {name: value.detach() for name, value in values.items()}
+            self._noisy(values, loss, draw, *self._private)
+        if penalty is not None:
+            penalty(values).backward()
+        for part in parts:
+            part.optimizer.step()
+            part.optimizer.zero_grad()
 
     @torch.no_grad()
-    def right(self, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
-        """Whether the model with these values answers each row right, bool [rows]."""
+    def right(
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: TunedModel | None = None
+    ) -> torch.Tensor:
+        """Whether the model, or another one, with these values answers each row right, bool [rows]."""
+        model = model or self.model
         right = torch.zeros(len(examples), dtype=torch.bool)
         for part in torch.arange(len(examples)).split(self.config.batch_rows):
             rows = self.rows(self.encoded(examples), part)
-            right[part] = self.model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
+            right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
         return right
 
     def encoded(self, examples: Examples) -> Examples:
@@ -131,28 +188,16 @@ class Learner:
         batch = self._cache.batch(examples.pictures[chosen], questions, examples.answers[chosen])
         return Rows(batch, batch.answers, generator)
 
-    def _plain(self, values: Values, loss: RowLoss, generator: torch.Generator) -> Iterator[None]:
-        """Leaves the gradient of each step in the values."""
-        for chosen in self._batches(generator):
-            loss(values, self.rows(self.train_rows, chosen, generator)).mean().backward()
-            yield
-
-    def _noisy(
-        self, values: Values, loss: RowLoss, generator: torch.Generator, dp: DPSettings, noise: NoiseLevels
-    ) -> Iterator[None]:
-        """As `_plain`, from clipped sums over patients, each of whom is a backward pass of its own."""
-        parameters, randomness = list(values.values()), self.site.randomness
-        sampler = PatientSampler(self.train_rows.patients, dp.sample_rate, dp.patient_rows, randomness)
-        for _ in range(self.config.steps(dp)):
-            step = PrivateStep(parameters, dp.clip)
-            for chosen in sampler.sample():
-                total = loss(values, self.rows(self.train_rows, chosen, generator)).sum()
-                gradients = torch.autograd.grad(total, parameters)
-                # A patient whose gradient is not finite contributes nothing.
-                if all(gradient.isfinite().all() for gradient in gradients):
-                    step.add([Separate({p: g[None] for p, g in zip(parameters, gradients, strict=True)})])
-            step.finish(noise.gradients, dp.expected_patients, randomness)
-            yield
+    def _noisy(self, values: Values, loss: RowLoss, draw: Draw, dp: DPSettings, noise: NoiseLevels) -> None:
+        """Leaves in the values a noisy sum over patients, each clipped after a backward pass of its own."""
+        parameters = list(values.values())
+        step = PrivateStep(parameters, dp.clip)
+        for chosen in draw.rows:
+            gradients = _gradients(loss(values, self.rows(self.train_rows, chosen, draw.generator)).sum(), values)
+            # A patient whose gradient is not finite contributes nothing.
+            if all(gradient.isfinite().all() for gradient in gradients):
+                step.add([Separate({p: g[None] for p, g in zip(parameters, gradients, strict=True)})])
+        step.finish(noise.gradients, dp.expected_patients, self.site.randomness)
 
     def _batches(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
         config = self.config
@@ -171,6 +216,13 @@ def cached(site: Site, depth: Depth) -> Cache:
         return backbone.cache(depth, data.pictures.load(backbone.shape.image_size), questions)
 
     return site.derive(("cache", tuple(sorted(depth.items()))), freeze)
+
+
+def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:
+    gradients = torch.autograd.grad(loss, list(values.values()), allow_unused=True)
+    if any(gradient is None for gradient in gradients):
+        raise ConfigError("a trained parameter took no part in the loss: leave it out of what is tuned")
+    return gradients
 
 
 def _some(examples: Examples, kept: torch.Tensor) -> Examples:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from medfedvqa.methods.base import Site, State
+from medfedvqa.methods.base import Site
 from medfedvqa.methods.training import Prompts, SiteTrainer, TrainConfig
 from medfedvqa.models import ModelConfig, SiteModel, answer_loss
 from privacy import Contribution, DPSettings, NoiseLevels, PatientSampler, PrivateStep, Recorder, noisy_share
@@ -27,13 +27,12 @@ class PrivateTrainer(SiteTrainer):
         super().__init__(site, model, config)
         self._dp, self._noise = dp, noise
 
-    def accuracy(self, state: State, shared: Prompts | None) -> float:
+    def accuracy(self, right: torch.Tensor) -> float:
         """Mean over validation patients of the share of their rows that is answered right, with noise."""
         rows = self._site.data.validate
-        right = self._right(state, rows, shared).double()
         _, patient = torch.unique(rows.patients, return_inverse=True)
         asked = torch.bincount(patient)
-        shares = torch.bincount(patient, weights=right, minlength=len(asked)) / asked
+        shares = torch.bincount(patient, weights=right.double(), minlength=len(asked)) / asked
         return noisy_share(shares, self._noise.counts, self._site.randomness)
 
     def _learn(

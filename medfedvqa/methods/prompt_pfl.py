@@ -16,6 +16,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import (
     ACCURACY,
+    RIGHT,
     Hub,
     Method,
     MethodConfig,
@@ -24,6 +25,7 @@ from medfedvqa.methods.base import (
     Tensors,
     counts,
     register,
+    validated,
 )
 from medfedvqa.methods.on_shares import MixOnShares, OnShares
 from medfedvqa.methods.private_training import PrivateTrainer, private_steps
@@ -145,6 +147,11 @@ class PromptPFL(Method[PromptPFLConfig]):
             return Cost()
         return Cost(steps=private_steps(self.config.training, self.dp), counts=1)
 
+    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
+        """Prompts and head."""
+        model: Mapping[str, torch.Tensor] = state["model"]
+        return model
+
     def setup(self, site: Site) -> State:
         """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
         return self._trainer(site).new(site.seed)
@@ -160,17 +167,18 @@ class PromptPFL(Method[PromptPFLConfig]):
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows answered right by this model, by the free baselines, and by the same model trained alone."""
         trainer, data = self._trainer(site), site.data
+        right = trainer.right(state, data.test, _torch(received) or None)
         reply = {
             "rows": len(data.test),
             "train_rows": len(data.train),
-            "correct": trainer.correct(state, data.test, _torch(received) or None),
+            "correct": int(right.sum()),
             "majority_correct": majority_correct(data.train.answers, data.test.answers),
             "prior_correct": question_prior_correct(data.train, data.test),
         }
         if self._trains_alone:
             alone = self._alone(site, round)
-            reply["local_correct"] = trainer.correct(alone, data.test, None)
-        return state, {name: np.array(value, np.int64) for name, value in reply.items()}
+            reply["local_correct"] = int(trainer.right(alone, data.test, None).sum())
+        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and mixing, then the evaluation with the last shared prompts."""
@@ -210,9 +218,11 @@ class PromptPFL(Method[PromptPFLConfig]):
 
     def _train(self, site: Site, state: State, shared: Any, round: int) -> tuple[State, Tensors]:
         trainer = self._trainer(site)
-        state = trainer.train(state, shared, round, site.task_seed("train", round))
-        reply = trainer.prompts(state) if self.config.sharing else {}
-        return state, {**reply, ACCURACY: np.array(trainer.accuracy(state, shared), np.float32)}
+        trained = trainer.train(state, shared, round, site.task_seed("train", round))
+        right = trainer.right(trained, site.data.validate, shared)
+        reply = trainer.prompts(trained) if self.config.sharing else {}
+        accuracy = np.array(trainer.accuracy(right), np.float32)
+        return trained | validated(state, right), {**reply, ACCURACY: accuracy}
 
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:

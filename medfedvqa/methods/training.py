@@ -63,17 +63,12 @@ class SiteTrainer:
         self._learn(model, optimizer, shared, generator)
         return {"model": model.state(), "optimizer": optimizer.state_dict()}
 
-    def accuracy(self, state: State, shared: Prompts | None) -> float:
-        """Share of the validation rows that the model answers right, as it is released; 0 without any."""
-        rows = self._site.data.validate
-        return self.correct(state, rows, shared) / max(1, len(rows))
+    def accuracy(self, right: torch.Tensor) -> float:
+        """The share of validation rows that are `right`, bool [rows], as it is released; 0 without any."""
+        return int(right.sum()) / max(1, len(right))
 
     @torch.no_grad()
-    def correct(self, state: State, rows: Examples, shared: Prompts | None) -> int:
-        """How many of these rows the model answers right."""
-        return int(self._right(state, rows, shared).sum())
-
-    def _right(self, state: State, rows: Examples, shared: Prompts | None) -> torch.Tensor:
+    def right(self, state: State, rows: Examples, shared: Prompts | None) -> torch.Tensor:
         """Whether the model answers each of these rows right, bool [rows]."""
         model, shared = self._restore(state), self._on_device(shared)
         right = torch.zeros(len(rows), dtype=torch.bool)

@@ -3,7 +3,7 @@
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import ClipBackbone
-from medfedvqa.models.losses import answer_loss, prompt_distance, weight_penalty
+from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
 from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
@@ -39,6 +39,7 @@ __all__ = [
     "adapters",
     "answer_loss",
     "bundled_for",
+    "divergence",
     "load_backbone",
     "prompt_depth",
     "prompt_distance",

@@ -1,4 +1,10 @@
-"""What a method sees of a backbone: pictures and questions in, features out, and places where it can be tuned."""
+"""What a method sees of a backbone: pictures and questions in, features out, and places where it can be tuned.
+
+A trunk is one module here that implements `Backbone`, and its shape; CLIP has two towers that meet in the head, ViLT
+has one for both. A trunk with co-attention (MCAN, BAN, BUTD) has two towers whose blocks look at each other: its cache,
+made with the depth of both, keeps a tower only up to where anything tuned in the other comes in; a row is then an item
+of its own, as in ViLT. Regions or grids of a picture, and a recurrent reader, are the parts below the blocks.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +25,7 @@ Features = Literal["concat", "product"]
 Depth = Mapping[str, int]
 """By tower, how many of its last blocks something is tuned in: 0 for none, layers + 1 for the embedding as well."""
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

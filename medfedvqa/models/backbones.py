@@ -1,4 +1,4 @@
-"""Frozen CLIP backbones by name: the project's own, open_clip's tags, the Hugging Face hub, and local files.
+"""Frozen backbones by name: the project's own CLIP, open_clip's tags, the Hugging Face hub, and local files.
 
 | name              | weights                                                               |
 |-------------------|-----------------------------------------------------------------------|
@@ -6,11 +6,11 @@
 | `ViT-B-32/openai` | any architecture and tag that open_clip knows                         |
 | `hf-hub:org/name` | an open_clip model of the Hugging Face hub                            |
 | `ViT-B-32@label`  | a local checkpoint; the site says in which file, a job names no path  |
+| `vilt-b32@label`  | a ViLT in a local folder, see `vilt_files`                            |
 
-In the last form, `medclip@label` is a checkpoint of the project's own architecture.
+`medclip@label` is a checkpoint of the project's own architecture.
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,17 +21,21 @@ from typing import Any
 
 import open_clip
 import torch
-from open_clip.factory import load_state_dict
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Backbone, BackboneShape, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
+from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
+from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
 
 BUNDLED_ARCHITECTURE = "medclip"
 HUB = "hf-hub:"
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
+
+PROJECTION = ("", ".weight", ".bias")
+"""What a projection's parameters are called behind its own name, of a matrix or of a layer."""
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
@@ -42,7 +46,8 @@ def shape_of(name: str) -> BackboneShape:
 
     Raises `BackboneError` for an unknown name and for an architecture that cannot take prompts.
     """
-    return _shape(name, _configuration(_architecture(name)))
+    architecture = _architecture(name)
+    return vilt_shape(architecture) if architecture in ARCHITECTURES else _shape(name, _configuration(architecture))
 
 
 def seen_by(name: str) -> tuple[str, ...] | None:
@@ -61,6 +66,10 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     Raises `BackboneError`: unknown name, missing file, or a file of another architecture. No message holds a path.
     """
     architecture = _architecture(name)
+    if "@" in name and name not in files:
+        raise BackboneError(f"no file is given for the backbone '{name}'; name its {architecture} checkpoint")
+    if architecture in ARCHITECTURES:
+        return load_vilt(name, architecture, files[name], device)
     configuration = _configuration(architecture)
     shape = _shape(name, configuration)
     if name in BUNDLED:
@@ -68,14 +77,12 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
         with resources.as_file(resource) as path:
             clip = _from_file(name, architecture, configuration, path)
     elif "@" in name:
-        if name not in files:
-            raise BackboneError(f"no file is given for the backbone '{name}'; name its {architecture} checkpoint")
         clip = _from_file(name, architecture, configuration, files[name])
     else:
         clip = _from_open_clip(name)
     clip = clip.to(device).float().eval().requires_grad_(False)
     mean, std = _normalisation(architecture, clip)
-    return ClipBackbone(name, clip, _tokenizer(architecture), mean, std, shape, seen_by(name), _digest(clip))
+    return ClipBackbone(name, clip, _tokenizer(architecture), mean, std, shape, seen_by(name), digest(clip))
 
 
 def _architecture(name: str) -> str:
@@ -85,7 +92,7 @@ def _architecture(name: str) -> str:
     if name.startswith(HUB) and "@" not in name:
         return name
     parts = re.fullmatch(r"([^@/:]+)([@/])[^@]+", name)
-    if parts is None or parts.groups() == (BUNDLED_ARCHITECTURE, "/"):
+    if parts is None or (parts[2] == "/" and parts[1] in (BUNDLED_ARCHITECTURE, *ARCHITECTURES)):
         raise BackboneError(
             f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
             "hf-hub:org/name, and ARCH@label for a local checkpoint"
@@ -121,7 +128,7 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
         context=text.context_length,
         words=text.width,
         build=partial(_build, configuration),
-        aside=("logit_scale", "logit_bias", "visual.proj", f"{own}text_projection", f"{own}text_projection.weight"),
+        aside=("logit_scale", "logit_bias", "visual.proj", *(f"{own}text_projection{part}" for part in PROJECTION)),
     )
 
 
@@ -155,23 +162,8 @@ def _from_file(name: str, architecture: str, configuration: dict[str, Any], path
     if not path.is_file():
         hint = "`medfedvqa pretrain` makes it" if name in BUNDLED else "check the path that this machine gives for it"
         raise BackboneError(f"the {architecture} checkpoint of the backbone '{name}' is missing; {hint}")
-    try:
-        weights = load_state_dict(str(path), device="cpu", weights_only=True)
-        found = {key: tuple(tensor.shape) for key, tensor in weights.items()}
-    except Exception as error:  # whatever a broken or foreign file makes its parser raise
-        raise BackboneError(
-            f"the file for the backbone '{name}' is no {architecture} checkpoint that can be read "
-            f"({type(error).__name__}): give safetensors or a saved state dict, not a TorchScript archive"
-        ) from None
     clip = _build(configuration)
-    expected = {key: tuple(tensor.shape) for key, tensor in clip.state_dict().items()}
-    if found != expected:
-        wrong = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
-        raise BackboneError(
-            f"the file for the backbone '{name}' is not of architecture {architecture}: {len(wrong)} tensors differ, "
-            f"first '{wrong[0]}': {found.get(wrong[0], 'absent')}, expected {expected.get(wrong[0], 'absent')}"
-        )
-    clip.load_state_dict(weights)
+    fill(clip, name, architecture, path)
     return clip
 
 
@@ -216,11 +208,3 @@ def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
         return open_clip.get_tokenizer(architecture)
     except Exception as error:  # some architectures fetch their vocabulary from the hub
         raise BackboneError(f"the tokenizer of '{architecture}' cannot be fetched ({type(error).__name__})") from None
-
-
-def _digest(clip: CLIP | CustomTextCLIP) -> str:
-    digest = hashlib.sha256()
-    for key, tensor in sorted(clip.state_dict().items()):
-        digest.update(f"{key} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -33,3 +33,12 @@ def prompt_distance(
 def weight_penalty(head: nn.Module) -> torch.Tensor:
     """||w_mlp||^2: the sum of squares of all parameters of the answer head, biases included (Eq. 8)."""
     return torch.stack([parameter.square().sum() for parameter in head.parameters()]).sum()
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """tau^2 KL(teacher || student) of softened logits [rows, answers], by row (G. Hinton et al., 2015).
+
+    The gradient to the student is tau (p_s - p_t); to the teacher tau p_t (l - <p_t, l>) with l = log(p_t / p_s).
+    """
+    taught, learnt = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
+    return temperature**2 * (taught.exp() * (taught - learnt)).sum(dim=-1)

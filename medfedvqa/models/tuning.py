@@ -49,7 +49,7 @@ class TuningConfig:
     """Tokens of a prompt in each block, half of them keys and half values."""
 
     def __post_init__(self) -> None:
-        if min(self.rank, self.reduction, self.blocks or 1) < 1:
+        if min(self.rank, self.reduction, 1 if self.blocks is None else self.blocks) < 1:
             raise ConfigError("the rank, the reduction and the number of tuned blocks are positive")
 
     def depth(self, shape: BackboneShape) -> Depth:

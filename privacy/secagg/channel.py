@@ -138,7 +138,7 @@ class Session:
         """Nonce, data and associated data; a counter for each direction makes every nonce of a key new."""
         number = self._counts[sender].to_bytes(8, "big")
         self._counts[sender] += 1
-        return bytes(4) + number, data, _joined(self._job.encode(), sender.encode(), receiver.encode(), number)
+        return bytes(4) + number, data, joined(self._job.encode(), sender.encode(), receiver.encode(), number)
 
 
 class Handshake:
@@ -162,7 +162,7 @@ class Handshake:
         except ValueError:
             raise SiteError(self._peer, "sent a degenerate key: leave it out until it is repaired") from None
         ends = sorted([(self._me.encode(), self.hello), (self._peer.encode(), hello)])
-        transcript = hashlib.sha256(_joined(_PROTOCOL, self._job.encode(), *ends[0], *ends[1])).digest()
+        transcript = hashlib.sha256(joined(_PROTOCOL, self._job.encode(), *ends[0], *ends[1])).digest()
         secret = HKDF(SHA256(), KEY_BYTES, transcript, _PROTOCOL).derive(shared)
         return Session(secret, self._job, self._me, self._peer)
 
@@ -222,6 +222,6 @@ def _received(relay: Relay, sender: str, timeout: float) -> bytes:
         raise SiteError(sender, f"was silent for {timeout:g} s: repeat the round without it") from None
 
 
-def _joined(*parts: bytes) -> bytes:
+def joined(*parts: bytes) -> bytes:
     """Parts with their lengths, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

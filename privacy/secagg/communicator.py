@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.distributed import ReduceOp
 
+from privacy.secagg.channel import Session
+
 
 class Wire(Protocol):
     """The way to one peer and back, in order."""
@@ -17,6 +19,34 @@ class Wire(Protocol):
     def send(self, message: bytes) -> None: ...
 
     def receive(self, nbytes: int) -> bytes: ...
+
+
+class Peer(Wire, Protocol):
+    """A wire with the secrets that its two ends share."""
+
+    @property
+    def session(self) -> Session: ...
+
+
+@dataclass
+class Metered:
+    """A way to a peer that counts what is sent."""
+
+    link: Peer
+    messages: int = 0
+    nbytes: int = 0
+
+    @property
+    def session(self) -> Session:
+        return self.link.session
+
+    def send(self, message: bytes) -> None:
+        self.link.send(message)
+        self.messages += 1
+        self.nbytes += len(message)
+
+    def receive(self, nbytes: int) -> bytes:
+        return self.link.receive(nbytes)
 
 
 class SilentWire:

@@ -7,13 +7,15 @@ What is changed, for the whole process, by importing this module:
 - Its random numbers came from torch generators seeded with 64 bits, and its zero shares from a ring of neighbours: the
   two neighbours of a party together see through its shares. Zero shares now come from ChaCha20 keyed for every pair of
   parties; everything else that asks for randomness is refused.
-- Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element. Truncation now uses dealt pairs, is one
-  exchange, and errs by at most one step, always.
-- Its conversion to bits adds the parties' shares in circuits, one after another. A dealt number with its bits now makes
-  it one exchange and one addition, whatever the number of parties.
+- Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element: it is refused. That of
+  `privacy.secagg.masked` uses dealt pairs, is one exchange, and errs by at most one step, always.
+- Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, each of which is
+  a message through a server. That of `privacy.secagg.comparison` takes two.
+- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked` take one.
 
-Source: B. Knott et al., "CrypTen: Secure Multi-Party Computation Meets Machine Learning", 2021; D. Escudero et al.,
-"Improved Primitives for MPC over Mixed Arithmetic-Binary Circuits", 2020, sections 4 and 5.
+What stays: its shared tensors, how they are opened, its multiplication (D. Beaver, 1991) and its communicator.
+
+Source: B. Knott et al., "CrypTen: Secure Multi-Party Computation Meets Machine Learning", 2021.
 """
 
 import importlib
@@ -39,13 +41,13 @@ _thread = threading.local()
 
 
 class Party:
-    """One site's part of a computation on shares; all parties call the same methods in the same order.
+    """One member's part of a computation on shares; all members call the same methods in the same order.
 
-    Shares are int64 tensors of torch, elements of the ring. Every method that exchanges messages raises `SiteError`.
+    Every method that exchanges messages raises `SiteError`.
     """
 
     def __init__(self, rank: int, wires: Mapping[int, Wire], zero: ZeroShares, tuples: Tuples) -> None:
-        """`wires`: to each other party, by rank. Raises `SecureAggregationError` with fewer than 3 parties."""
+        """`wires`: to each other member, by rank. Raises `SecureAggregationError` with fewer than 3 members."""
         if len(wires) + 1 < MINIMUM:
             raise SecureAggregationError(f"fewer than {MINIMUM} sites would reveal each other: wait for more sites")
         self.rank, self.size, self.zero, self.tuples = rank, len(wires) + 1, zero, tuples
@@ -53,35 +55,29 @@ class Party:
         self.provider = _Provider(tuples)
         self.secret: Stream = secret_stream()
 
-    def public(self, values: torch.Tensor) -> torch.Tensor:
-        """This party's share of what everybody knows."""
-        return values if self.rank == 0 else torch.zeros_like(values)
+    def public(self, values: Ring) -> Ring:
+        """This member's share of what everybody knows."""
+        return values if self.rank == 0 else np.zeros_like(values)
 
     def share(self, mine: Ring) -> torch.Tensor:
-        """Shares of the sum of what each party puts in, [the same shape]; costs no message."""
+        """Shares of the sum of what each member puts in, [the same shape]; costs no message."""
         return tensor(mine + self.zero.additive(mine.shape))
 
-    def open(self, shares: torch.Tensor) -> torch.Tensor:
-        """The secret, to everybody; one exchange."""
-        opened: torch.Tensor = self.communicator.all_reduce(shares)
-        return opened
+    def open(self, *shares: Ring) -> list[Ring]:
+        """The secrets, to every member; one exchange for all."""
+        with self._at_work():
+            shared = [_wrapped(tensor(each)) for each in shares]
+            return [ring(opened) for opened in _crypten.mpc.primitives.ArithmeticSharedTensor.reveal_batch(shared)]
 
-    def multiply(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def open_bits(self, shares: Ring) -> Ring:
+        """Of secrets that are shared by exclusive or; one exchange."""
+        with self._at_work():
+            return ring(_binary(tensor(shares)).reveal())
+
+    def multiply(self, one: Ring, other: Ring) -> Ring:
         """Shares of the elementwise products, shapes broadcast; one exchange."""
         with self._at_work():
-            return _plain(_crypten.mpc.primitives.beaver.mul(_wrapped(one), _wrapped(other)))
-
-    def truncate(self, shares: torch.Tensor, bits: int) -> torch.Tensor:
-        """Shares of the secret / 2^bits, rounded up or down at random, for secrets below 2^62; one exchange."""
-        with self._at_work():
-            return _plain(_wrapped(shares.clone()).div_(2**bits))
-
-    def is_negative(self, shares: torch.Tensor) -> torch.Tensor:
-        """Shares of 1 where the secret is below zero, of 0 elsewhere; eight exchanges."""
-        with self._at_work():
-            bits = _crypten.mpc.primitives.converters.convert(_wrapped(shares), _crypten.mpc.ptype.binary)
-            bits.share >>= 63
-            return _plain(_crypten.mpc.primitives.beaver.B2A_single_bit(bits & 1))
+            return _plain(_crypten.mpc.primitives.beaver.mul(_wrapped(tensor(one)), _wrapped(tensor(other))))
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -93,7 +89,7 @@ class Party:
 
 
 class _Provider:
-    """What CrypTen's protocols ask of a tuple provider, from dealt tuples."""
+    """What CrypTen's multiplication asks of a tuple provider, from dealt tuples."""
 
     def __init__(self, tuples: Tuples) -> None:
         self._tuples = tuples
@@ -106,60 +102,15 @@ class _Provider:
         product = ring(getattr(torch, op)(tensor(a), tensor(b), **how))
         return tuple(_wrapped(tensor(x)) for x in (a, b, self._tuples.dependent(lambda: product, product.shape)))
 
-    def square(self, size: Any, device: Any = None) -> tuple[Any, ...]:
-        root = self._tuples.random(size)
-        return tuple(_wrapped(tensor(x)) for x in (root, self._tuples.dependent(lambda: root * root, size)))
-
-    def generate_binary_triple(self, one: Any, other: Any, device: Any = None) -> tuple[Any, ...]:
-        a, b = self._tuples.random(one, binary=True), self._tuples.random(other, binary=True)
-        c = self._tuples.dependent(lambda: a & b, np.broadcast_shapes(one, other), binary=True)
-        return tuple(_binary(tensor(x)) for x in (a, b, c))
-
-    def B2A_rng(self, size: Any, device: Any = None) -> tuple[Any, ...]:
-        bit = self._tuples.random(size, binary=True) & np.uint64(1)
-        return _wrapped(tensor(self._tuples.dependent(lambda: bit, size))), _binary(tensor(bit))
-
-    def wrap_rng(self, size: Any, device: Any = None) -> NoReturn:
-        _refuse_randomness()
-
 
 def tensor(elements: Ring) -> torch.Tensor:
-    """Ring elements as torch holds them, without a copy."""
-    return torch.from_numpy(elements.view(np.int64))
+    """Ring elements as torch holds them, without a copy if they lie in order."""
+    return torch.from_numpy(np.ascontiguousarray(elements).view(np.int64))
 
 
 def ring(shares: torch.Tensor) -> Ring:
     """Ring elements as numpy holds them, without a copy."""
     return shares.numpy().view(np.uint64)
-
-
-def _truncate(x: Any, divisor: int) -> Any:
-    """CrypTen's `truncate`: opens x + 2^62 + r for a dealt r; if that wrapped, r's top bit was set and its own not."""
-    party, bits = _party(), np.uint64(divisor.bit_length() - 1)
-    top = np.uint64(63)
-    if divisor != 1 << int(bits):
-        raise SecureAggregationError("shares are divided by powers of two only: scale the values accordingly")
-    r = party.tuples.random(x.share.shape)
-    r_high = party.tuples.dependent(lambda: r >> bits, r.shape)
-    r_top = party.tuples.dependent(lambda: r >> top, r.shape)
-    middle = party.public(torch.full_like(x.share, 1 << 62))
-    opened = ring(party.open(x.share + middle + tensor(r)))
-    wrapped = r_top * (np.uint64(1) - (opened >> top))
-    known = (opened >> bits) - (np.uint64(1 << 62) >> bits)
-    # 2^(64 - bits), in two factors, since 2^64 itself is no element.
-    carried = wrapped * (np.uint64(1 << 63) >> bits) * np.uint64(2)
-    x.share = party.public(tensor(known)) - tensor(r_high) + tensor(carried)
-    return x
-
-
-def _to_bits(x: Any) -> Any:
-    """CrypTen's `_A2B`: opens x + r for a dealt r, and adds the dealt bits of -r in a circuit."""
-    party = _party()
-    r = party.tuples.random(x.share.shape)
-    minus = party.tuples.dependent(lambda: np.uint64(0) - r, r.shape, binary=True)
-    bits = _crypten.mpc.primitives.circuit.add(_binary(tensor(minus)), party.open(x.share + tensor(r)))
-    bits.encoder = x.encoder
-    return bits
 
 
 def _zero_shares(binary: bool) -> Any:
@@ -172,6 +123,10 @@ def _zero_shares(binary: bool) -> Any:
 
 def _refuse_randomness(*_: Any, **__: Any) -> NoReturn:
     raise SecureAggregationError("CrypTen asked for its own random numbers: use operations on dealt tuples only")
+
+
+def _refuse_truncation(*_: Any, **__: Any) -> NoReturn:
+    raise SecureAggregationError("CrypTen's truncation fails at random: use privacy.secagg.masked.truncate")
 
 
 def _party() -> Party:
@@ -189,9 +144,8 @@ def _binary(shares: torch.Tensor) -> Any:
     return _crypten.mpc.primitives.BinarySharedTensor.from_shares(shares, precision=0)
 
 
-def _plain(shared: Any) -> torch.Tensor:
-    shares: torch.Tensor = shared.share
-    return shares
+def _plain(shared: Any) -> Ring:
+    return ring(shared.share)
 
 
 def _imported() -> Any:
@@ -203,8 +157,7 @@ def _imported() -> Any:
     crypten.communicator.is_initialized = lambda: hasattr(_thread, "party")
     crypten.mpc.get_default_provider = lambda: _party().provider
     primitives = crypten.mpc.primitives
-    primitives.beaver.truncate = _truncate
-    primitives.converters._A2B = _to_bits
+    primitives.beaver.truncate = _refuse_truncation
     primitives.ArithmeticSharedTensor.PRZS = _zero_shares(binary=False)
     primitives.BinarySharedTensor.PRZS = _zero_shares(binary=True)
     for name, module in list(sys.modules.items()):

@@ -4,63 +4,122 @@ Neither the server nor another site sees a site's tensors, norms, accuracy or si
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from audits import Tensors
-from privacy.secagg.channel import Link
-from privacy.secagg.communicator import SilentWire
-from privacy.secagg.crypten_runtime import Party, ring, tensor
-from privacy.secagg.errors import RangeError
+from privacy.secagg.communicator import Peer, SilentWire
+from privacy.secagg.crypten_runtime import Party
+from privacy.secagg.errors import RangeError, SecureAggregationError
+from privacy.secagg.group import Group
 from privacy.secagg.layout import Layout
+from privacy.secagg.masked import Masked
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
 from privacy.secagg.ring import FixedPoint, Ring
-from privacy.secagg.tuples import DealerTuples, NoTuples, PartyTuples
-from privacy.secagg.vectors import MaskedVectors
+from privacy.secagg.tuples import DealerTuples, PartyTuples, mask_key, own_mask
+from privacy.secagg.vectors import OwnedVectors
 
 LARGEST_NORM = 1024.0
 _UNIT = FixedPoint(COSINE_BITS // 2)
 
 
-def join(me: str, links: Mapping[str, Link], dealt: bytes | None = None) -> Party:
-    """This site's part; ranks follow the order of names. `dealt`: what the dealer sent, needed for `secure_mix`.
+def join(me: str, links: Mapping[str, Peer], dealt: bytes) -> Party:
+    """This member's part; ranks follow the order of names. `dealt`: what a member got of `deal`.
 
-    Raises `SecureAggregationError` with fewer than 3 sites.
+    Raises `SecureAggregationError` with fewer than 3 members.
     """
     names = sorted([me, *links])
     rank = names.index(me)
     wires = {names.index(peer): link for peer, link in links.items()}
     zero = ZeroShares(rank, {peer: link.session.export(b"zero shares") for peer, link in wires.items()})
-    tuples = NoTuples() if dealt is None else PartyTuples(rank, len(names), dealt)
-    return Party(rank, wires, zero, tuples)
+    return Party(rank, wires, zero, PartyTuples(rank, len(names), dealt))
 
 
 def deal(parties: int, protocol: Callable[[Party], object]) -> list[bytes]:
-    """What the dealer sends to each party, by rank, for one run of a protocol; fresh secrets every time.
+    """What the dealer sends to each member, by rank, for one run of a protocol; fresh secrets every time.
 
     The protocol is run here, alone and on zeros: it must ask for tuples in an order that no value changes.
     """
     dealer = DealerTuples([os.urandom(KEY_BYTES) for _ in range(parties)])
-    protocol(Party(0, {rank: SilentWire() for rank in range(1, parties)}, ZeroShares(0, {}), dealer))
+    protocol(_dealing(dealer, parties))
     return dealer.dealt
 
 
-def deal_mix(parties: int, layout: Layout) -> list[bytes]:
-    """`deal` for `secure_mix`."""
-    return deal(parties, lambda party: secure_mix(party, layout.zeros(), 0.0, layout))
+def _dealing(dealer: DealerTuples, parties: int) -> Party:
+    """The dealer in the place of a member, alone."""
+    return Party(0, {rank: SilentWire() for rank in range(1, parties)}, ZeroShares(0, {}), dealer)
 
 
-def secure_mix(party: Party, prompts: Tensors, accuracy: float, layout: Layout) -> Tensors:
+def secure_mix(
+    group: Group, links: Mapping[str, Peer], dealt: bytes, prompts: Tensors, accuracy: float, layout: Layout
+) -> Tensors:
     """S_t of `privacy.aggregation.mix` (clamped), known to this site alone: the others' prompts by reliability.
 
+    `links`: to the other members, and of a member to all other sites. `dealt`: what `deal_mix` made for this site.
     Each segment of the layout is weighed by itself; `accuracy` is 0..1. The result is within 1e-3 of the plain one,
     relative to its norm, for norms from 0.05 to 1024. A target whose scores sum to less than 2^-16
     falls back to accuracies, and these, if they too sum to less, to equal weights.
-    Raises `RangeError` if a value is not finite, or accuracy or a norm out of its range.
+
+    What anybody could open: all members together, or the dealer with one member, every input. Any other sites, members
+    and owners, together see only what is uniform to them, their own inputs, and their own mixtures.
+
+    Exchanges: owners to members, masked inputs, once; 10 among the members; members to owners, shares of the mixture.
+    Raises `RangeError` before anything is sent, if a value is not finite, or accuracy or a norm out of its range, and
+    `SiteError` naming a site whose message is missing or is not what it should be.
     """
+    mine = _encoded(prompts, accuracy, layout)
+    part, rest = _OwnerPart.read(dealt, len(group.members), layout.size)
+    shown = mine - own_mask(part.keys, mine.size)
+    others = [member for member in group.members if member != group.me]
+    for member in others:
+        links[member].send(shown.astype("<u8", copy=False).tobytes())
+    mixture = part.correction.copy()
+    if group.is_member:
+        party = join(group.me, {member: links[member] for member in others}, rest)
+        rows = [shown if site == group.me else _received(links[site], mine.size) for site in group.sites]
+        for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout), strict=True):
+            if site == group.me:
+                mixture += share
+            else:
+                links[site].send(share.astype("<u8", copy=False).tobytes())
+    for member in others:
+        mixture += _received(links[member], layout.size)
+    return layout.restore(FixedPoint(_UNIT.bits + WEIGHT_BITS).decode(mixture))
+
+
+def deal_mix(sites: Sequence[str], members: Sequence[str], layout: Layout) -> dict[str, bytes]:
+    """What the dealer sends to each site for one `secure_mix`; fresh secrets every time.
+
+    To an owner, the keys of its mask's shares and the correction of its mixture; to a member also its seed.
+    Raises `SecureAggregationError` if these are no group.
+    """
+    group = Group(sites[0], tuple(sites), tuple(members))
+    seeds = [os.urandom(KEY_BYTES) for _ in group.members]
+    dealer = DealerTuples(seeds)
+    shown: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
+    _mixtures(_dealing(dealer, len(seeds)), shown, layout)
+    rest = dict(zip(group.members, dealer.dealt, strict=True))
+    return {
+        site: _OwnerPart([mask_key(seed, rank) for seed in seeds], dealer.corrections[rank]).message()
+        + rest.get(site, b"")
+        for rank, site in enumerate(group.sites)
+    }
+
+
+def _mixtures(party: Party, shown: Ring, layout: Layout) -> Ring:
+    """Of each owner's mixture this member's share, [owners, layout.size], from masked inputs, [owners, inputs]."""
+    masks = party.tuples.masks(*shown.shape)
+    vectors = OwnedVectors(party, shown[:, : layout.size], masks[:, : layout.size], layout.segments)
+    figures, figure_masks = shown[:, layout.size :].T, masks[:, layout.size :].T
+    figure = Masked(figures, ((np.ones_like(figures), figure_masks),))
+    return vectors.mixed(reliability_weights(party, vectors.products(), norms=figure[:-1], accuracies=figure[-1]))
+
+
+def _encoded(prompts: Tensors, accuracy: float, layout: Layout) -> Ring:
+    """A site's input, [inputs]: unit vectors of all segments, their norms, the accuracy. Raises `RangeError`."""
     segments = [layout.flatten(prompts)[segment] for segment in layout.segments]
     norms = np.array([np.linalg.norm(segment) for segment in segments])
     if not 0 <= accuracy <= 1:
@@ -68,18 +127,34 @@ def secure_mix(party: Party, prompts: Tensors, accuracy: float, layout: Layout) 
     if not (norms <= LARGEST_NORM).all():
         raise RangeError(f"a prompt is not finite or longer than {LARGEST_NORM:g}: nothing was shared; check training")
     units = np.concatenate([segment / (norm or 1.0) for segment, norm in zip(segments, norms, strict=True)])
-    vectors = MaskedVectors(party, _UNIT.encode(units), layout.segments)
-    weights = reliability_weights(
-        party,
-        tensor(vectors.products()),
-        _by_party(party, FixedPoint(NORM_BITS).encode(norms)),
-        _by_party(party, FixedPoint(ACCURACY_BITS).encode(np.array([accuracy])))[0],
-    )
-    return layout.restore(FixedPoint(_UNIT.bits + WEIGHT_BITS).decode(vectors.mixed(ring(weights))))
+    accuracies = FixedPoint(ACCURACY_BITS).encode(np.array([accuracy]))
+    return np.concatenate([_UNIT.encode(units), FixedPoint(NORM_BITS).encode(norms), accuracies])
 
 
-def _by_party(party: Party, mine: Ring) -> torch.Tensor:
-    """Shares of every party's values, [values, parties]."""
-    table: Ring = np.zeros((len(mine), party.size), np.uint64)
-    table[:, party.rank] = mine
-    return party.share(table)
+def _encoded_size(layout: Layout) -> int:
+    return layout.size + len(layout.segments) + 1
+
+
+def _received(link: Peer, size: int) -> Ring:
+    """[size]. Raises `SiteError`."""
+    return np.frombuffer(link.receive(8 * size), "<u8")
+
+
+@dataclass(frozen=True)
+class _OwnerPart:
+    """What the dealer sends to every site: keys of the shares of its mask, and the correction of its mixture."""
+
+    keys: Sequence[bytes]
+    correction: Ring
+
+    def message(self) -> bytes:
+        return b"".join([*self.keys, self.correction.astype("<u8", copy=False).tobytes()])
+
+    @classmethod
+    def read(cls, dealt: bytes, members: int, size: int) -> tuple["_OwnerPart", bytes]:
+        """And what is left for the member. Raises `SecureAggregationError` if it was dealt for another computation."""
+        keys, end = members * KEY_BYTES, members * KEY_BYTES + 8 * size
+        if len(dealt) < end:
+            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
+        parts = [dealt[start : start + KEY_BYTES] for start in range(0, keys, KEY_BYTES)]
+        return cls(parts, np.frombuffer(dealt[keys:end], "<u8")), dealt[end:]

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from privacy.secagg.ring import Ring
 
@@ -30,6 +32,11 @@ class Stream:
         drawn = bytearray(len(zeros))
         self._cipher.update_into(zeros, drawn)
         return np.frombuffer(drawn, dtype="<u8").reshape(shape)
+
+
+def derived(key: bytes, label: bytes) -> bytes:
+    """Another key, which tells nothing of the first and of those with other labels (HKDF, RFC 5869)."""
+    return HKDFExpand(SHA256(), KEY_BYTES, label).derive(key)
 
 
 def secret_stream() -> Stream:

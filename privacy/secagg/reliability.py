@@ -1,93 +1,143 @@
 """The weights of `privacy.aggregation.reliability_weights` (clamped), computed on shares from shares.
 
-Nothing is opened. Numbers are in fixed point with the bits that the constants say.
+Nothing is opened but under a uniform mask. Numbers are in fixed point with the bits that the constants say.
 """
 
 import numpy as np
-import torch
 
+from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party
+from privacy.secagg.errors import SecureAggregationError
+from privacy.secagg.masked import Masked, open_masked, product, truncate
+from privacy.secagg.ring import HEADROOM_BITS, Ring
 
 COSINE_BITS = 52
 NORM_BITS = 20
 ACCURACY_BITS = 24
-WEIGHT_BITS = 24
+WEIGHT_BITS = 26
 """Of what is put in, and of what comes out."""
 
 NEGLIGIBLE_LOG2 = -16
 """A sum of scores, or of accuracies, below 2^-16 counts as none. In clear the limit is 1e-8: between the two, sites
 whose prompts are all but orthogonal are weighed by accuracy here, and by similarity there."""
+LARGEST_LOG2 = 9
+"""At most 2^9 owners: comparisons of a sum with the smallest limit are then still right within 6%."""
 
 _SCORE_BITS = 36
-_RATIO_BITS = 28
+_FACTOR_BITS = 20
+_SCALED_BITS = _SCORE_BITS + _FACTOR_BITS
+_RATIO_BITS = 26
+_SUM_BITS = 20
+_INVERSE_BITS = 24
+_LENGTH_BITS = 26
+_STEPS = 4
+"""Limits in each octave, by which the size of a sum is found."""
 
 
-def reliability_weights(
-    party: Party, cosines: torch.Tensor, norms: torch.Tensor, accuracies: torch.Tensor
-) -> torch.Tensor:
+def reliability_weights(party: Party, cosines: Ring, norms: Masked, accuracies: Masked) -> Ring:
     """Shares of eta times the source's norm, [segments, targets, sources], zero on the diagonal.
 
-    All are shares: `cosines` [segments, parties, parties] in -1..1, `norms` [segments, parties] up to 1024,
-    `accuracies` [parties] in 0..1. 33 exchanges, whatever the sizes.
+    `cosines`: shares, [segments, owners, owners] in -1..1; `norms` [segments, owners] up to 1024; `accuracies` [owners]
+    in 0..1. 9 exchanges, whatever the sizes: 3 for scores and what they fall back to, 3 for the ratios, 2 for dividing
+    by their sum, 1 to truncate.
     """
-    others = 1 - torch.eye(party.size, dtype=torch.int64)
-    scores, fallback = _scores(party, cosines, accuracies, others)
-    ratios = _normalised(party, scores, fallback)
-    weighted = party.multiply(ratios, norms[:, None, :])
+    owners = len(accuracies.shown)
+    octaves = (owners - 1).bit_length()
+    if octaves > LARGEST_LOG2:
+        raise SecureAggregationError(f"more than {2**LARGEST_LOG2} sites do not fit the ring: form smaller groups")
+    others = np.uint64(1) - np.eye(owners, dtype=np.uint64)
+    # The sum of a row of scores stays below 2^62.
+    cosine_bits = min(30, HEADROOM_BITS - ACCURACY_BITS - octaves)
+    scores, fallback = _scores(party, cosines, accuracies, cosine_bits, octaves)
+    ratios = _ratios(party, scores * others, fallback * others, cosine_bits + ACCURACY_BITS, octaves)
+    weights = _divided(party, ratios * others, norms)
     # Truncation may leave a last bit on the diagonal, and a site's own prompt is no part of what it gets.
-    return party.truncate(weighted, _RATIO_BITS + NORM_BITS - WEIGHT_BITS) * others
+    return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
 
-def _scores(
-    party: Party, cosines: torch.Tensor, accuracies: torch.Tensor, others: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accuracy times the positive part of the cosine, [segments, targets, sources], and what replaces it where it sums
-    to nothing: accuracies, or ones where these sum to nothing, [targets, sources]."""
-    known = accuracies.sum() - accuracies
-    enough = party.public(torch.full_like(known, 1 << (ACCURACY_BITS + NEGLIGIBLE_LOG2)))
-    negative = party.is_negative(torch.cat([cosines.reshape(-1), known - enough]))
-    dissimilar, unknown = negative[: cosines.numel()].reshape(cosines.shape), negative[cosines.numel() :]
-    short = party.truncate(cosines, COSINE_BITS - _SCORE_BITS)
-    scaled = accuracies << (_SCORE_BITS - ACCURACY_BITS)
-    up = party.public(torch.full_like(scaled, 1 << _SCORE_BITS)) - scaled
-    products = party.truncate(party.multiply(short, accuracies), ACCURACY_BITS)
-    similar = party.public(torch.ones_like(dissimilar)) - dissimilar
-    scores, raised = _multiply_together(party, (products, similar), (unknown[:, None], up[None, :]))
-    return scores * others, (scaled + raised) * others
+def _scores(party: Party, cosines: Ring, accuracies: Masked, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
+    """Accuracy times the positive part of the cosine, [segments, targets, sources], with cosine_bits + ACCURACY_BITS,
+    and what replaces it where it sums to nothing, [targets, sources], with _SCALED_BITS: accuracies, or ones where
+    these sum to nothing, scaled so that they sum to about one. 3 exchanges."""
+    owners = cosines.shape[-1]
+    rows, columns = np.triu_indices(owners, 1)
+    shares = product(party, accuracies)
+    known = shares.sum(dtype=np.uint64) - shares
+    # Exchange 1: cosines, of each pair once, and sums of accuracies, scaled up to use the bits that are compared.
+    room, spare = HEADROOM_BITS - 1 - COSINE_BITS, HEADROOM_BITS - ACCURACY_BITS - octaves
+    cosine, total = open_masked(party, cosines[:, rows, columns] << np.uint64(room), known << np.uint64(spare))
+    # Exchange 2: their signs and sizes.
+    limits = _limits(octaves, ACCURACY_BITS + spare)
+    dissimilar, small = below(party, (cosine, np.zeros(1, np.uint64)), (total, limits))
+    # Exchange 3: both as factors of products.
+    sign, factor = open_masked(party, dissimilar[..., 0], _inverse(party, small))
+    pair = np.zeros((owners, owners), int)
+    pair[rows, columns] = pair[columns, rows] = np.arange(len(rows))
+    similar = sign.whole().subtracted_from(1)[:, pair]
+    short = cosine.truncated(COSINE_BITS + room - cosine_bits)[:, pair]
+    scores = product(party, similar, short, accuracies)
+    by_accuracy = product(party, factor.whole()[:, None], accuracies)
+    equal = np.uint64(round(2.0 ** (ACCURACY_BITS + _FACTOR_BITS) / (owners - 1)))
+    fallback = (by_accuracy + small[:, :1] * equal) << np.uint64(_SCALED_BITS - ACCURACY_BITS - _FACTOR_BITS)
+    return scores, fallback
 
 
-def _normalised(party: Party, scores: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
-    """Rows that sum to one, of scores, or of the fall-back where a row of scores sums to nothing.
-
-    Each row is scaled by a power of two, which comparisons find, until its sum lies in 1/2..1, then divided by its sum
-    (R. Goldschmidt, 1964): times 2.9142 - 2s, then times 2 - s until the sum s is one.
-    """
-    rows = torch.cat([scores, fallback[None]])
-    highest = (party.size - 1).bit_length() - 1
-    levels = torch.arange(NEGLIGIBLE_LOG2, highest + 1)
-    limits = party.public((1 << (_SCORE_BITS + levels)).expand(*rows.shape[:-1], -1))
-    below = party.is_negative(rows.sum(-1)[..., None] - limits)
-    above = party.public(torch.ones_like(below[..., :1])) - below[..., -1:]
-    factors = (torch.cat([below[..., 1:] - below[..., :-1], above], -1) << (highest - levels)).sum(-1)
-    none = below[:-1, :, 0]
-    change, refactor = _multiply_together(
-        party, (none[..., None], fallback - scores), (none, factors[-1] - factors[:-1])
-    )
-    scaled = party.multiply(scores + change, (factors[:-1] + refactor)[..., None])
-    ratios = party.truncate(scaled, _SCORE_BITS + highest + 1 - _RATIO_BITS)
-    for start, slope in ((2.9142, 2), (2, 1), (2, 1), (2, 1)):
-        sums = ratios.sum(-1, keepdim=True)
-        factor = party.public(torch.full_like(sums, round(start * 2**_RATIO_BITS))) - slope * sums
-        ratios = party.truncate(party.multiply(ratios, factor), _RATIO_BITS)
+def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int) -> Ring:
+    """Scores [segments, targets, sources], or the fall-back where a row of them sums to nothing, scaled so that a row
+    sums to 1 within 10%, with _SCALED_BITS. 3 exchanges."""
+    # Exchange 4: the sums' size is asked for while the scores are shortened.
+    spare = HEADROOM_BITS - bits - octaves
+    total, score = open_masked(party, scores.sum(-1, dtype=np.uint64) << np.uint64(spare), scores)
+    short = product(party, score.truncated(bits - _SCORE_BITS))
+    # Exchange 5.
+    (small,) = below(party, (total, _limits(octaves, bits + spare)))
+    # Exchange 6: scores times factor plus fall-back times whether there is no score.
+    chosen = np.stack([_inverse(party, small), small[..., 0]])[..., None]
+    terms = party.multiply(chosen, np.stack([short, np.broadcast_to(fallback, short.shape)]))
+    ratios: Ring = terms.sum(0, dtype=np.uint64)
     return ratios
 
 
-def _multiply_together(party: Party, *pairs: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
-    """The products of several pairs in one exchange; shapes broadcast within a pair."""
-    shapes = [torch.Size(np.broadcast_shapes(one.shape, other.shape)) for one, other in pairs]
-    ones, others = (
-        torch.cat([pair[side].expand(shape).reshape(-1) for pair, shape in zip(pairs, shapes, strict=True)])
-        for side in (0, 1)
+def _divided(party: Party, ratios: Ring, norms: Masked) -> Ring:
+    """Ratios [segments, targets, sources] divided by their row's sum, times the source's norm, with _INVERSE_BITS +
+    _LENGTH_BITS. 2 exchanges.
+
+    With d one minus the sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
+    """
+    # Exchange 7.
+    ratio, total = open_masked(party, ratios, ratios.sum(-1, dtype=np.uint64))
+    lengths = product(party, ratio.truncated(_SCALED_BITS - _RATIO_BITS), norms[:, None])
+    d = total.truncated(_SCALED_BITS - _SUM_BITS).subtracted_from(1 << _SUM_BITS)
+    step = np.uint64(_SUM_BITS)
+    powers = [product(party, *[d] * power) for power in (1, 2, 3)]
+    one = party.public(np.full_like(powers[0], 1 << (3 * _SUM_BITS)))
+    inverse = one + (powers[0] << (step + step)) + (powers[1] << step) + powers[2]
+    # Exchange 8.
+    length, quotient = open_masked(party, lengths, inverse)
+    return product(
+        party,
+        quotient.truncated(3 * _SUM_BITS - _INVERSE_BITS)[..., None],
+        length.truncated(_RATIO_BITS + NORM_BITS - _LENGTH_BITS),
     )
-    products = torch.split(party.multiply(ones, others), [shape.numel() for shape in shapes])
-    return [product.reshape(shape) for product, shape in zip(products, shapes, strict=True)]
+
+
+def _sizes(octaves: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Powers of 2^(1 / _STEPS) from the smallest sum that counts up to 2^octaves."""
+    return np.asarray(2.0 ** (np.arange(NEGLIGIBLE_LOG2 * _STEPS, octaves * _STEPS + 1) / _STEPS))
+
+
+def _limits(octaves: int, bits: int) -> Ring:
+    return np.rint(np.ldexp(_sizes(octaves), bits)).astype(np.uint64)
+
+
+def _inverse(party: Party, small: Ring) -> Ring:
+    """Shares of about one over a sum, zero if it counts as none, with _FACTOR_BITS, from its comparisons [..., limits].
+
+    A step function of the sum: between two limits, one over what lies halfway between them in logarithm.
+    """
+    octaves = ((small.shape[-1] - 1) // _STEPS) + NEGLIGIBLE_LOG2
+    heights = np.rint(np.ldexp(2.0 ** (-0.5 / _STEPS) / _sizes(octaves), _FACTOR_BITS)).astype(np.int64)
+    rises = np.diff(heights, prepend=0).view(np.uint64)
+    reached = party.public(np.ones_like(small)) - small
+    shares: Ring = (reached * rises).sum(-1, dtype=np.uint64)
+    return shares

@@ -1,7 +1,7 @@
-"""Long vectors, one of each party, and what is linear or bilinear in them, at two messages of their length.
+"""Long vectors, one of each owner, and what is linear or bilinear in them, at one message of their length each way.
 
-Each party shows its vector minus a mask that only it and the dealer know. What products of masks add to a result, the
-dealer deals as shares; what products of a mask with something public add, the mask's owner knows.
+Each owner has shown its vector to the members minus a mask that only it knows; of the mask each member has a share,
+which its seed makes. What products of masks add to a result, the dealer deals.
 """
 
 from collections.abc import Sequence
@@ -12,58 +12,57 @@ import numpy as np
 from privacy.secagg.crypten_runtime import Party, ring, tensor
 from privacy.secagg.ring import Ring
 
-BLUR_BITS = 26
-"""How many low bits of a revealed mixture each party blurs: the exact bits of a sum of products could be factored."""
+BLUR_BITS = 28
+"""How many low bits of a revealed mixture each member blurs: the exact bits of a sum of products could be factored."""
 
 
-class MaskedVectors:
-    """Every party's vector, [length], in `segments` that are combined each by itself; one exchange to make."""
+class OwnedVectors:
+    """All owners' vectors, in `segments` that are combined each by itself."""
 
-    def __init__(self, party: Party, mine: Ring, segments: Sequence[slice]) -> None:
-        self._party, self._segments = party, segments
-        # One row, or all parties' rows when the dealer runs this.
-        self._masks = party.tuples.private(mine.shape)
-        self._mask = self._masks[0]
-        self._shown = np.stack([ring(each) for each in party.communicator.all_gather(tensor(mine - self._mask))])
+    def __init__(self, party: Party, shown: Ring, masks: Ring, segments: Sequence[slice]) -> None:
+        """`shown`: vectors minus masks, public; `masks`: shares of the masks; both [owners, length]."""
+        self._party, self._shown, self._masks, self._segments = party, shown, masks, segments
 
     def products(self) -> Ring:
-        """Shares of the inner products of all pairs, [segments, parties, parties]."""
-        rank, size = self._party.rank, self._party.size
-        shares = self._party.tuples.dependent(lambda: self._gram(self._masks), (len(self._segments), size, size))
-        if rank == 0:
-            shares = shares + self._gram(self._shown)
-        crossed = np.stack([self._shown[:, segment] @ self._mask[segment] for segment in self._segments])
-        shares[:, rank, :] += crossed
-        shares[:, :, rank] += crossed
-        return shares
+        """Shares of the inner products of all pairs, [segments, owners, owners]; no exchange.
+
+        With x = shown + mask: shown times shown, public; shown times mask, both ways; mask times mask, dealt.
+        """
+        owners = len(self._shown)
+        hidden = partial(self._gram, self._masks, self._masks)
+        shares = self._party.tuples.dependent(hidden, (len(self._segments), owners, owners))
+        crossed = self._gram(self._shown, self._masks)
+        shares = shares + crossed + crossed.swapaxes(1, 2)
+        return shares + self._gram(self._shown, self._shown) if self._party.rank == 0 else shares
 
     def mixed(self, weights: Ring) -> Ring:
-        """The sum over sources of weight times vector for this party as target, which nobody else learns, [length].
+        """Shares for each target of the sum over sources of weight times vector, [targets, length]; one exchange.
 
-        `weights`: shares, [segments, targets, sources]. Two exchanges, the second of the vectors' length.
+        `weights`: shares, [segments, targets, sources]. With weight = opened + mu: the weight's share times shown, and
+        opened times the share of the mask; mu times mask is dealt, its correction to the target alone. So these shares
+        are uniform to all but the target, which is to add them up.
         """
         party = self._party
-        masks = party.tuples.random(weights.shape)
-        opened = ring(party.open(tensor(weights - masks)))
-        shares = []
-        for target in range(party.size):
-            hidden = partial(self._combined, masks[:, target], self._masks)
-            share = party.tuples.dependent(hidden, self._mask.shape, reader=target)
-            share = share + self._combined(weights[:, target], self._shown)
-            share += self._combined(opened[:, target, party.rank, None], self._mask[None])
-            shares.append(tensor(share + self._blur()))
-        revealed: Ring = np.sum([ring(s) for s in party.communicator.exchange(shares)], axis=0, dtype=np.uint64)
-        return revealed
+        mu = party.tuples.random(weights.shape)
+        (opened,) = party.open(weights - mu)
+        shares = party.tuples.delivered(partial(self._combined, mu, self._masks), self._shown.shape)
+        shares = shares + self._combined(weights, self._shown)
+        shares += self._combined(opened, self._masks)
+        return shares + self._blur()
 
-    def _gram(self, rows: Ring) -> Ring:
-        return np.stack([rows[:, segment] @ rows[:, segment].T for segment in self._segments])
+    def _gram(self, rows: Ring, columns: Ring) -> Ring:
+        return np.stack([_product(rows[:, segment], columns[:, segment].T) for segment in self._segments])
 
     def _combined(self, weights: Ring, rows: Ring) -> Ring:
-        """[segments, rows] and [rows, length] to [length]."""
-        return np.concatenate(
-            [weight @ rows[:, segment] for weight, segment in zip(weights, self._segments, strict=True)]
-        )
+        """[segments, targets, sources] and [sources, length] to [targets, length]."""
+        parts = zip(weights, self._segments, strict=True)
+        return np.concatenate([_product(weight, rows[:, segment]) for weight, segment in parts], axis=1)
 
     def _blur(self) -> Ring:
-        noise = self._party.secret.ring(self._mask.shape) >> np.uint64(64 - BLUR_BITS)
+        noise = self._party.secret.ring(self._shown.shape) >> np.uint64(64 - BLUR_BITS)
         return noise - np.uint64(1 << (BLUR_BITS - 1))
+
+
+def _product(one: Ring, other: Ring) -> Ring:
+    """The product of two matrices; torch's wraps as numpy's does, and is many times as fast from 100 rows on."""
+    return ring(tensor(one) @ tensor(other))

@@ -20,6 +20,7 @@ from medfedvqa.federation.flare.provision import (
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import load_site_config, site_yaml
+from medfedvqa.methods import method_names
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
 
@@ -30,18 +31,11 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names[0])
 
 
-@pytest.mark.parametrize(
-    ("job", "command"),
-    [
-        (JobSpec(method="prompt_pfl"), "prompt_pfl"),
-        (JobSpec(method="unicon", secagg=True), "unicon --secagg"),
-    ],
-    ids=lambda part: part.split()[0] if isinstance(part, str) else "",
-)
-def test_the_committed_job_is_what_the_recipe_exports_today(job: JobSpec, command: str, tmp_path: Path) -> None:
-    """If this fails: remove the folder, then `medfedvqa jobs export COMMAND --out nvflare_jobs/METHOD`."""
-    export_job(job, tmp_path / job.method)
-    assert same(JOBS / job.method, tmp_path / job.method)
+@pytest.mark.parametrize("method", method_names())
+def test_the_committed_jobs_are_what_the_recipe_exports_today(method: str, tmp_path: Path) -> None:
+    """If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`, unicon `--secagg`."""
+    export_job(JobSpec(method=method, secagg=method == "unicon"), tmp_path / method)
+    assert same(JOBS / method, tmp_path / method)
 
 
 def test_an_exported_job_is_configuration_only_and_names_no_path(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.server_side import SITE_PATIENCE
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
@@ -105,7 +106,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Pa
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[LoopbackFederation]:
     """Four phantom sites and a server, all on the loopback interface."""
-    with LoopbackFederation(tmp_path_factory.mktemp("federation"), paths) as federation:
+    environment = {SITE_PATIENCE: "40"}
+    with LoopbackFederation(tmp_path_factory.mktemp("federation"), paths, environment) as federation:
         yield federation
 
 
@@ -172,3 +174,23 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
             *((1, True), (2, True), (2, False), (3, False))
         ]
         assert len({entry.reason for entry in shared}) == 4
+
+
+def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_finishes_with_the_rest(
+    federation: LoopbackFederation, paths: Paths, job_folder: Path
+) -> None:
+    """SIGKILL of client and job process in round 2, and it does not come back."""
+    configs, job_id = configured(paths), federation.submit(job_folder)
+    wait_for(lambda: logged(configs["head"], job_id, Event.RECEIVE, "train", 2))
+    for job in (True, False):
+        for process in federation.processes("head", job):
+            process.suspend()
+    for job in (False, True):
+        for process in federation.processes("head", job):
+            process.kill()
+    assert not logged(configs["head"], job_id, Event.RELEASE, "train", 2)
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    results = (federation.results(job_id) / "results.json").read_text()
+    assert "Site head broke off in round 2: the job went on without it." in results
+    for name, mixture in mixtures({name: configs[name] for name in ORGANS if name != "head"}, job_id).items():
+        assert mixture, name

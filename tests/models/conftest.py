@@ -1,71 +1,9 @@
-"""A tiny CLIP, and the paper's equations written out plainly to compare with."""
+"""The paper's equations written out plainly to compare with."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from open_clip.model import CLIP
-
-from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape
-
-VISION = {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 3}
-TEXT = {"context_length": 12, "vocab_size": 64, "width": 24, "heads": 2, "layers": 2}
-
-
-def tokenize(texts: list[str]) -> torch.Tensor:
-    """One token a letter: start 62, letters, end 63."""
-    ids = torch.zeros(len(texts), TEXT["context_length"], dtype=torch.int64)
-    for row, text in zip(ids, texts, strict=True):
-        letters = [1 + ord(letter) % 60 for letter in text[: len(row) - 2]]
-        row[: len(letters) + 2] = torch.tensor([62, *letters, 63])
-    return ids
-
-
-def build_clip(kind: type = CLIP, vision: dict | None = None, text: dict | None = None, **options) -> torch.nn.Module:
-    """A tiny CLIP with random weights, none of them left at 0 or 1, float64 and frozen."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        clip = kind(embed_dim=20, vision_cfg={**VISION, **(vision or {})}, text_cfg={**TEXT, **(text or {})}, **options)
-        for parameter in clip.parameters():
-            parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return clip.double().eval().requires_grad_(False)
-
-
-@pytest.fixture(scope="session")
-def make_clip() -> Callable[..., torch.nn.Module]:
-    return build_clip
-
-
-def attention(width: int) -> tuple[tuple[str, int, int], ...]:
-    """Where a block of this width makes queries and values."""
-    return ("attn.in_proj_weight", 0, width), ("attn.in_proj_weight", 2 * width, 3 * width)
-
-
-@pytest.fixture(scope="session")
-def backbone() -> ClipBackbone:
-    """The tiny CLIP as a backbone, float64."""
-    return ClipBackbone(
-        name="tiny",
-        clip=build_clip(),
-        tokenize=tokenize,
-        mean=(0.4, 0.5, 0.6),
-        std=(0.2, 0.3, 0.25),
-        shape=BackboneShape(
-            {
-                "image": TowerShape(3, 32, 2, "visual.transformer.resblocks", attention(32)),
-                "text": TowerShape(2, 24, 2, "transformer.resblocks", attention(24)),
-            },
-            embed=20,
-            image_size=32,
-            context=12,
-            words=24,
-            build=build_clip,
-            aside=("logit_scale", "visual.proj", "text_projection"),
-        ),
-        seen=None,
-        digest="",
-    )
 
 
 @pytest.fixture

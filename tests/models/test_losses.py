@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from medfedvqa.models import answer_loss, prompt_distance, weight_penalty
+from medfedvqa.models import answer_loss, divergence, prompt_distance, weight_penalty
 
 
 def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -76,3 +76,23 @@ def test_the_penalty_counts_weights_and_biases():
     for value, parameter in enumerate(head.parameters(), start=1):
         torch.nn.init.constant_(parameter, value)
     assert weight_penalty(head).item() == 2 * 1 + 4 + 9 + 16
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gradient_of_a_divergence_has_its_closed_form(generator, reverse):
+    """tau (p - p_t); reversed tau p (l - <p, l>) with l = log(p / p_t)."""
+    logits, target = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    divergence(*((logits, target) if reverse else (target, logits)), 3.0).sum().backward()
+    own, other = (logits.detach() / 3).softmax(1), (target.detach() / 3).softmax(1)
+    expected = 3 * (own - other)
+    if reverse:
+        ratio = (own / other).log()
+        expected = 3 * own * (ratio - (own * ratio).sum(1, keepdim=True))
+    assert torch.allclose(logits.grad, expected, rtol=0, atol=1e-12)
+
+
+def test_a_divergence_of_equals_is_zero_and_else_positive(generator):
+    logits, target = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    assert torch.allclose(divergence(logits, logits + 2.0, 3.0), torch.zeros(5).double(), atol=1e-12)
+    assert (divergence(logits, target, 3.0) > 0).all()

@@ -35,7 +35,7 @@ class SiteExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """From its start the site takes mail of others, if the job has any; at its end the site's log says so."""
         if event_type == EventType.START_RUN and self.job.get("secagg"):
-            self._mail = SiteMail(fl_ctx.get_engine())
+            self._mail = SiteMail(fl_ctx.get_engine(), fl_ctx.get_job_id())
         if event_type == EventType.END_RUN:
             if self._mail is not None:
                 self._mail.close()

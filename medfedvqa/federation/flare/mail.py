@@ -1,120 +1,186 @@
-"""Messages from site to site as FLARE's auxiliary messages: a transport that knows nothing of what it carries.
+"""Messages from site to site as single frames between FLARE's cells: a transport that knows nothing of what it carries.
 
 What travels is encrypted from end to end, see `privacy.secagg.channel`, with keys that FLARE never sees.
+
+Frames are sent without receipts: FLARE may deliver them in any order, and loses those that meet a peer that is not up
+or a connection that breaks. The receiver puts them in order by their numbers, and asks again for what it lacks.
 """
 
-import queue
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 
-from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.client.client_engine_executor_spec import ClientEngineExecutorSpec
 
-TOPIC = "medfedvqa.mail"
+CHANNEL = "medfedvqa_mail"
+_PART, _AGAIN = "part", "again"
 
-_ATTEMPT, _NUMBER, _BYTES = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_bytes"
-_DELIVERY_TIMEOUT = 10.0  # seconds
-_RETRY = 0.2  # seconds
+_ATTEMPT, _NUMBER, _LAST, _ARRIVED = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_last", "medfedvqa_arrived"
+_PART_BYTES = 1 << 20
+"""FLARE's clients (2.9) drop the connection over a frame of more than 4 MiB, the limit of aiohttp."""
+_ASK_AFTER = 1.0  # seconds in which nothing came; doubled with every question that brings nothing
 
 
 class SiteMail:
     """One site's mail for all attempts of a job; made when the run starts, so that others' mail finds it."""
 
-    def __init__(self, flare: ClientEngineExecutorSpec) -> None:
-        self._flare = flare
+    def __init__(self, flare: ClientEngineExecutorSpec, job_id: str) -> None:
+        self._flare, self._job_id = flare, job_id
+        # FLARE's auxiliary messages are streams with receipts, on threads of their own: three times as dear.
+        self._cell = flare.get_cell().core_cell
         self._boxes: defaultdict[tuple[str, str], _Box] = defaultdict(_Box)
         self._lock = threading.Lock()
         self._current: AttemptMail | None = None
-        flare.register_aux_message_handler(TOPIC, self._received)
+        self._came = 0.0
+        self._cell.register_request_cb(CHANNEL, _PART, self._received)
+        self._cell.register_request_cb(CHANNEL, _AGAIN, self._asked)
 
     def attempt(self, name: str) -> "AttemptMail":
         """The relay of one attempt; the one before is over, and what is left of it is dropped."""
-        self.close()
         with self._lock:
             for key in [key for key in self._boxes if key[0] != name]:
                 del self._boxes[key]
-        self._current = AttemptMail(self, name)
-        return self._current
+            self._current = AttemptMail(self, name)
+            return self._current
 
     def close(self) -> None:
-        """Nothing more is sent."""
-        if self._current is not None:
-            self._current.close()
+        """Nothing is sent again."""
+        self._current = None
 
-    def box(self, attempt: str, sender: str) -> "_Box":
-        """What a sender sent in an attempt, which need not have begun here."""
+    def box(self, attempt: str, address: str) -> "_Box":
+        """What a peer sent in an attempt, which need not have begun here."""
         with self._lock:
-            return self._boxes[attempt, sender]
+            return self._boxes[attempt, address]
 
-    def deliver(self, attempt: str, to: str, number: int, message: bytes) -> bool:
-        """Whether the peer has the message now. It has not while its run is starting."""
-        request = Shareable()
-        request[_ATTEMPT], request[_NUMBER], request[_BYTES] = attempt, number, message
-        with self._flare.new_context() as context:
-            # The server's secure transport would add nothing: it may hold FLARE's keys.
-            replies = self._flare.send_aux_request([to], TOPIC, request, _DELIVERY_TIMEOUT, context, optional=True)
-        reply = (replies or {}).get(to)
-        return reply is not None and reply.get_return_code() == ReturnCode.OK
+    def address(self, site: str) -> str:
+        """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
+        return FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
 
-    def _received(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        sender = fl_ctx.get_peer_context().get_identity_name()
-        self.box(request[_ATTEMPT], sender).put(request[_NUMBER], request[_BYTES])
-        return make_reply(ReturnCode.OK)
+    def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
+        """One part of a message, and how far the peer's own have arrived."""
+        arrived = self.box(attempt, address).arrived
+        self._fire(_PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
+
+    def ask(self, address: str, attempt: str, arrived: int) -> None:
+        """For part number `arrived`, once more. While others' come in the way is full, and more would not help."""
+        if time.monotonic() - self._came > _ASK_AFTER:
+            self._fire(_AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
+
+    def _fire(self, topic: str, address: str, headers: dict[str, str | int], part: bytes | None) -> None:
+        message = Message(headers, part)
+        # FLARE's own encryption would add nothing: the server may hold its keys.
+        self._cell.fire_and_forget(channel=CHANNEL, topic=topic, targets=address, message=message, optional=True)
+
+    def _received(self, message: Message) -> None:
+        self._came = time.monotonic()
+        attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
+        # An empty part comes as None; anything but bytes, as an attacker's, is refused above as a part of no message.
+        part = bytes(message.payload) if isinstance(message.payload, bytes | bytearray | memoryview) else b""
+        last = bool(message.get_header(_LAST))
+        self.box(attempt, address).put(int(message.get_header(_NUMBER)), part, last)
+        current = self._current
+        if current is not None and current.name == attempt:
+            current.arrived(address, int(message.get_header(_ARRIVED)))
+
+    def _asked(self, message: Message) -> None:
+        current = self._current
+        if current is not None and current.name == message.get_header(_ATTEMPT):
+            address = message.get_header(MessageHeaderKey.ORIGIN)
+            current.arrived(address, int(message.get_header(_ARRIVED)))
+            current.send_again(address)
 
 
 class AttemptMail:
-    """The relay of one attempt, as `privacy.secagg.Relay` asks for it: a thread for each peer sends in order."""
+    """The relay of one attempt, as `privacy.secagg.Relay` asks for it. What a peer may lack is kept for it."""
 
     def __init__(self, mail: SiteMail, name: str) -> None:
-        self._mail, self._name = mail, name
-        self._outgoing: dict[str, queue.SimpleQueue[bytes | None]] = {}
-        self._over = threading.Event()
+        self.name = name
+        self._mail = mail
+        self._kept: defaultdict[str, dict[int, tuple[bytes, bool]]] = defaultdict(dict)
+        self._sent: defaultdict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()
 
     def send(self, to: str, message: bytes) -> None:
-        """Leaves the message to the peer's thread."""
-        if to not in self._outgoing:
-            self._outgoing[to] = queue.SimpleQueue()
-            threading.Thread(target=self._deliver, args=(to, self._outgoing[to]), daemon=True).start()
-        self._outgoing[to].put(message)
+        """Returns before the message is delivered."""
+        address = self._mail.address(to)
+        starts = range(0, max(len(message), 1), _PART_BYTES)
+        for start in starts:
+            part, last = message[start : start + _PART_BYTES], start == starts[-1]
+            with self._lock:
+                number = self._sent[address]
+                self._sent[address] += 1
+                self._kept[address][number] = part, last
+            self._mail.send(address, self.name, number, part, last)
 
     def receive(self, sender: str, timeout: float) -> bytes:
         """The sender's next message. Raises `TimeoutError`."""
-        return self._mail.box(self._name, sender).get(timeout)
+        address = self._mail.address(sender)
+        return self._mail.box(self.name, address).get(
+            timeout, lambda arrived: self._mail.ask(address, self.name, arrived)
+        )
 
-    def close(self) -> None:
-        """What has not been delivered by now is for nobody."""
-        self._over.set()
-        for outgoing in self._outgoing.values():
-            outgoing.put(None)
+    def arrived(self, address: str, before: int) -> None:
+        """The peer has all parts before this number."""
+        with self._lock:
+            for number in [number for number in self._kept[address] if number < before]:
+                del self._kept[address][number]
 
-    def _deliver(self, to: str, outgoing: "queue.SimpleQueue[bytes | None]") -> None:
-        number = 0
-        while (message := outgoing.get()) is not None:
-            while not self._over.is_set() and not self._mail.deliver(self._name, to, number, message):
-                self._over.wait(_RETRY)
-            number += 1
+    def send_again(self, address: str) -> None:
+        """The first part that the peer is not known to have, if it was sent before."""
+        with self._lock:
+            number = min(self._kept[address], default=None)
+            if number is None:
+                return
+            part, last = self._kept[address][number]
+        self._mail.send(address, self.name, number, part, last)
 
 
 class _Box:
-    """Messages of one sender, each once: one whose receipt was lost is sent again, and would look replayed."""
+    """Messages of one peer, each once and in order: what is sent again would look replayed to the channel above."""
 
     def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._next = 0
+        self.arrived = 0
+        self._early: dict[int, tuple[bytes, bool]] = {}
+        self._parts: list[bytes] = []
+        self._messages: list[bytes] = []
+        self._change = threading.Condition()
 
-    def put(self, number: int, message: bytes) -> None:
-        """Keeps the message unless it is here already."""
-        with self._lock:
-            if number == self._next:
-                self._messages.put(message)
-                self._next += 1
+    def put(self, number: int, part: bytes, last: bool) -> None:
+        """Keeps the part unless it is here already."""
+        with self._change:
+            if number >= self.arrived:
+                self._early.setdefault(number, (part, last))
+            while self.arrived in self._early:
+                part, last = self._early.pop(self.arrived)
+                self.arrived += 1
+                self._parts.append(part)
+                if last:
+                    self._messages.append(b"".join(self._parts))
+                    self._parts = []
+            self._change.notify_all()
 
-    def get(self, timeout: float) -> bytes:
-        """The next message. Raises `TimeoutError` after so many seconds."""
-        try:
-            return self._messages.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError from None
+    def get(self, timeout: float, ask: Callable[[int], None]) -> bytes:
+        """The next message; `ask` is told how many parts are here. Raises `TimeoutError` after so many seconds."""
+        end, patience = time.monotonic() + timeout, _ASK_AFTER
+        while True:
+            with self._change:
+                before = self.arrived
+                wait = min(patience, end - time.monotonic())
+                more = self._change.wait_for(partial(self._more, before), max(wait, 0))
+                if self._messages:
+                    return self._messages.pop(0)
+            if more:
+                patience = _ASK_AFTER
+                continue
+            if time.monotonic() >= end:
+                raise TimeoutError
+            ask(before)
+            patience *= 2
+
+    def _more(self, before: int) -> bool:
+        return bool(self._messages) or self.arrived > before

@@ -98,7 +98,8 @@ def loopback_project(sites: Sequence[str], port: int) -> dict[str, Any]:
         "description": "a federation on this machine",
         "participants": [
             {"name": SERVER, "type": "server", "org": "coordinator", "fed_learn_port": port},
-            *({"name": name, "type": "client", "org": name} for name in sites),
+            # FLARE's organisations have no hyphens in their names.
+            *({"name": name, "type": "client", "org": name.replace("-", "_")} for name in sites),
             {"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"},
         ],
         "builders": [

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ RESULTS = "medfedvqa"
 STOP_FILE = "MEDFEDVQA_STOP"
 """Environment variable: a path; once that file exists, the server ends after the round and evaluates."""
 
+SITE_PATIENCE = "MEDFEDVQA_SITE_PATIENCE"
+"""Environment variable: seconds after which a job on shares goes on without a site of which nothing is heard."""
+
+_PATIENCE = 300.0  # seconds; FLARE (2.9) gives a site up after 660, and then the job fails
 _ABORT_CHECK = 0.1  # seconds
 
 
@@ -41,19 +45,44 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
-    caller = _Caller(controller, fl_ctx, abort_signal)
+    spec = JobSpec.from_dict(job)
+    # The simulator's sites have no heartbeat; it ends when one of them dies.
+    heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
+    caller = _Caller(controller, fl_ctx, abort_signal, heard)
     try:
-        serve_job(JobSpec.from_dict(job), sites, caller.call, out, engine, partial(write_event, out), _stop_asked)
+        serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
 
 
-class _Caller:
-    """Sends tasks through a FLARE controller and waits for all answers."""
+class _Heard:
+    """When something was last heard of each site's process of the job, if only its heartbeat, every ten seconds."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
-        self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort_signal
+    def __init__(self, controller: Controller, sites: Collection[str]) -> None:
+        self._patience = float(os.environ.get(SITE_PATIENCE, _PATIENCE))
+        self._last = dict.fromkeys(sites, time.monotonic())
+        # FLARE tells its communicator, and nobody else.
+        communicator = controller.communicator
+        told = communicator.client_is_active
+
+        def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            self._last[client_name] = time.monotonic()
+            told(client_name, reason, fl_ctx)
+
+        communicator.client_is_active = client_is_active
+
+    def silent(self) -> list[str]:
+        """The sites that are given up: a restarted one would have been heard of by now."""
+        oldest = time.monotonic() - self._patience
+        return [site for site, last in self._last.items() if last < oldest]
+
+
+class _Caller:
+    """Sends tasks through a FLARE controller and waits for all answers, or, if it hears, for those of the living."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heard: _Heard | None) -> None:
+        self._controller, self._fl_ctx, self._abort, self._heard = controller, fl_ctx, abort_signal, heard
 
     def call(
         self,
@@ -64,7 +93,7 @@ class _Caller:
         excused: Excused = nobody,
     ) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Call`."""
-        gathering = _Gathering(set(messages), answered, excused)
+        gathering = _Gathering(set(messages), answered, partial(self._not_waited_for, excused))
         tasks = {site: gathering.task(task, site, pack(round, tensors)) for site, tensors in messages.items()}
         for site, sent in tasks.items():
             self._controller.send(sent, self._fl_ctx, targets=[site])
@@ -78,6 +107,10 @@ class _Caller:
         for site in gathering.missing():
             self._controller.cancel_task(tasks[site])
         return gathering.replies
+
+    def _not_waited_for(self, excused: Excused, replies: Mapping[str, Reply]) -> Collection[str]:
+        silent = self._heard.silent() if self._heard else ()
+        return {*excused(replies), *silent}
 
 
 class _Gathering:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privacy.secagg import Identity, InProcessRelay, Link, Relay, connect
+from audits import Tensors
+from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.protocol import join
+from privacy.secagg.protocol import deal_mix, join, secure_mix
+from privacy.secagg.randomness import KEY_BYTES
 
 
 @dataclass
@@ -60,6 +62,25 @@ class Run:
 Everyone = Callable[..., list[Run]]
 
 
+@dataclass
+class Site:
+    """One site's mixture, what the dealer sent to it, and the taps on its links by peer."""
+
+    mixture: Tensors
+    dealt: bytes
+    taps: dict[str, Tap]
+
+    @property
+    def relayed(self) -> list[bytes]:
+        """What the relay carried for it."""
+        relay: Any = next(iter(self.taps.values())).link.relay
+        return relay.sent
+
+
+Together = Callable[..., dict[str, Site]]
+Linked = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
 def everyone() -> Everyone:
     """Connects parties "s0", "s1", ... and runs `work(party)` in each at once; runs in order of rank."""
@@ -74,10 +95,58 @@ def everyone() -> Everyone:
             end = Recorder(relay.of(name))
             links = connect(identities[name], "job 1", name, pinned, end, 20)
             taps = {peer: Tap(link) for peer, link in links.items()}
-            party = join(name, taps, None if dealt is None else dealt[names.index(name)])
+            party = join(name, taps, bytes(KEY_BYTES) if dealt is None else dealt[names.index(name)])
             return Run(work(party), party, taps, end.sent)
 
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(one, names))
 
     return run
+
+
+def names(count: int) -> tuple[str, ...]:
+    """In order."""
+    return tuple(f"s{rank:03}" for rank in range(count))
+
+
+@pytest.fixture
+def linked() -> Linked:
+    """Connects sites, each to all that it needs, and runs `work(group, taps)` in each at once."""
+    return in_group
+
+
+@pytest.fixture
+def together() -> Together:
+    """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
+
+    def run(
+        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
+    ) -> dict[str, Site]:
+        sites = names(len(tensors))
+        dealt = deal_mix(sites, sites[:members], layout)
+
+        def work(group: Group, taps: dict[str, Tap]) -> Site:
+            part = dealt[group.me]
+            mixture = secure_mix(group, taps, part, tensors[group.rank], accuracy[group.rank], layout)
+            return Site(mixture, part, taps)
+
+        return in_group(sites, sites[:members], work)
+
+    return run
+
+
+def in_group(
+    sites: tuple[str, ...], members: tuple[str, ...], work: Callable[[Group, dict[str, Tap]], Any]
+) -> dict[str, Any]:
+    identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
+    relay = InProcessRelay()
+
+    def one(me: str) -> Any:
+        peers = [site for site in (sites if me in members else members) if site != me]
+        pinned = {peer: identities[peer].fingerprint for peer in peers}
+        end = Recorder(relay.of(me))
+        links = connect(identities[me], "job 1", me, pinned, end, 60)
+        return work(Group(me, sites, members), {peer: Tap(link) for peer, link in links.items()})
+
+    with ThreadPoolExecutor(len(sites)) as pool:
+        return dict(zip(sites, pool.map(one, sites), strict=True))

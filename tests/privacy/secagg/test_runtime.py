@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from privacy.secagg import SecureAggregationError
-from privacy.secagg.crypten_runtime import Party, tensor
+from privacy.secagg.comparison import below
+from privacy.secagg.crypten_runtime import Party, ring, tensor
+from privacy.secagg.masked import open_masked, product, truncate
 from privacy.secagg.protocol import deal
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -25,17 +27,21 @@ def longs(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=INT)
 
 
-def own(party: Party, values: np.ndarray) -> torch.Tensor:
+def own(party: Party, values: np.ndarray) -> np.ndarray:
     """Shares of values that the last party puts in."""
     mine = values if party.rank == party.size - 1 else np.zeros_like(values)
-    return party.share(mine.view(np.uint64))
+    return ring(party.share(mine.view(np.uint64)))
 
 
-def computed(everyone: Any, size: int, protocol: Callable[[Party], torch.Tensor]) -> list[int]:
+def computed(everyone: Any, size: int, protocol: Callable[[Party], np.ndarray]) -> np.ndarray:
     """What a protocol opens, the same to every party."""
-    opened = [run.result for run in everyone(size, lambda p: p.open(protocol(p)), deal(size, protocol))]
-    assert all(torch.equal(result, opened[0]) for result in opened)
-    return opened[0].tolist()
+
+    def opened(party: Party) -> np.ndarray:
+        return party.open(protocol(party))[0]
+
+    results = [run.result for run in everyone(size, opened, deal(size, protocol))]
+    assert all(np.array_equal(result, results[0]) for result in results)
+    return results[0].view(np.int64)
 
 
 numbers = st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=1, max_size=8)
@@ -47,23 +53,65 @@ def test_truncation_errs_by_one_step_at_most_over_the_whole_range(
     everyone: Any, size: int, values: list[int], bits: int
 ) -> None:
     """Where CrypTen's own fails with probability |x|/2^64, this never does."""
-    found = computed(everyone, size, lambda p: p.truncate(own(p, np.array(values)), bits))
-    assert all(got - (value >> bits) in (0, 1) for got, value in zip(found, values, strict=True))
+    found = computed(everyone, size, lambda p: truncate(p, own(p, np.array(values)), bits))
+    assert all(got - (value >> bits) in (0, 1) for got, value in zip(found.tolist(), values, strict=True))
 
 
 @FEW
-@given(st.integers(3, 5), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8))
-def test_the_sign_is_exact_over_the_whole_ring(everyone: Any, size: int, values: list[int]) -> None:
-    """Comparison has no range of failure."""
-    edges = [*values, 0, 1, -1, 2**63 - 1, -(2**63)]
-    found = computed(everyone, size, lambda p: p.is_negative(own(p, np.array(edges))))
-    assert found == [int(value < 0) for value in edges]
+@given(st.integers(3, 5), numbers, st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=1, max_size=4))
+def test_comparisons_are_right_but_for_what_lies_within_two_to_the_33_of_a_limit(
+    everyone: Any, size: int, values: list[int], limits: list[int]
+) -> None:
+    """Over the whole range; at the limit itself they give either answer, and never anything but 0 or 1."""
+    edges = [*values, *(limit + step for limit in limits for step in (2**33, -(2**33), 0))]
+
+    def protocol(party: Party) -> np.ndarray:
+        (opening,) = open_masked(party, own(party, np.array(edges)))
+        return below(party, (opening, np.array(limits).view(np.uint64)))[0]
+
+    found = computed(everyone, size, protocol)
+    apart = np.abs(np.array(edges)[:, None] - np.array(limits)) >= 2**33
+    assert found.shape == apart.shape and np.isin(found, (0, 1)).all()
+    assert np.array_equal(found[apart], (np.array(edges)[:, None] < limits)[apart])
+
+
+def test_several_comparisons_are_one_exchange(everyone: Any) -> None:
+    """Of other shapes and with other limits, each answered by itself."""
+
+    def protocol(party: Party) -> np.ndarray:
+        some, other = open_masked(party, own(party, np.array([5 << 40])), own(party, np.array([[-1 << 40], [1 << 40]])))
+        before = party.communicator.messages
+        one, two = below(party, (some, np.array([4 << 40, 6 << 40], np.uint64)), (other, np.zeros(1, np.uint64)))
+        assert party.communicator.messages == before + 2
+        return np.concatenate([one.reshape(-1), two.reshape(-1)])
+
+    assert computed(everyone, 3, protocol).tolist() == [0, 1, 1, 0]
+
+
+@FEW
+@given(st.integers(3, 5), st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=6), st.integers(1, 8))
+def test_products_of_masked_secrets_cost_no_exchange_and_are_exact_but_for_truncation(
+    everyone: Any, size: int, values: list[int], bits: int
+) -> None:
+    """A whole secret, a truncated one and a public number minus one, [n, 1] times [n]; each factor errs by a step."""
+    x = np.array(values)
+
+    def protocol(party: Party) -> np.ndarray:
+        one, other = open_masked(party, own(party, x), own(party, x))
+        before = party.communicator.messages
+        found = product(party, one.whole()[:, None], other.truncated(bits), one.whole().subtracted_from(7)[:, None])
+        assert party.communicator.messages == before
+        return found
+
+    found = computed(everyone, size, protocol)
+    allowed = [x[:, None] * ((x >> bits) + step) * (7 - x[:, None]) for step in (0, 1)]
+    assert ((found == allowed[0]) | (found == allowed[1])).all()
 
 
 @FEW
 @given(st.integers(3, 5), st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8))
 def test_products_are_exact_and_shapes_broadcast(everyone: Any, size: int, values: list[int]) -> None:
-    """Beaver's multiplication with dealt triples, [n, 1] times [n]."""
+    """CrypTen's multiplication with dealt triples, [n, 1] times [n]."""
     x = np.array(values)
     found = computed(everyone, size, lambda p: p.multiply(own(p, x)[:, None], own(p, x)))
     assert np.array_equal(found, x[:, None] * x)
@@ -122,6 +170,17 @@ def test_crypten_s_own_randomness_is_refused(everyone: Any) -> None:
     everyone(3, work)
 
 
+def test_crypten_s_own_truncation_is_refused(everyone: Any) -> None:
+    """It fails at random; nothing of ours may reach it by a division."""
+
+    def work(party: Party) -> None:
+        shared = crypten.mpc.primitives.ArithmeticSharedTensor.from_shares(longs(8), precision=0)
+        with party._at_work(), pytest.raises(SecureAggregationError, match="fails at random"):
+            shared.div_(2)
+
+    everyone(3, work)
+
+
 def test_crypten_s_zero_shares_are_ours(everyone: Any) -> None:
     """A tensor that CrypTen shares by itself is masked by the streams of all pairs."""
 
@@ -144,25 +203,23 @@ def test_crypten_outside_a_party_is_refused() -> None:
 
 def test_tuples_for_another_computation_are_refused(everyone: Any) -> None:
     """The party that reads corrections runs out of them instead of using wrong ones."""
-    dealt = deal(3, lambda p: p.truncate(own(p, np.zeros(1, np.int64)), 3))
+    dealt = deal(3, lambda p: p.multiply(np.zeros(1, np.uint64), np.zeros(1, np.uint64)))
 
     def work(party: Party) -> str:
         if party.rank != 2:
             return ""
         with pytest.raises(SecureAggregationError, match="another computation"):
-            party.truncate(torch.zeros(2, dtype=INT), 3)
+            party.multiply(np.zeros(2, np.uint64), np.zeros(2, np.uint64))
         return "refused"
 
     assert everyone(3, work, dealt)[2].result == "refused"
 
 
-def test_without_dealt_tuples_shares_can_only_be_added(everyone: Any) -> None:
-    """A sum needs no dealer; a product says that it does."""
+def test_a_sum_needs_nothing_dealt(everyone: Any) -> None:
+    """Shares of zero from keys of pairs are enough."""
 
     def work(party: Party) -> list[int]:
-        with pytest.raises(SecureAggregationError, match="the dealer dealt nothing"):
-            party.multiply(longs(1), longs(1))
-        return party.open(party.share(np.array([party.rank + 1], np.uint64))).tolist()
+        return party.open(ring(party.share(np.array([party.rank + 1], np.uint64))))[0].tolist()
 
     assert [run.result for run in everyone(3, work)] == [[6]] * 3
 

@@ -1,0 +1,170 @@
+"""The runs of a benchmark: each in a folder of its own, several at a time, none twice."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfedvqa.benchmark.systems import System
+from medfedvqa.data import SiteData, load_site
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import Launch, plan, write_sites
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.state import StateFile
+from medfedvqa.methods.base import RIGHT, VALIDATED
+from medfedvqa.models import bundled_for, seen_by
+
+OUTCOME = "outcome.json"
+
+FREE = {"majority": "majority", "question-only prior": "prior"}
+"""Ways of answering that need no training."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is run: every system on one data set, with the same seeds, budget and backbone."""
+
+    reader: str
+    root: Path | None
+    out: Path
+    systems: tuple[System, ...]
+    seeds: int
+    budget: Mapping[str, Any]
+    sites: tuple[str, ...]
+    backbone: str = ""
+
+    def job(self, system: System, seed: int) -> JobSpec:
+        """One run. Raises `ConfigError`, also where the backbone has seen the test rows."""
+        backbone = self.backbone or bundled_for(self.reader)
+        if self.reader in (seen_by(backbone) or ()):
+            raise ConfigError(f"the backbone '{backbone}' has seen {self.reader}, its test rows too: choose another")
+        return JobSpec.from_dict(
+            {
+                "method": system.method,
+                "options": system.with_budget(dict(self.budget)),
+                "data": self.reader,
+                "split": {"kind": "official", "seed": seed},
+                "backbone": backbone,
+                "seed": seed,
+            }
+        )
+
+    def folder(self, system: System, seed: int) -> Path:
+        """Where this run is."""
+        return self.out / "runs" / f"{system.folder}-{seed}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run, by site; everything here stays on the machine that runs the benchmark."""
+
+    right: dict[str, list[bool]]
+    """Each test row."""
+    validated: dict[str, list[float]]
+    """Share of validation rows right after each round; empty where the method keeps none."""
+    patients: dict[str, list[int]]
+    """Each test row's patient, numbered within its site."""
+    bytes_up: float
+    """Per site and round."""
+    bytes_down: float
+    seconds: float
+    """Per round."""
+    parameters: int
+    """Trained at a site; 0 for what needs no training."""
+
+
+def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
+    """Run what is not there yet, `workers` processes at a time; each run as it ends.
+
+    Raises `ConfigError` before anything runs, or as soon as a run fails.
+    """
+    todo = [(system, seed) for seed in range(grid.seeds) for system in grid.systems if not _is_done(grid, system, seed)]
+    for system, seed in todo:
+        grid.job(system, seed)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(_run, grid, system, seed): (system, seed) for system, seed in todo}
+        try:
+            for done in as_completed(running):
+                done.result()
+                yield running[done]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def outcomes(grid: Grid) -> dict[str, list[Outcome]]:
+    """By label, one for each seed; first those of what needs no training."""
+    found = {label: [_free(grid, kind, seed) for seed in range(grid.seeds)] for label, kind in FREE.items()}
+    for system in grid.systems:
+        files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
+        found[system.label] = [Outcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files]
+    return found
+
+
+def _is_done(grid: Grid, system: System, seed: int) -> bool:
+    """Whether the run is there, and is of the same job; one of another job is made anew."""
+    file = grid.folder(system, seed) / OUTCOME
+    if not file.exists():
+        return False
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return bool(known["job"] == grid.job(system, seed).to_dict() and known["sites"] == list(grid.sites))
+
+
+def _run(grid: Grid, system: System, seed: int) -> None:
+    torch.set_num_threads(1)
+    folder, job = grid.folder(system, seed), grid.job(system, seed)
+    if folder.exists():
+        shutil.rmtree(folder)
+    launch = plan(job, grid.root, folder, grid.sites)
+    sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
+    with closing(LocalEngine(sites, job, "benchmark")) as engine:
+        results = serve_job(job, grid.sites, engine.call, folder, "local")
+    outcome = _outcome(grid, launch, results, seed)
+    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
+    (folder / OUTCOME).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seed: int) -> Outcome:
+    states = {}
+    for site in launch.sites:
+        saved = StateFile(launch.out / "sites" / site / "state", "benchmark").load()
+        states[site] = saved.state if saved else {}
+    method, rounds = launch.job.build(), len(results["rounds"])
+    traffic = [results["sites"][site]["bytes"] for site in launch.sites]
+    trained = method.trained(states[launch.sites[0]])
+    return Outcome(
+        right={site: state[RIGHT].tolist() for site, state in states.items()},
+        validated={site: state[VALIDATED].tolist() for site, state in states.items() if VALIDATED in state},
+        patients={site: data.test.patients.tolist() for site, data in _data(grid, seed).items()},
+        bytes_up=sum(each["up"] for each in traffic) / len(traffic) / rounds,
+        bytes_down=sum(each["down"] for each in traffic) / len(traffic) / rounds,
+        seconds=results["seconds"] / rounds,
+        parameters=sum(value.numel() for value in trained.values()),
+    )
+
+
+def _free(grid: Grid, kind: str, seed: int) -> Outcome:
+    data = _data(grid, seed)
+    right = {
+        site: majority_right(own.train.answers, own.test.answers)
+        if kind == "majority"
+        else question_prior_right(own.train, own.test)
+        for site, own in data.items()
+    }
+    patients = {site: own.test.patients.tolist() for site, own in data.items()}
+    return Outcome({site: rows.tolist() for site, rows in right.items()}, {}, patients, 0.0, 0.0, 0.0, 0)
+
+
+def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
+    split = grid.job(grid.systems[0], seed).split
+    return {site: load_site(grid.reader, grid.root, site, split, seed) for site in grid.sites}

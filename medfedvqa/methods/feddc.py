@@ -1,0 +1,65 @@
+"""FedDC: local drift, decoupled and corrected (L. Gao et al., CVPR 2022)."""
+
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import Site, State, Tensors, register
+from medfedvqa.methods.learning import Learner, Penalty
+from medfedvqa.models import BackboneShape, Values
+
+
+class FedDCConfig(AveragingConfig, frozen=True):
+    """Options."""
+
+    alpha: float = Field(0.01, ge=0, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg")
+
+
+@register
+class FedDC(Averaging[FedDCConfig]):
+    """FedAvg of w_i + h_i: each site keeps its drift h_i, all its rounds' moves together, and trains against it."""
+
+    name = "feddc"
+    config_type = FedDCConfig
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """As FedAvg's, tensor for tensor: a site adds its drift to what it trained, and never sends them apart."""
+        exchange = super().exchange(shape)
+        return replace(exchange, tasks=tuple(map(self._drifted, exchange.tasks)))
+
+    def setup(self, site: Site) -> State:
+        """No drift yet."""
+        state = super().setup(site)
+        drifting = self.shared(site.backbone.shape) if self.config.alpha else ()
+        return {**state, "drift": {name: torch.zeros_like(state["values"][name]) for name in drifting}}
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """As FedAvg's; the reply carries the drift"""
+        state, reply = super().train(site, state, received, round)
+        drifted = {name: reply[name] + drift.numpy(force=True) for name, drift in state["drift"].items()}
+        return state, reply | drifted
+
+    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+        """A round; the drift grows by how far it led."""
+        drift, state = state["drift"], super().local(learner, state, start, round, seed)
+        return {**state, "drift": {name: drift[name] + state["values"][name] - start[name] for name in drift}}
+
+    def penalty(self, state: State, start: Values) -> Penalty | None:
+        """alpha/2 |w_i + h_i - w|^2: a drift that is there already calls for going back."""
+        alpha, drift = self.config.alpha, state["drift"]
+        if not drift:
+            return None
+
+        def apart(values: Values) -> torch.Tensor:
+            return alpha / 2 * sum((values[name] + drift[name] - start[name]).square().sum() for name in drift)
+
+        return apart
+
+    def _drifted(self, task: TaskSpec) -> TaskSpec:
+        if not self.config.alpha:
+            return task
+        up = (replace(s, meaning=f"{s.meaning} plus its drift") if s.kind is Kind.PARAMETERS else s for s in task.up)
+        return replace(task, up=tuple(up))

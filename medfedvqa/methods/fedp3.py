@@ -1,0 +1,92 @@
+"""FedP3: sites keep the pairwise preferences among answers that they forget (M. Lao et al., "FedVQA", ACM MM 2023)."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from medfedvqa.methods.base import register
+from medfedvqa.methods.learning import Rows
+from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.models import divergence
+from medfedvqa.models.tuning import Kind as TuningKind
+
+Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
+
+
+class FedP3Config(PreservingConfig, frozen=True):
+    """Options; the defaults are the paper's, Sec. 4.2."""
+
+    rounds: int = Field(5, ge=1, description="rounds of local training and averaging")
+    learning_rate: float = Field(1e-4, gt=0, description="first learning rate")
+    tuning: TuningKind = Field("blocks", description="what is trained beside the answer head")
+    blocks: int | None = Field(3, ge=1, description="how many of each tower's last blocks are tuned; null is all")
+    preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
+    temperature: float = Field(2.0, gt=0, description="of preserve 'kl'")
+    filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
+    top: int = Field(20, ge=1, description="answers that are compared in pairs (N), at most all")
+    clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")
+    pairs: Literal["sum", "mean"] = Field("sum", description="over ordered pairs of answers")
+    space: Literal["probability", "logit"] = Field("probability", description="what is compared; 'logit' to experiment")
+
+
+@register
+class FedP3(Preserving[FedP3Config]):
+    """FedAvg that preserves what the teacher prefers among forgotten answers (Eqs. 9, 12, 14, 15)."""
+
+    name = "fedp3"
+    config_type = FedP3Config
+
+    def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """L_p3 of each row, or the divergence."""
+        config = self.config
+        if config.preserve == "kl":
+            return divergence(teacher.logits, student.logits, config.temperature)
+        taught, learnt = teacher.logits, student.logits
+        if config.space == "probability":
+            taught, learnt = taught.softmax(dim=1), learnt.softmax(dim=1)
+        if config.filter != "all":
+            kept = self.kept(student, teacher, rows)
+            taught, learnt = taught.gather(1, kept), learnt.gather(1, kept)
+        apart = (matchups(taught) - matchups(learnt)).abs()
+        return apart.sum((1, 2)) if config.pairs == "sum" else apart.mean((1, 2))
+
+    @torch.no_grad()
+    def kept(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """The answers whose preferences count, int64 [rows, N]: each row's own."""
+        config, logits = self.config, teacher.logits
+        if config.filter == "random":
+            scores = torch.rand(logits.shape, generator=rows.generator).to(logits.device)
+        else:
+            scores = forgotten(logits, student.logits, config.filter, config.clamp)
+        return scores.topk(min(config.top, logits.shape[1]), dim=1).indices
+
+
+def matchups(values: torch.Tensor) -> torch.Tensor:
+    """M(p_i, p_j) = sigmoid(2 (p_i - p_j)) of all pairs, [rows, answers] to [rows, answers, answers] (Eq. 9)."""
+    return torch.sigmoid(2 * (values[:, :, None] - values[:, None, :]))
+
+
+def forgotten(teacher: torch.Tensor, student: torch.Tensor, by: Filter, clamp: bool = False) -> torch.Tensor:
+    """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and what replaces them).
+
+    Eq. 12 weighs each row's log p_S by log(H_T / H_S), as printed: only so is r = p_T while both models agree.
+    """
+    taught, learnt = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
+    match by:
+        case "teacher":
+            return taught
+        case "student":
+            return learnt
+        case "eq11":
+            return taught - learnt
+    gain = torch.log(entropy(taught) / entropy(learnt))
+    return taught - (gain.clamp(min=0) if clamp else gain) * learnt
+
+
+def entropy(logarithms: torch.Tensor) -> torch.Tensor:
+    """Of distributions given by their logarithms, in nats, at least 1e-8: [rows, answers] to [rows, 1]."""
+    return (-logarithms.exp() * logarithms).sum(dim=1, keepdim=True).clamp(min=_LEAST_ENTROPY)
+
+
+_LEAST_ENTROPY = 1e-8

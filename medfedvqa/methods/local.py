@@ -1,0 +1,22 @@
+"""Decentralised training: every site by itself, the lower bound of the tables (DT)."""
+
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import register
+from medfedvqa.models import BackboneShape, Shapes
+
+
+class LocalConfig(AveragingConfig, frozen=True):
+    """Options; `head` says whose answers the model knows: those of a shared head, or the site's own."""
+
+
+@register
+class Local(Averaging[LocalConfig]):
+    """Local training alone, of the same model for the same number of rounds."""
+
+    name = "local"
+    config_type = LocalConfig
+    shares = False
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """Nothing."""
+        return {}

@@ -1,0 +1,48 @@
+"""MOON: model-contrastive federated learning (Q. Li, B. He, D. Song, CVPR 2021)."""
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import State, register
+from medfedvqa.methods.learning import Learner, RowLoss, Rows
+from medfedvqa.models import Values
+
+
+class MoonConfig(AveragingConfig, frozen=True):
+    """Options."""
+
+    mu: float = Field(1.0, ge=0, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
+    temperature: float = Field(0.5, gt=0, description="of cosines (tau)")
+
+
+@register
+class Moon(Averaging[MoonConfig]):
+    """FedAvg whose features stay near the mean model's and away from those of the site's own last model."""
+
+    name = "moon"
+    config_type = MoonConfig
+    compares_features = True
+
+    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
+        """Cross-entropy plus mu times the contrast; until there is a mean, both models are one."""
+        model, mu, last = learner.model, self.config.mu, state["values"]
+        if not mu:
+            return super().row_loss(learner, state, start)
+
+        def loss(values: Values, rows: Rows) -> torch.Tensor:
+            features = model.features(values, rows.batch)
+            with torch.no_grad():
+                shared, own = (model.features(frozen, rows.batch) for frozen in (start, last))
+            logits = model.answer(values, features, rows.generator)
+            answers = F.cross_entropy(logits, rows.answers, reduction="none")
+            return answers + mu * contrast(features, shared, own, self.config.temperature)
+
+        return loss
+
+
+def contrast(features: torch.Tensor, shared: torch.Tensor, own: torch.Tensor, temperature: float) -> torch.Tensor:
+    """-log of the mean model's share of exp(cosine / temperature), [rows], between it and the last own model."""
+    cosines = [F.cosine_similarity(features, other) / temperature for other in (own, shared)]
+    return F.softplus(cosines[0] - cosines[1])

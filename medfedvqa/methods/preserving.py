@@ -1,0 +1,70 @@
+"""Knowledge preserving: the model that a round starts from, frozen, teaches the one that is trained.
+
+The frame of FedP3 (M. Lao et al., "FedVQA", ACM MM 2023, Sec. 3.3.1) and of the distillation losses it compares with.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from medfedvqa.methods.averaging import Averaging, AveragingConfig
+from medfedvqa.methods.base import State
+from medfedvqa.methods.learning import Learner, RowLoss, Rows, answer_losses
+from medfedvqa.models import TunedModel, Values
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model makes of some rows: features [rows, width], logits [rows, answers]."""
+
+    features: torch.Tensor
+    logits: torch.Tensor
+
+
+def outputs(
+    model: TunedModel, values: Mapping[str, torch.Tensor], rows: Rows, dropout: torch.Generator | None
+) -> Outputs:
+    """With these values; dropout only with a generator to draw from."""
+    features = model.features(values, rows.batch)
+    return Outputs(features, model.answer(values, features, dropout))
+
+
+class PreservingConfig(AveragingConfig, frozen=True):
+    """Options that all of these methods have."""
+
+    weight: float = Field(1.0, ge=0, description="weight of what the teacher says (lambda); 0 is FedAvg")
+    start_round: int = Field(2, ge=1, description="first round with a teacher; in round 1 its head is untrained")
+
+
+Config = TypeVar("Config", bound=PreservingConfig)
+
+
+class Preserving(Averaging[Config]):
+    """FedAvg with a term between student and teacher in the loss of each row."""
+
+    @abstractmethod
+    def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """What it costs the student to differ, [rows]; the teacher, without dropout, is a constant."""
+
+    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+        """A round as FedAvg's until there is a teacher, and for weight 0."""
+        taught = self.config.weight > 0 and round >= self.config.start_round
+        loss = self.taught(learner.model, start) if taught else answer_losses(learner.model)
+        return {**state, "values": learner.train(start, loss, round, seed)}
+
+    def taught(self, model: TunedModel, start: Values) -> RowLoss:
+        """Cross-entropy plus the weighted term; the teacher has the values `start`."""
+
+        def loss(values: Values, rows: Rows) -> torch.Tensor:
+            student = outputs(model, values, rows, rows.generator)
+            with torch.no_grad():
+                teacher = outputs(model, start, rows, None)
+            answers = F.cross_entropy(student.logits, rows.answers, reduction="none")
+            return answers + self.config.weight * self.term(student, teacher, rows)
+
+        return loss

@@ -1,0 +1,252 @@
+"""ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021).
+
+Each row is an item of its own, since every block mixes its words with its picture: only the embeddings of distinct
+pictures and questions are computed once, and with nothing tuned the features of each pair.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning
+from medfedvqa.models.prompts import JoinedPrompts
+
+JOINT = "joint"
+WORDS, PATCHES = 0, 1
+"""Which embedding says that a token is a word, or a part of a picture."""
+
+CHUNK = 32
+"""Pictures, questions or pairs that go through the frozen part together."""
+
+
+@dataclass(frozen=True)
+class ViltBatch:
+    """Rows of a site, each an item of its own.
+
+    With nothing tuned, `pictures` are the rows' features [rows, width] and `questions` are not looked at. With
+    everything tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else embeddings
+    [rows, tokens, width] each.
+    """
+
+    pictures: torch.Tensor
+    questions: torch.Tensor
+    lengths: torch.Tensor
+    """Tokens of each question, int64 [rows]."""
+    answers: torch.Tensor
+    depth: int
+    owner: torch.Tensor | None
+
+    @property
+    def owners(self) -> Mapping[str, torch.Tensor | None]:
+        return {JOINT: self.owner}
+
+
+@dataclass(frozen=True, eq=False)
+class ViltBackbone(Backbone):
+    """A frozen `ViltModel` of transformers, with its pooler."""
+
+    name: str
+    vilt: Any = field(repr=False)
+    tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
+    """Questions to token ids, int64 [questions, context], -1 beyond a question's end."""
+    shape: BackboneShape
+    seen: tuple[str, ...] | None
+    digest: str
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self.vilt.embeddings.cls_token.device
+        return found
+
+    def parameter(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = self.vilt.get_parameter(name)
+        return found
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ViltCache":
+        return ViltCache(self, depth, pictures, questions)
+
+    def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
+        if join != "concat":
+            raise ConfigError("ViLT has no common space of images and texts; join its features by 'concat'")
+        weights = {f"vilt.{name}": weight for name, weight in tuning.weights.items()}
+        found: torch.Tensor = functional_call(_Whole(self.vilt), weights, (batch, tuning))
+        return found
+
+
+class _Whole(nn.Module):
+    """All that is computed for a batch, as one module, so that other weights can stand in for ViLT's."""
+
+    def __init__(self, vilt: Any) -> None:
+        super().__init__()
+        self.vilt = vilt
+
+    def forward(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
+        layers = len(self.vilt.encoder.layer)
+        adapters = tuning.adapters.get(JOINT, NOTHING)
+        if any(block < layers - batch.depth for block in adapters):
+            raise ConfigError("an adapter belongs to a block below those that the cache was built for")
+        if not batch.depth:
+            return batch.pictures
+        words, patches = batch.questions, batch.pictures
+        if batch.depth > layers:
+            words, patches = embedded_words(self.vilt, words), embedded_patches(self.vilt, patches)
+        return encoded(self.vilt, words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters)
+
+
+def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Square pictures of ViLT's own size, [n, 3, size, size] in -1..1, to [n, patches + 1, width]."""
+    embeddings = vilt.embeddings
+    patches = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
+    patches = torch.cat([embeddings.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+    return patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
+
+
+def embedded_words(vilt: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Token ids [n, context], -1 beyond a question's end, to [n, context, width]."""
+    words: torch.Tensor = vilt.embeddings.text_embeddings(input_ids=tokens.clamp(min=0))
+    return words + vilt.embeddings.token_type_embeddings.weight[WORDS]
+
+
+def encoded(
+    vilt: Any,
+    words: torch.Tensor,
+    patches: torch.Tensor,
+    lengths: torch.Tensor,
+    prompts: JoinedPrompts | None = None,
+    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = NOTHING,
+) -> torch.Tensor:
+    """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
+    words = words[:, : int(lengths.max())]
+    hidden = torch.cat([words, patches], dim=1)
+    visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
+    visible = F.pad(visible, (0, patches.shape[1]), value=True)[:, None, None]
+    blocks = vilt.encoder.layer
+    unprompted = len(blocks) if prompts is None else len(blocks) - prompts.keys.shape[-3]
+    for index, block in enumerate(blocks):
+        tokens = None if prompts is None or index < unprompted else _projected(block, prompts, index - unprompted)
+        hidden = _block(block, hidden, visible, tokens, pool=index == len(blocks) - 1)
+        hidden = adapters[index](hidden) if index in adapters else hidden
+    pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
+    return pooled
+
+
+def _projected(block: Any, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One block's prompt tokens as projected keys and values, each [1 or rows, tokens, width]."""
+    keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
+    if prompts.placing == "before":
+        keys, values = block.attention.attention.key(keys), block.attention.attention.value(values)
+    if prompts.owner is None:
+        return keys[None], values[None]
+    return keys.index_select(0, prompts.owner), values.index_select(0, prompts.owner)
+
+
+def _block(
+    block: Any,
+    hidden: torch.Tensor,
+    visible: torch.Tensor,
+    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    pool: bool,
+) -> torch.Tensor:
+    """One block, as transformers' own but for prompts; with `pool` only its first position, [rows, 1, width].
+
+    `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
+    """
+    attention, normed = block.attention.attention, block.layernorm_before(hidden)
+    keys, values = attention.key(normed), attention.value(normed)
+    if pool:
+        hidden, normed = hidden[:, :1], normed[:, :1]
+    if prompts is not None:
+        keys, values = (
+            torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
+            for tokens, own in zip(prompts, (keys, values), strict=True)
+        )
+        visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
+    parts = attention.query(normed), keys, values
+    heads = (part.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2) for part in parts)
+    attended = F.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2).flatten(2)
+    hidden = hidden + block.attention.output.dense(attended)
+    grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
+    return grown
+
+
+class ViltCache:
+    """Embeddings of every distinct picture and question of a site; see `Cache`.
+
+    States above the embeddings belong to pairs of them, too many and too large to keep; only with nothing tuned the
+    features of each pair are kept, computed when a batch first holds it.
+    """
+
+    def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
+        size, layers = backbone.shape.image_size, len(backbone.vilt.encoder.layer)
+        if pictures.shape[1:] != (1, size, size):
+            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        if depth[JOINT] > layers + 1:
+            raise ConfigError(f"ViLT has {layers} blocks: tune fewer")
+        self._vilt, self._depth, self._device = backbone.vilt, depth[JOINT], backbone.device
+        different = list(dict.fromkeys(questions))
+        # Questions that differ in case or spaces alone have the same tokens.
+        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
+        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+        self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
+        with torch.no_grad():
+            self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in pictures.split(CHUNK)])
+            self._questions = torch.cat([self._read(ids.to(self._device)) for ids in tokens.split(CHUNK)])
+        self._pairs: dict[tuple[int, int], torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the cache takes, bytes."""
+        pairs = sum(features.nbytes for features in self._pairs.values())
+        return self._pictures.nbytes + self._questions.nbytes + pairs
+
+    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
+        """See `Cache`."""
+        try:
+            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
+        except KeyError:
+            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+
+    def batch(
+        self,
+        pictures: torch.Tensor,
+        questions: torch.Tensor,
+        answers: torch.Tensor,
+        owners: torch.Tensor | None = None,
+    ) -> ViltBatch:
+        """See `Cache`."""
+        shown, asked = pictures.to(self._device), questions.to(self._device)
+        seen = self._pictures[shown] if self._depth else self._features(shown, asked)
+        owner = None if owners is None else owners.to(self._device)
+        return ViltBatch(
+            seen, self._questions[asked], self._lengths[asked], answers.to(self._device), self._depth, owner
+        )
+
+    def _see(self, grey: torch.Tensor) -> torch.Tensor:
+        pixels = (grey.expand(-1, 3, -1, -1) - 0.5) / 0.5
+        return pixels if self._raw else embedded_patches(self._vilt, pixels)
+
+    def _read(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens if self._raw else embedded_words(self._vilt, tokens)
+
+    @property
+    def _raw(self) -> bool:
+        """Whether even the embedding is tuned, so that nothing can be computed once."""
+        return self._depth > len(self._vilt.encoder.layer)
+
+    @torch.no_grad()
+    def _features(self, shown: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        """Of these pairs of pictures and questions, [rows, width]."""
+        pairs = list(zip(shown.tolist(), asked.tolist(), strict=True))
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._pairs]
+        for first in range(0, len(new), CHUNK):
+            part = new[first : first + CHUNK]
+            seen, read = torch.tensor(part, device=self._device).unbind(dim=1)
+            found = encoded(self._vilt, self._questions[read], self._pictures[seen], self._lengths[read])
+            self._pairs |= dict(zip(part, found, strict=True))
+        return torch.stack([self._pairs[pair] for pair in pairs])

@@ -1,0 +1,118 @@
+"""A few sites that compute for all of a large federation: drawn by randomness that no one party controls.
+
+Named committees need nothing from here. Drawn ones: each site commits to a nonce for the job before it sees any
+other's, then all open theirs; the beacon is a hash of all nonces. The committee of an attempt are the sites with the
+lowest tags under the beacon. Everything is public, and any site checks all of it.
+
+One honest site's nonce makes the beacon unpredictable until it opens. What a lying server still can do: leave sites out
+before the draw, so that the colluders among the rest weigh more (`min_sites` limits that); keep back the opening of a
+colluding site after it has seen the others', which makes the draw void; and claim that an attempt failed, to draw the
+next. All of that is counted: a void draw ends the job, and a round has at most `ATTEMPTS` attempts, so that the chance
+of a committee of colluders alone is at most `ATTEMPTS` times `all_colluding` for each round.
+
+Source: M. Blum, "Coin flipping by telephone", 1981 (commit, then open); each nonce has 32 random bytes, so that its
+hash hides it. Tags are HMAC-SHA-256 (RFC 2104).
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from privacy.secagg.channel import joined
+from privacy.secagg.errors import MINIMUM, SecureAggregationError, SiteError
+
+NONCE_BYTES = 32
+ATTEMPTS = 8
+"""The most attempts of one round; a server that lets attempts fail until a committee suits it has so many tries."""
+
+
+@dataclass(frozen=True)
+class Nonce:
+    """One site's part of the randomness of one job, secret until all commitments are there."""
+
+    job: str
+    site: str
+    value: bytes
+
+    @classmethod
+    def draw(cls, job: str, site: str) -> "Nonce":
+        """A fresh one, from the operating system."""
+        return cls(job, site, secrets.token_bytes(NONCE_BYTES))
+
+    @property
+    def commitment(self) -> bytes:
+        """32 bytes, to be seen by all sites before any opens; for this job and site only."""
+        return _digest(b"commitment", self.job.encode(), self.site.encode(), self.value)
+
+
+@dataclass(frozen=True)
+class Beacon:
+    """The randomness of one job, from the nonces of all its sites; equal at whoever saw the same openings."""
+
+    sites: tuple[str, ...]
+    value: bytes
+
+    @classmethod
+    def open(cls, own: Nonce, commitments: Mapping[str, bytes], opened: Mapping[str, bytes]) -> "Beacon":
+        """The beacon as a site checks it: `commitments` are those that it saw before it opened its own, by site.
+
+        Raises `SiteError` naming the site whose nonce does not fit its commitment, or is missing, and
+        `SecureAggregationError` if this site's own part is missing or changed, or sites were added.
+        """
+        if commitments.get(own.site) != own.commitment or opened.get(own.site) != own.value:
+            raise SecureAggregationError("the draw of a committee leaves out this site's own nonce: refuse the job")
+        if added := sorted(opened.keys() - commitments.keys()):
+            raise SecureAggregationError(
+                f"the draw of a committee has nonces of sites that did not commit ({', '.join(added)}): refuse the job"
+            )
+        sites = tuple(sorted(commitments))
+        for site in sites:
+            if site not in opened:
+                raise SiteError(site, "committed to a nonce and did not open it: the draw is void, refuse the job")
+            nonce = Nonce(own.job, site, opened[site])
+            if len(nonce.value) != NONCE_BYTES or not hmac.compare_digest(nonce.commitment, commitments[site]):
+                raise SiteError(site, "opened another nonce than it committed to: the draw is void, refuse the job")
+        parts = [part for site in sites for part in (site.encode(), opened[site])]
+        return cls(sites, _digest(b"beacon", own.job.encode(), *parts))
+
+    def committee(self, round: int, number: int, size: int, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+        """The committee of a round's attempt `number`, counted from 1, in order of names; without sites that fell out.
+
+        Raises `SecureAggregationError` for too small a committee, too few sites, or too many attempts.
+        """
+        if not 1 <= number <= ATTEMPTS:
+            raise SecureAggregationError(
+                f"attempt {number} of round {round} is not one of the {ATTEMPTS} that a round may have: end the job"
+            )
+        eligible = [site for site in self.sites if site not in left_out]
+        if not MINIMUM <= size <= len(eligible):
+            raise SecureAggregationError(
+                f"a committee of {size} out of {len(eligible)} sites cannot be drawn: it needs {MINIMUM} at least, and "
+                "no more than there are"
+            )
+        return tuple(sorted(sorted(eligible, key=lambda site: self._tag(round, number, site))[:size]))
+
+    def check(self, members: Sequence[str], round: int, number: int, size: int, left_out: Sequence[str] = ()) -> None:
+        """Raises `SecureAggregationError` unless these are the committee that was drawn."""
+        if tuple(members) != self.committee(round, number, size, left_out):
+            raise SecureAggregationError(
+                f"the committee of round {round}, attempt {number} is not the one that was drawn: refuse the attempt"
+            )
+
+    def _tag(self, round: int, number: int, site: str) -> bytes:
+        message = joined(round.to_bytes(8, "big"), number.to_bytes(8, "big"), site.encode())
+        return hmac.digest(self.value, message, "sha256")
+
+
+def all_colluding(sites: int, colluders: int, members: int) -> float:
+    """The probability that a committee drawn once holds colluders only: hypergeometric, C(c, k) / C(n, k)."""
+    if not 0 <= colluders <= sites or not 1 <= members <= sites:
+        raise SecureAggregationError("a committee and the colluders are each a part of the sites: check the numbers")
+    return math.comb(colluders, members) / math.comb(sites, members)
+
+
+def _digest(purpose: bytes, *parts: bytes) -> bytes:
+    return hashlib.sha256(joined(b"medfedvqa committee 1", purpose, *parts)).digest()

@@ -1,0 +1,82 @@
+"""A grid of real, small runs: resumed, complete, and refused where it would deceive."""
+
+from pathlib import Path
+
+import pytest
+
+from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, outcomes, run
+from medfedvqa.benchmark.printed import PRINTED
+from medfedvqa.benchmark.systems import SYSTEMS, System, chosen
+from medfedvqa.benchmark.table import best_baseline, markdown
+from medfedvqa.errors import ConfigError
+from medfedvqa.methods import create
+
+BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
+PAIR = (
+    System("FedAvg classifier", "fedavg", {"tuning": "classifier"}),
+    System("AS2", "prompt_pfl", {"ablation": "AS2", "blocks": 1}, baseline=False),
+)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Grid:
+    return Grid("phantom", None, tmp_path, PAIR, 2, BUDGET, ("chest", "head"))
+
+
+@pytest.mark.slow
+def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Grid) -> None:
+    """An interrupted grid goes on where it was; a run of another budget is made anew."""
+    first = run(grid, 1)
+    next(first)
+    first.close()
+    done = [path for path in grid.out.rglob(OUTCOME)]
+    assert 1 <= len(done) < 4
+    stamps = {path: path.stat().st_mtime_ns for path in done}
+    assert len(list(run(grid, 1))) == 4 - len(done)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    assert not list(run(grid, 1))
+    results = outcomes(grid)
+    assert list(results) == ["majority", "question-only prior", "FedAvg classifier", "AS2"]
+    for label, each in results.items():
+        own = each[0]
+        assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
+        assert label in FREE or (own.parameters > 0 and own.seconds > 0)
+    classifier = results["FedAvg classifier"][0]
+    assert len(classifier.validated["chest"]) == 2 and classifier.bytes_up > 0
+    text = markdown(grid, results)
+    assert all(f"| {label} |" in text for label in results)
+    assert best_baseline(grid, results) != "AS2"
+    changed = Grid("phantom", None, grid.out, PAIR, 1, {**BUDGET, "hidden": 9}, grid.sites)
+    assert len(list(run(changed, 1))) == 2
+
+
+def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> None:
+    grid = Grid("slake", tmp_path, tmp_path, PAIR, 1, BUDGET, ("lung",), "medclip-slake")
+    with pytest.raises(ConfigError, match="seen slake"):
+        list(run(grid, 1))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
+def test_every_system_is_a_valid_job_under_the_common_budget(system: System) -> None:
+    create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}))
+
+
+def test_labels_and_folders_are_distinct() -> None:
+    assert len({system.folder for system in SYSTEMS}) == len({system.label for system in SYSTEMS}) == len(SYSTEMS)
+
+
+def test_systems_are_chosen_by_label_or_by_method() -> None:
+    assert chosen([]) == SYSTEMS
+    assert {system.method for system in chosen(["prompt_pfl"])} == {"prompt_pfl"}
+    assert [system.label for system in chosen(["FedAvg LoRA"])] == ["FedAvg LoRA"]
+    with pytest.raises(ConfigError, match="no system 'nothing'"):
+        chosen(["nothing"])
+
+
+@pytest.mark.parametrize("data", PRINTED)
+def test_the_papers_own_ablations_stand_beside_runs_of_this_project(data: str) -> None:
+    labels = {system.label for system in SYSTEMS}
+    rows = {row.name: row for row in PRINTED[data].rows}
+    assert all(rows[name].label in labels for name in ("AS1", "AS2", "AS3", "AS4", "PM"))
+    assert all(len(row.figures) == len(PRINTED[data].columns) for row in rows.values())

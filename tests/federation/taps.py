@@ -1,0 +1,200 @@
+"""What FLARE's processes load in tests only: a server that records and tampers, and sites whose shares can be read.
+
+FLARE builds these as components of a kit's `resources.json`; see `tapped`.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from nvflare.apis.fl_component import FLComponent
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.sfm.conn_manager import ConnManager
+from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+
+from medfedvqa.federation.flare import mail
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.provision import SERVER
+
+MESSAGE_TIMEOUT = 10.0  # seconds; the sites' own would make tests slow
+FIRST = 8
+"""Number of the first message between two sites that is tampered with: the handshake is over."""
+
+_SECRETS, _FRAMES, _ORDERS, _DONE = "secrets", "frames", "orders.json", "done.json"
+Frame = bytes | bytearray | memoryview
+PassOn = Callable[[Frame], None]
+
+
+class ServerTap(FLComponent):
+    """Keeps all that reaches the server's process after TLS, and does to sites' mail what it is ordered, each once."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder, self._lock = Path(folder), threading.Lock()
+        self._last: dict[tuple[str, str], bytes] = {}
+        self._held: Callable[[], None] | None = None
+        self._spoilt: set[str] = set()
+        receive = ConnManager.process_frame
+
+        def process_frame(manager: ConnManager, connection: Any, frame: Frame) -> None:
+            with self._lock, (self._folder / f"{_FRAMES}.{os.getpid()}").open("ab") as file:
+                file.write(len(frame).to_bytes(8, "big") + frame)
+            self._pass(frame, lambda passed: receive(manager, connection, passed))
+
+        ConnManager.process_frame = process_frame
+
+    def _pass(self, frame: Frame, on: PassOn) -> None:
+        headers, payload = opened(frame)
+        if not headers or headers.get(MessageHeaderKey.CHANNEL) != mail.CHANNEL or payload is None:
+            on(frame)
+            return
+        with self._lock:
+            way = headers[MessageHeaderKey.ORIGIN], headers[MessageHeaderKey.DESTINATION]
+            before, self._last[way] = self._last.get(way), payload
+            order = self._order(headers)
+            held, self._held = self._held, None
+        if order == "delay":
+            self._held = lambda: on(frame)
+        elif order == "flip":
+            on(closed(frame, payload[:-1] + bytes([payload[-1] ^ 1])))
+        elif order == "replay" and before is not None:
+            on(closed(frame, before))
+        elif order != "drop":
+            on(frame)
+            if order == "double":
+                on(frame)
+        if held is not None:
+            held()
+
+    def _order(self, headers: Mapping[str, Any]) -> str | None:
+        """What to do with this message; forgeries at most one in an attempt."""
+        path, attempt = self._folder / _ORDERS, headers[mail._ATTEMPT]
+        orders = json.loads(path.read_text()) if path.exists() else []
+        if not orders or headers[mail._NUMBER] < FIRST or attempt in self._spoilt:
+            return None
+        if orders[0] in ("flip", "replay"):
+            self._spoilt.add(attempt)
+        with (self._folder / _DONE).open("a") as file:
+            origin, to = (headers[key].split(".")[0] for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION))
+            file.write(json.dumps([orders[0], origin, to]) + "\n")
+        path.write_text(json.dumps(orders[1:]))
+        return orders[0]
+
+
+class SiteTap(FLComponent):
+    """In a site's job process: keeps what is sealed for other sites, and the digest of what it is sealed as."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        if any("worker_process" in part for part in sys.orig_argv):
+            # FLARE's processes wait for each other, not for ever: what imports torch is changed with the first task.
+            from medfedvqa.federation.flare.executor import SiteExecutor
+
+            execute = SiteExecutor.execute
+
+            def first(executor: SiteExecutor, *arguments: Any) -> Any:
+                SiteExecutor.execute = execute
+                _record_secrets(Path(folder))
+                return execute(executor, *arguments)
+
+            SiteExecutor.execute = first
+
+
+def _record_secrets(folder: Path) -> None:
+    from medfedvqa.federation import attempt
+    from privacy.secagg.channel import Session
+
+    assert attempt.MESSAGE_TIMEOUT > MESSAGE_TIMEOUT
+    attempt.MESSAGE_TIMEOUT = MESSAGE_TIMEOUT
+    seal = Session.seal
+
+    def recorded(session: Session, message: bytes) -> bytes:
+        sealed = seal(session, message)
+        with (folder / f"{_SECRETS}.{session.me}").open("a") as file:
+            digest = hashlib.sha256(sealed).hexdigest()
+            file.write(json.dumps([session.me, session.peer, bytes(message).hex(), digest]) + "\n")
+        return sealed
+
+    Session.seal = recorded
+
+
+def opened(frame: Frame) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Headers and payload of one of FLARE's frames."""
+    prefix = Prefix.from_bytes(frame)
+    start = PREFIX_LEN + prefix.header_len
+    headers = msgpack.unpackb(frame[PREFIX_LEN:start]) if prefix.header_len else None
+    return headers, bytes(frame[start:]) or None
+
+
+def closed(frame: Frame, payload: bytes) -> bytes:
+    """The frame with another payload."""
+    prefix = Prefix.from_bytes(frame)
+    head = bytearray(frame[: PREFIX_LEN + prefix.header_len])
+    prefix.length = len(head) + len(payload)
+    prefix.to_buffer(head, 0)
+    return bytes(head) + payload
+
+
+class TappedFederation(LoopbackFederation):
+    """A federation with taps at its server and its sites, which write into `taps`."""
+
+    @property
+    def taps(self) -> Path:
+        return self.folder / "taps"
+
+    def start(self, name: str) -> None:
+        self.taps.mkdir(exist_ok=True)
+        path = self.kits / name / "local" / "resources.json.default"
+        resources = json.loads(path.read_text())
+        tap = ServerTap if name == SERVER else SiteTap
+        resources["components"].append(
+            {"id": "tap", "path": f"taps.{tap.__name__}", "args": {"folder": str(self.taps)}}
+        )
+        path.write_text(json.dumps(resources))
+        super().start(name)
+
+    @contextlib.contextmanager
+    def ordered(self, *orders: str) -> Iterator[None]:
+        """The server is to do this to messages from site to site."""
+        (self.taps / _ORDERS).write_text(json.dumps(orders))
+        yield
+        (self.taps / _ORDERS).unlink()
+
+    def done(self) -> list[tuple[str, str, str]]:
+        """What the server did, to messages from whom to whom."""
+        path = self.taps / _DONE
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def seen(self) -> bytes:
+        """All frames that reached the server's process, one after the other."""
+        return b"".join(path.read_bytes() for path in sorted(self.taps.glob(f"{_FRAMES}.*")))
+
+    def relayed(self) -> list[bytes]:
+        """The payloads of messages from site to site among them."""
+        frames, start, payloads = self.seen(), 0, []
+        while start < len(frames):
+            end = start + 8 + int.from_bytes(frames[start : start + 8], "big")
+            headers, payload = opened(frames[start + 8 : end])
+            if headers and headers.get(MessageHeaderKey.CHANNEL) == mail.CHANNEL and payload is not None:
+                payloads.append(payload)
+            start = end
+        return payloads
+
+    def secrets(self) -> list[tuple[str, str, bytes, str]]:
+        """Who sealed what for whom, and the SHA-256 of the sealed message."""
+        lines = [line for path in self.taps.glob(f"{_SECRETS}.*") for line in path.read_text().splitlines()]
+        return [(me, peer, bytes.fromhex(message), sha) for me, peer, message, sha in map(json.loads, lines)]
+
+    def forget(self) -> None:
+        """Drop what was recorded so far."""
+        for kind in (_FRAMES, _SECRETS):
+            for path in self.taps.glob(f"{kind}.*"):
+                path.unlink()
+        (self.taps / _DONE).unlink(missing_ok=True)

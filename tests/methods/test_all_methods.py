@@ -1,0 +1,192 @@
+"""What is true of every registered method: a new one joins by being registered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from audits import read, verify
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import Method, Site, Tensors, create, method_names, method_type
+from medfedvqa.models import shape_of
+from privacy import DPSettings
+
+Sites = Callable[..., dict[str, SiteConfig]]
+QUICK = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+QUICK |= {"steps": 2, "aggregate": "none"}
+KINDS = ["parameters", "statistic", "public", "activations"]
+PRIVATE = {"weighting": "uniform", "local_epochs": 1}
+ROOT = Path(__file__).parents[2]
+
+
+def quick(name: str, **options: object) -> dict[str, object]:
+    """Those of the options that the method has."""
+    known = method_type(name).config_type.model_fields
+    return {key: value for key, value in {**QUICK, **options}.items() if key in known}
+
+
+def job_of(name: str, dp: DPSettings | None = None, **options: object) -> JobSpec:
+    settings = {"method": name, "options": quick(name, **options), "data": "phantom", "backbone": "medclip@random"}
+    return JobSpec.from_dict({**settings, "dp": dp})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole job in this process, and all messages of it."""
+
+    job: JobSpec
+    configs: dict[str, SiteConfig]
+    results: dict[str, Any]
+    messages: list[tuple[str, int, str, Tensors, Tensors]]
+    """Task, round, site, down, up."""
+
+
+def run(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> Run:
+    engine, messages = LocalEngine(configs, job, "test"), []
+
+    def call(task, round, down, *rest):
+        replies = engine.call(task, round, down, *rest)
+        messages.extend((task, round, site, down[site], replies[site].tensors) for site in down)
+        return replies
+
+    results = serve_job(job, tuple(configs), call, out, "local")
+    engine.close()
+    return Run(job, configs, results, messages)
+
+
+@pytest.fixture(scope="module", params=method_names())
+def ran(request: pytest.FixtureRequest, sites_in: Sites, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Each method's quick job over two small sites."""
+    folder = tmp_path_factory.mktemp(request.param)
+    configs = sites_in(folder, "site-001", "site-002", methods=[request.param], kinds=KINDS)
+    return run(job_of(request.param), configs, folder / "out")
+
+
+def test_every_message_is_exactly_what_the_exchange_declares(ran: Run) -> None:
+    """Names, shapes and dtypes, up and down, of every task of the job."""
+    exchange = ran.job.build().final_exchange(shape_of(ran.job.backbone))
+    assert {task for task, *_ in ran.messages} == {task.name for task in exchange.tasks}
+    for name, _, _, down, up in ran.messages:
+        task = exchange.task(name)
+        for declared, message in ((task.down, down), (task.up, up)):
+            facts = {spec.name: (spec.shape, spec.dtype) for spec in declared}
+            assert {name: (array.shape, str(array.dtype)) for name, array in message.items()} == facts
+
+
+def test_every_site_s_log_is_whole_and_tells_what_left(ran: Run) -> None:
+    """The chain verifies, and its releases are the messages, tensor for tensor."""
+    for site, config in ran.configs.items():
+        assert not verify(config.audit).torn_bytes
+        released = [entry for entry in read(config.audit) if entry.outcome == "sent"]
+        sent = [(task, round, up) for task, round, name, _, up in ran.messages if name == site]
+        assert [(e.task, e.round, {t.name for t in e.tensors}) for e in released] == [(*m[:2], set(m[2])) for m in sent]
+        assert [entry.nbytes for entry in released] == [sum(a.nbytes for a in up.values()) for *_, up in sent]
+
+
+def test_results_are_counts_of_the_sites_test_rows(ran: Run) -> None:
+    """The run finished, and every site was scored."""
+    assert ran.results["status"] == "finished" and set(ran.results["sites"]) == set(ran.configs)
+    for facts in ran.results["sites"].values():
+        assert 0 <= facts["correct"] <= facts["n"] and facts["n"] > 0
+
+
+def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run, phantom_site: Site) -> None:
+    """A new process's runtime gives the same bytes for the last task, and saves nothing."""
+    for name, config in ran.configs.items():
+        task, round, _, down, up = next(message for message in reversed(ran.messages) if message[2] == name)
+        saved = (config.state / "test.pt").read_bytes()
+        runtime = SiteRuntime(config, ran.job, "test", lambda *loaded: phantom_site.backbone)
+        again = runtime.handle(task, round, down)
+        runtime.close(ended=False)
+        assert all(np.array_equal(array, again[tensor]) for tensor, array in up.items()) and up.keys() == again.keys()
+        assert (config.state / "test.pt").read_bytes() == saved
+
+
+PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)
+
+
+def private(name: str) -> Method:
+    """The method under differential privacy, or a refusal."""
+    return create(name, quick(name, **PRIVATE), PRIVACY)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_under_differential_privacy_every_upload_carries_it_or_the_job_is_refused(name: str) -> None:
+    """A refusal says why; otherwise all that leaves is private, or public."""
+    try:
+        method = private(name)
+    except ConfigError as refusal:
+        assert "differential privacy" in str(refusal)
+        return
+    exchange = method.final_exchange(shape_of("medclip@random"))
+    for spec in (spec for task in exchange.tasks for spec in task.up):
+        assert spec.protection.private or spec.kind == "public"
+    assert method.plan()
+
+
+def trains_privately(name: str) -> bool:
+    try:
+        return bool(private(name))
+    except ConfigError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in method_names() if trains_privately(name)])
+def test_a_private_job_runs_to_its_end(name: str, sites_in: Sites, tmp_path: Path) -> None:
+    """Noise, charges and the gate together; the scores stay at the sites."""
+    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1)
+    done = run(job_of(name, PRIVACY, **PRIVATE), configs, tmp_path / "out")
+    assert done.results["status"] == "finished"
+    assert all(not up for task, *_, up in done.messages if task == "evaluate")
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_has_its_page(name: str) -> None:
+    """With what leaves, the options and the deviations; and the index names it."""
+    page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert all(f"## {part}" in page for part in ("Objective", "What leaves", "Options", "Deviations"))
+    assert f"methods/{name}.md" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_options_round_trip_as_json(name: str) -> None:
+    """What results and job folders hold makes the same method again."""
+    config = create(name, quick(name)).config
+    assert type(config).model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_site_that_never_trains_tests_what_the_others_share(sites_in: Sites, tmp_path: Path) -> None:
+    """It releases its scores alone, of the last mean, also where the others test their own models."""
+    configs = sites_in(tmp_path, "site-001", "site-002", "site-003", methods=["fedavg"])
+    done = run(job_of("fedavg", unseen=("site-003",), evaluated="personal"), configs, tmp_path / "out")
+    released = [entry.task for entry in read(configs["site-003"].audit) if entry.outcome == "sent"]
+    assert released == ["evaluate"] and done.results["sites"]["site-003"]["n"] > 0
+    runtime = SiteRuntime(configs["site-003"], done.job, "again")
+    with pytest.raises(ConfigError, match="only tests"):
+        runtime.handle("start", 1, {})
+
+
+@pytest.mark.parametrize("unseen", [("site-009",), ("site-001", "site-002")])
+def test_unseen_sites_must_be_there_and_leave_some_to_train(
+    unseen: tuple[str, ...], sites_in: Sites, tmp_path: Path
+) -> None:
+    """Refused before anything is trained."""
+    configs = sites_in(tmp_path, "site-001", "site-002", methods=["fedavg"])
+    with pytest.raises(ConfigError, match="unseen"):
+        run(job_of("fedavg", unseen=unseen), configs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [{"head": "local"}, {"method": "local"}])
+def test_unseen_sites_need_something_shared(options: dict[str, str]) -> None:
+    """A head that stays, or nothing shared at all, answers nobody else's questions."""
+    with pytest.raises(ConfigError, match="unseen"):
+        create(options.pop("method", "fedavg"), {"unseen": ("site-009",), **options})

@@ -1,0 +1,289 @@
+"""ViLT as a backbone: it is transformers' own, every kind of tuning is what it is called, and only its files load."""
+
+import copy
+import json
+import shutil
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from medfedvqa.errors import BackboneError, ConfigError
+from medfedvqa.models import TuningConfig, load_backbone, shape_of
+from medfedvqa.models.backbone import Tuning
+from medfedvqa.models.prompts import join
+from medfedvqa.models.vilt_files import vilt_shape
+
+transformers = pytest.importorskip("transformers")
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+NAME = "vilt-tiny@random"
+QUESTIONS = ("is it", "is there a mass", "what", "Is  there a MASS", "which side is it of these unknown words and more")
+ROWS = torch.tensor([0, 1, 2, 3, 4, 1, 0])
+PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])
+CONFIGS = [
+    TuningConfig("classifier"),
+    *(TuningConfig(kind, rank=3, reduction=4) for kind in ("lora", "prompt", "bias", "adapter", "blocks", "full")),
+    *(TuningConfig(kind, blocks=1, rank=3) for kind in ("lora", "prompt", "bias", "adapter", "blocks")),
+]
+each_kind = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}-{config.blocks}")
+
+
+@pytest.fixture(scope="module")
+def exact(vilt):
+    """In float64."""
+    return replace(vilt, vilt=copy.deepcopy(vilt.vilt).double())
+
+
+def pictures() -> torch.Tensor:
+    return torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def values_of(config: TuningConfig, backbone) -> dict[str, torch.Tensor]:
+    """Values away from where they begin, float64."""
+    draw = torch.Generator().manual_seed(7)
+    initial = config.initial(backbone.shape, backbone, draw)
+    return {name: value.double() + 0.1 * torch.randn(value.shape, generator=draw) for name, value in initial.items()}
+
+
+def batch_of(backbone, depth: int, owners: torch.Tensor | None = None):
+    cache = backbone.cache({"joint": depth}, pictures(), QUESTIONS)
+    ids = cache.question_ids([QUESTIONS[row] for row in ROWS])
+    return cache.batch(PICTURES, ids, torch.zeros(7, dtype=torch.int64), owners)
+
+
+def features(backbone, config: TuningConfig, values: dict[str, torch.Tensor], depth: int | None = None):
+    depth = config.depth(backbone.shape)["joint"] if depth is None else depth
+    return backbone.features(batch_of(backbone, depth), config.applied(backbone, values))
+
+
+def put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Have a module compute with this tensor where it had a parameter of its own."""
+    owner, _, own = name.rpartition(".")
+    owner = module.get_submodule(owner)
+    delattr(owner, own)
+    setattr(owner, own, value)
+
+
+def plain(backbone, config: TuningConfig, values: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Features by transformers' own forward pass; prompts as longer keys and values of its attention."""
+    vilt = copy.deepcopy(backbone.vilt)
+    blocks = vilt.encoder.layer
+    for name, value in values.items():
+        if name.startswith("weight."):
+            put(vilt, name.removeprefix("weight."), value)
+    for number, block in enumerate(blocks):
+        for part in ("query", "value"):
+            name = f"lora.joint.{number}.attention.attention.{part}.weight.0"
+            if f"{name}.up" in values:
+                linear_ = getattr(block.attention.attention, part)
+                put(linear_, "weight", linear_.weight.detach() + values[f"{name}.up"] @ values[f"{name}.down"])
+        if f"adapter.joint.{number}.up.bias" in values:
+            block.register_forward_hook(adapted(values, f"adapter.joint.{number}"))
+        if "prompt.joint" in values and number >= len(blocks) - len(values["prompt.joint"]):
+            prompt = values["prompt.joint"][number - len(blocks) + len(values["prompt.joint"])]
+            block.attention.attention.forward = prompted(block.attention.attention, *prompt.chunk(2))
+    tokens = backbone.tokenize([QUESTIONS[row] for row in ROWS])
+    images = (pictures()[PICTURES].expand(-1, 3, -1, -1) - 0.5) / 0.5
+    said = vilt(input_ids=tokens.clamp(min=0), attention_mask=(tokens >= 0).long(), pixel_values=images)
+    return said.pooler_output
+
+
+def adapted(values, name):
+    def hook(block, inputs, output):
+        narrow = linear(output[0], values[f"{name}.down.weight"], values[f"{name}.down.bias"]).relu()
+        return (output[0] + linear(narrow, values[f"{name}.up.weight"], values[f"{name}.up.bias"]), *output[1:])
+
+    return hook
+
+
+def prompted(attention, keys, values):
+    """Self-attention with tokens before keys and values, visible to all, by an explicit softmax."""
+
+    def forward(hidden, mask=None, output_attentions=False):
+        rows, positions, width = hidden.shape
+        longer = [torch.cat([part.expand(rows, -1, -1), hidden], dim=1) for part in (keys, values)]
+        heads, size = attention.num_attention_heads, width // attention.num_attention_heads
+        parts = attention.query(hidden), attention.key(longer[0]), attention.value(longer[1])
+        query, key, value = (part.view(rows, -1, heads, size).transpose(1, 2) for part in parts)
+        scores = query @ key.transpose(-1, -2) / size**0.5
+        if mask is not None:
+            hidden_ = torch.zeros_like(mask).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+            scores = scores + torch.nn.functional.pad(hidden_, (len(keys), 0))
+        return ((scores.softmax(-1) @ value).transpose(1, 2).reshape(rows, positions, width),)
+
+    return forward
+
+
+@each_kind
+def test_features_and_gradients_are_those_of_transformers_own_model(exact, config):
+    """To 1e-10 in float64, for questions of different lengths; untuned, tuned, and changed by hand."""
+    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
+    found, expected = features(exact, config, values), plain(exact, config, values)
+    assert torch.allclose(found, expected, **EXACT)
+    if values:
+        assert (found - plain(exact, config, {})).abs().max() > 1e-3
+        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
+        for name, one, other in zip(values, *gradients, strict=True):
+            assert torch.allclose(one, other, **EXACT), name
+
+
+@each_kind
+def test_exactly_what_is_declared_is_trained(exact, config):
+    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
+    assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(exact.shape)
+    if values:
+        features(exact, config, values).sin().sum().backward()
+    assert all(value.grad is not None for value in values.values())
+    assert all(weight.grad is None and not weight.requires_grad for weight in exact.vilt.parameters())
+
+
+@each_kind
+def test_the_cache_may_end_anywhere_below_what_is_tuned(exact, config):
+    values, first = values_of(config, exact), config.depth(exact.shape)["joint"]
+    expected = features(exact, config, values)
+    for depth in range(first, 5):
+        assert torch.allclose(features(exact, config, values, depth), expected, **EXACT)
+
+
+def test_a_row_is_the_same_whatever_stands_beside_it(exact):
+    """A longer question in the batch pads the others, and padding is not looked at."""
+    config = TuningConfig("adapter")
+    values, together = values_of(config, exact), batch_of(exact, 3)
+    cache = exact.cache({"joint": 3}, pictures(), QUESTIONS)
+    expected = exact.features(together, config.applied(exact, values))
+    for row in range(7):
+        ids = cache.question_ids([QUESTIONS[ROWS[row]]])
+        alone = cache.batch(PICTURES[row : row + 1], ids, torch.zeros(1, dtype=torch.int64))
+        assert torch.allclose(exact.features(alone, config.applied(exact, values))[0], expected[row], **EXACT)
+
+
+@pytest.mark.parametrize("placing", ["before", "after"])
+def test_owners_have_prompts_of_their_own(exact, placing):
+    """Each gets the features and the gradient that it would have alone."""
+    owners = torch.tensor([0, 0, 1, 2, 2, 2, 1])
+    own = torch.randn(3, 2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    batch = batch_of(exact, 2, owners)
+    joined = join(own, None, "concatenate", placing, batch.owners["joint"])
+    found = exact.features(batch, Tuning({"joint": joined}))
+    found.square().sum().backward()
+    for owner in range(3):
+        leaf = own.detach()[owner].requires_grad_()
+        alone = exact.features(batch_of(exact, 2), Tuning({"joint": join(leaf, None, "concatenate", placing)}))
+        alone[owners == owner].square().sum().backward()
+        assert torch.allclose(found[owners == owner], alone[owners == owner], **EXACT)
+        assert torch.allclose(own.grad[owner], leaf.grad, **EXACT)
+
+
+def test_features_of_a_pair_are_computed_once(exact):
+    """With nothing tuned; questions that differ in case and spaces are one."""
+    cache = exact.cache({"joint": 0}, pictures(), QUESTIONS)
+    before = cache.nbytes
+    for _ in range(2):
+        cache.batch(PICTURES, cache.question_ids([QUESTIONS[row] for row in ROWS]), torch.zeros(7, dtype=torch.int64))
+    assert cache.nbytes - before == 6 * 16 * 8
+
+
+def test_the_shape_of_the_published_vilt_is_known_without_its_files():
+    """12 blocks of width 768; adapters of reduction 16 are FedDAT's 894,528 floats."""
+    shape = shape_of("vilt-b32@anywhere")
+    assert [(tower.layers, tower.width, tower.heads) for tower in shape.towers.values()] == [(12, 768, 12)]
+    assert (shape.width, shape.image_size, shape.context) == (768, 384, 40)
+    sizes = TuningConfig("adapter").shapes(shape)
+    assert sum(torch.Size(size).numel() for size in sizes.values()) == 894_528
+    assert len(TuningConfig("bias").shapes(shape)) == 12 * 8
+    assert sum(torch.Size(size).numel() for size in shape.parameters.values()) == 111_595_008
+
+
+@pytest.fixture
+def folder(vilt_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(vilt_folder, tmp_path / "hospital-folder"))
+
+
+def refused(folder: Path, name: str = NAME) -> str:
+    """The message of a refusal, after having made sure that it names no path."""
+    with pytest.raises(BackboneError) as caught:
+        load_backbone(name, {name: folder})
+    assert "hospital-folder" not in "".join(traceback.format_exception_only(caught.value))
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__ == bool(caught.value.__context__)
+    return str(caught.value)
+
+
+def test_it_loads_frozen_in_float32_and_evaluation_mode(vilt, vilt_folder):
+    assert not vilt.vilt.training and vilt.shape == shape_of(NAME) == vilt_shape("vilt-tiny")
+    assert not any(weight.requires_grad for weight in vilt.vilt.parameters())
+    assert vilt.digest == load_backbone("vilt-tiny@other", {"vilt-tiny@other": vilt_folder}).digest
+    assert vilt.seen is None
+
+
+def test_questions_become_word_pieces_of_the_site_s_vocabulary(vilt):
+    """Lower case, [CLS] and [SEP] around, -1 after the end, cut where they are too long."""
+    assert vilt.tokenize(["Is it masses"]).tolist() == [[2, 5, 6, 10, 11, 3] + 6 * [-1]]
+    assert vilt.tokenize(["is " * 20])[0].tolist() == [2] + 10 * [5] + [3]
+
+
+def test_a_model_with_a_head_loads_without_it(folder, vilt):
+    """As published: names begin with `vilt.`, and a head for another task is there."""
+    vocabulary = (folder / "vocab.txt").read_text()
+    config = transformers.ViltConfig(**json.loads((folder / "config.json").read_text()))
+    config.num_labels = 5
+    model = transformers.ViltForQuestionAnswering(config)
+    model.vilt.load_state_dict(vilt.vilt.state_dict())
+    shutil.rmtree(folder)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text(vocabulary)
+    assert load_backbone(NAME, {NAME: folder}).digest == vilt.digest
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "vocab.txt"])
+def test_missing_files_are_named(folder, file):
+    (folder / file).unlink()
+    assert file in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", "no weights", "no vilt-tiny checkpoint"),
+        ("config.json", "{", "not JSON"),
+        ("config.json", '{"num_attention_heads": 4}', "num_attention_heads"),
+        ("config.json", '{"hidden_act": "relu"}', "hidden_act"),
+        ("vocab.txt", "\n".join(map(str, range(65))), "vocabulary of 64"),
+        ("vocab.txt", "only\nwords", "vocabulary of 64"),
+    ],
+)
+def test_files_of_something_else_are_refused(folder, file, content, said):
+    (folder / file).write_text(content)
+    assert said in refused(folder)
+
+
+def test_weights_of_another_size_are_refused(folder):
+    assert "vilt-b32" in refused(folder, "vilt-b32@mine") and "differs in" in refused(folder, "vilt-b32@mine")
+
+
+def test_a_folder_that_this_machine_does_not_name_is_refused():
+    with pytest.raises(BackboneError, match="no file is given"):
+        load_backbone(NAME)
+
+
+@pytest.mark.parametrize("name", ["vilt-b32", "vilt-b32/tag", "vilt-b32@"])
+def test_it_is_never_fetched(name):
+    with pytest.raises(BackboneError, match="unknown backbone"):
+        shape_of(name)
+
+
+def test_what_one_tower_cannot_do_is_refused(exact, vilt):
+    with pytest.raises(ConfigError, match="concat"):
+        exact.features(batch_of(exact, 1), Tuning(), "product")
+    with pytest.raises(ConfigError, match="below"):
+        config = TuningConfig("adapter")
+        features(exact, config, values_of(config, exact), 1)
+    with pytest.raises(ConfigError, match="tune fewer"):
+        vilt.cache({"joint": 5}, pictures().float(), QUESTIONS)
+    with pytest.raises(ConfigError, match="takes"):
+        vilt.cache({"joint": 1}, torch.zeros(1, 1, 16, 16), QUESTIONS)
+    with pytest.raises(ConfigError, match="without some"):
+        vilt.cache({"joint": 1}, pictures().float(), QUESTIONS).question_ids(["why"])
