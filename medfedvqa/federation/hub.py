@@ -67,9 +67,13 @@ class ServerHub:
         watch: Callable[[Event], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
         ended: Callable[[History], None] = lambda history: None,
+        seed: int = 0,
     ) -> None:
-        """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round."""
-        self.sites = sites
+        """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
+
+        `seed`: the job's.
+        """
+        self.sites, self.seed = sites, seed
         self.history = History(sites=sites, rounds=[], uploads={}, shared={})
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
         self._round, self._planned = 0, 0

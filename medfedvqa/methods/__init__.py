@@ -10,6 +10,7 @@ from medfedvqa.methods import fedprox as fedprox
 from medfedvqa.methods import local as local
 from medfedvqa.methods import moon as moon
 from medfedvqa.methods import prompt_pfl as prompt_pfl
+from medfedvqa.methods import unicon as unicon
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,

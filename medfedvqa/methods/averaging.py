@@ -25,7 +25,22 @@ ROWS = "train_rows"
 """The weight of a site in a mean by rows."""
 
 
-class AveragingConfig(MethodConfig, frozen=True):
+class TunedConfig(MethodConfig, frozen=True):
+    """Options of methods that tune a backbone."""
+
+    tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
+    blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
+    rank: int = Field(16, ge=1, description="rank of low-rank updates")
+    reduction: int = Field(16, ge=1, description="a token's width over that of an adapter's bottleneck")
+    length: int = Field(4, ge=2, description="tokens of a prompt per block, half keys, half values")
+
+    @property
+    def tuned(self) -> TuningConfig:
+        """What is tuned."""
+        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
+
+
+class AveragingConfig(TunedConfig, frozen=True):
     """Options that all of these methods have."""
 
     rounds: int = Field(10, ge=1, description="rounds of local training and averaging")
@@ -37,11 +52,6 @@ class AveragingConfig(MethodConfig, frozen=True):
     decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
     decay_every: int = Field(10, ge=1, description="rounds between decays")
     weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
-    tuning: TuningKind = Field("adapter", description="what is trained beside the answer head")
-    blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
-    rank: int = Field(16, ge=1, description="rank of low-rank updates")
-    reduction: int = Field(16, ge=1, description="a token's width over that of an adapter's bottleneck")
-    length: int = Field(4, ge=2, description="tokens of a prompt per block, half keys, half values")
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
@@ -65,11 +75,6 @@ class AveragingConfig(MethodConfig, frozen=True):
     def learning(self) -> LearningConfig:
         """The site's local training."""
         return LearningConfig(**{name: getattr(self, name) for name in LearningConfig.__dataclass_fields__})
-
-    @property
-    def tuned(self) -> TuningConfig:
-        """What is tuned."""
-        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
 
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -75,6 +75,8 @@ class Hub(Protocol):
     """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
 
     sites: tuple[str, ...]
+    seed: int
+    """The job's, for whatever the server begins with."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
@@ -130,6 +132,11 @@ class Method(ABC, Generic[Config]):
         """
         return {}
 
+    @property
+    def in_clear(self) -> Collection[str]:
+        """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
+        return ()
+
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Everything that travels, for a backbone of this shape."""
@@ -167,7 +174,8 @@ class Method(ABC, Generic[Config]):
         goes with them; what a task that is not charged would send stays at the site.
 
         With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
-        not aggregated stays at the site. Aggregates that the sites keep come from there too: no message holds them."""
+        not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
+        come from there too: no message holds them."""
         exchange = self.exchange(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
@@ -183,7 +191,8 @@ class Method(ABC, Generic[Config]):
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
     def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
-        up = tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC)
+        in_clear = task.name in self.in_clear
+        up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
         yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
         if task.name in self.on_shares:
             yield from self.on_shares[task.name].tasks(task)

@@ -116,8 +116,7 @@ class Learner:
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
         self.train_rows = _some(train, train.answers >= 0)
-        self._depth = depth or model.depth
-        self._cache = site.derive(("cache", tuple(sorted(self._depth.items()))), self._freeze)
+        self._cache = cached(site, depth or model.depth)
 
     def train(
         self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
@@ -207,10 +206,16 @@ class Learner:
             return islice(chain.from_iterable(epochs), config.local_epochs)
         return chain.from_iterable(islice(epochs, config.local_epochs))
 
-    def _freeze(self) -> Cache:
-        data, backbone = self.site.data, self.site.backbone
+
+def cached(site: Site, depth: Depth) -> Cache:
+    """The part of the site's backbone that is frozen at this depth, computed once for all its rows."""
+
+    def freeze() -> Cache:
+        data, backbone = site.data, site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return backbone.cache(self._depth, data.pictures.load(backbone.shape.image_size), questions)
+        return backbone.cache(depth, data.pictures.load(backbone.shape.image_size), questions)
+
+    return site.derive(("cache", tuple(sorted(depth.items()))), freeze)
 
 
 def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:

@@ -1,10 +1,11 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
-from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
+from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
 from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
@@ -18,18 +19,23 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "Contrast",
     "Depth",
     "HeadConfig",
     "ModelConfig",
     "PromptShape",
     "Prompts",
+    "ServerNetworks",
+    "ServerPart",
     "Shapes",
     "SiteModel",
+    "SiteNetworks",
     "TowerShape",
     "TunedModel",
     "Tuning",
     "TuningConfig",
     "Values",
+    "Words",
     "adapters",
     "answer_loss",
     "bundled_for",
@@ -40,6 +46,8 @@ __all__ = [
     "prompt_shapes",
     "seen_by",
     "shape_of",
+    "similarities",
+    "site_shapes",
     "trained_shapes",
     "weight_penalty",
 ]

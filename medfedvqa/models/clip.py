@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
 
@@ -80,6 +80,10 @@ class ClipBackbone(Backbone):
         weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
         found: torch.Tensor = functional_call(whole, weights, (batch, tuning, join))
         return found
+
+    @torch.no_grad()
+    def words(self, texts: Sequence[str], tokens: int) -> Words:
+        return Words(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, grey: torch.Tensor) -> torch.Tensor:
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""

@@ -23,6 +23,8 @@ from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+QUICK |= {"steps": 2, "aggregate": "none"}
+KINDS = ["parameters", "statistic", "public", "activations"]
 PRIVATE = {"weighting": "uniform", "local_epochs": 1}
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +68,7 @@ def run(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> Run:
 def ran(request: pytest.FixtureRequest, sites_in: Sites, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each method's quick job over two small sites."""
     folder = tmp_path_factory.mktemp(request.param)
-    configs = sites_in(folder, "site-001", "site-002", methods=[request.param])
+    configs = sites_in(folder, "site-001", "site-002", methods=[request.param], kinds=KINDS)
     return run(job_of(request.param), configs, folder / "out")
 
 
@@ -210,7 +212,7 @@ def test_every_method_has_its_page(name: str) -> None:
 @pytest.mark.parametrize("name", method_names())
 def test_options_round_trip_as_json(name: str) -> None:
     """What results and job folders hold makes the same method again."""
-    config = create(name, {}).config
+    config = create(name, quick(name)).config
     assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
