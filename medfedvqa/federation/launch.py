@@ -85,6 +85,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
+                committee=list(launch.job.members_rule().named),
             ),
             encoding="utf-8",
         )
