@@ -160,6 +160,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _least_committee(value: Any) -> int:
+    if _count(value) < 3:
+        raise ValueError
+    return int(value)
+
+
 _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "methods": (_texts, "a list of names"),
     "recipients": (_texts, "a list of names"),
@@ -172,5 +178,5 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "unit": (_unit, "'patient'"),
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
-    "min_committee": (_count, "a whole number, at least 1"),
+    "min_committee": (_least_committee, "a whole number, at least 3"),
 }

@@ -37,8 +37,8 @@ class Draw:
     """Its own; once drawn, never another."""
     commitments: dict[str, bytes] = field(default_factory=dict)
     """All sites', as they were when it opened its own; empty before."""
-    beacon: bytes = b""
-    """What all nonces gave; empty before."""
+    beacon: bytes | None = None
+    """What all nonces gave."""
 
     @property
     def opened(self) -> Beacon | None:
