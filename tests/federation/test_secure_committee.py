@@ -163,10 +163,10 @@ def kept(config: SiteConfig, job_id: str = "job") -> Saved:
     return saved
 
 
-def assert_mixed(configs: Mapping[str, SiteConfig], sites: tuple[str, ...], round: int) -> None:
+def assert_mixed(configs: Mapping[str, SiteConfig], sites: tuple[str, ...], round: int, job_id: str = "job") -> None:
     """These sites have their mixtures of a round, each within 1e-3 of the plain one."""
     for site, plain in mixtures(sites, round).items():
-        found = kept(configs[site]).mixture["prompt.x"]
+        found = kept(configs[site], job_id).mixture["prompt.x"]
         assert np.linalg.norm(found - plain["prompt.x"]) <= 1e-3 * np.linalg.norm(plain["prompt.x"])
 
 
@@ -511,28 +511,26 @@ class Metered:
 
 @pytest.mark.slow
 def test_what_a_site_outside_the_committee_sends_does_not_grow_with_the_federation(
-    introduced: Sites, quick_job: Job, tmp_path: Path
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round of prompt_pfl through server and sites, 50 sites and 200, of which three compute: the same bytes to other
-    sites, handshakes and seals included, from every site that does not; the server's message has longer lists of names.
+    """A round through server and sites, 50 sites and 200, of which three compute: right at every site; the same bytes
+    to other sites, handshakes and seals included, from every site that does not compute. The server's own messages grow
+    by the names of the sites.
     """
-    small = {"rounds": 1, "local_epochs": 1, "blocks": 1, "length": 2, "batch_rows": 4}
-    job = JobSpec.from_dict(quick_job(**small).to_dict() | {"secagg": True, "committee": 3})
+    monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 120.0)
     seen = []
     for size in (50, 200):
-        names = tuple(f"site-{number:03d}" for number in range(1, size + 1))
-        configs, folder = introduced(*names), tmp_path / str(size)
-        folder.mkdir()
-        engine, meters = LocalEngine(configs, job, f"of-{size}"), {}
-
+        names, meters = tuple(f"site-{number:03d}" for number in range(1, size + 1)), dict[str, Metered]()
+        configs, job = make("held", names)
+        engine = Engine(configs, job, f"of-{size}")
         for name in names:
-            engine._runtime(name)._relays = partial(metered, meters, engine, name)
-        results = serve_job(job, names, engine.call, folder, "local")
+            engine.engine._runtime(name)._relays = partial(metered, meters, engine.engine, name)
+        results = serve_job(job, names, engine.call, tmp_path, "local")
         assert results["status"] == "finished" and not any("broke off" in note for note in results["notes"])
-        members = kept(configs[names[0]], f"of-{size}").beacon.committee(1, 3)
-        assert all(kept(config, f"of-{size}").mixed == 1 for config in configs.values())
-        seen.append({meter.nbytes for name, meter in meters.items() if name not in members})
-        engine.close()
+        assert_mixed(configs, names, 1, f"of-{size}")
+        (attempt,) = engine.attempts
+        seen.append({meter.nbytes for name, meter in meters.items() if name not in attempt.members})
+        engine.engine.close()
     assert len(seen[0]) == 1 and seen[0] == seen[1]
 
 
