@@ -38,6 +38,10 @@ EpsilonOption = Annotated[
 SecaggOption = Annotated[
     bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. From 3 sites.")
 ]
+CommitteeOption = Annotated[
+    str | None,
+    typer.Option(help="With --secagg: how many sites compute, drawn if there are more, or NAME,NAME,.. Default: 8."),
+]
 DPOption = Annotated[
     list[str] | None,
     typer.Option("--dp", help="NAME=VALUE, another setting of differential privacy, see `privacy settings`."),
@@ -72,6 +76,7 @@ def run(
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     secagg: SecaggOption = False,
+    committee: CommitteeOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,
 ) -> None:
@@ -90,6 +95,7 @@ def run(
             "seed": seed,
             "dp": named_values(dp or [], epsilon=epsilon) or None,
             "secagg": secagg,
+            "committee": asked_committee(committee),
         }
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -136,6 +142,13 @@ def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
         except json.JSONDecodeError:
             options[name] = value
     return options
+
+
+def asked_committee(text: str | None) -> int | list[str] | None:
+    """A number, or names."""
+    if text is None:
+        return None
+    return int(text) if text.isdecimal() else text.split(",")
 
 
 @contextmanager

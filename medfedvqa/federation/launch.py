@@ -89,6 +89,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
                 kinds=kinds,
+                committee=list(launch.job.members_rule().named),
             ),
             encoding="utf-8",
         )

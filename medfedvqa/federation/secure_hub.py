@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.drawing import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub
+from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
 from medfedvqa.methods.on_shares import CONTRIBUTORS, MASK_KEY, OPENING, averaging, unmasking
 from privacy import Reliability
@@ -24,11 +27,18 @@ class SecureHub(ServerHub):
     """Sees no upload: of a mixture nothing, of a mean the mean, or nothing where only sites may know it."""
 
     def __init__(
-        self, *arguments: Any, on_shares: Mapping[str, OnShares], layouts: Mapping[str, Layout], least: int
+        self,
+        *arguments: Any,
+        on_shares: Mapping[str, OnShares],
+        layouts: Mapping[str, Layout],
+        least: int,
+        rule: MembersRule,
     ) -> None:
-        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with."""
+        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with; `rule`: which of
+        them compute."""
         super().__init__(*arguments)
-        self._on_shares, self._layouts, self._least = on_shares, layouts, least
+        self._on_shares, self._layouts, self._least, self._rule = on_shares, layouts, least, rule
+        self._number = 0
         self._means: dict[Layout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
 
@@ -57,6 +67,7 @@ class SecureHub(ServerHub):
         Raises `FederationError` when too few sites are left.
         """
         self.collect(task)
+        self._number = 0
         while not self._mixed(task):
             pass
         return {site: {} for site in self.sites}
@@ -66,20 +77,31 @@ class SecureHub(ServerHub):
         # CrypTen takes seconds to import, and only these jobs need it.
         from privacy.secagg.protocol import deal_mix
 
-        sites = self._enough(self.sites)
-        name, dealt = secrets.token_hex(8), deal_mix(sites, sites, self._layouts[task])
-        messages = {site: Attempt(name, sites, part).message() for site, part in dealt.items()}
-
-        def accused(replies: Mapping[str, Reply]) -> Collection[str]:
-            faults = [int(reply.tensors[FAULT.name]) for reply in replies.values()]
-            return [sites[rank] for rank in faults if rank >= 0]
-
+        attempt = self._next_attempt(self.sites)
+        dealt = deal_mix(attempt.sites, attempt.members, self._layouts[task])
+        messages = {site: replace(attempt, dealt=part).message() for site, part in dealt.items()}
+        accused = _accusations(attempt)
         replies = self._ask(mixing(task), messages, accused)
         self._count_shares(replies)
-        blamed = accused(replies)
-        # Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent.
-        self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
-        return len(blamed) < len(replies)
+        self._blame(accused(replies), replies)
+        return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
+
+    def _next_attempt(self, addressed: Collection[str]) -> Attempt:
+        """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
+        if self._rule.needs_draw(self._enough(site for site in self.sites if site in addressed)):
+            self._rule = replace(self._rule, beacon=draw(self._ask, self.sites))
+            self._leave_out(set(self.sites) - set(self._rule.beacon.sites))
+        sites = self._enough(site for site in self.sites if site in addressed)
+        if self._number == attempts.ATTEMPTS:
+            raise FederationError(
+                f"round {self._round}: {self._number} attempts failed, and a round has no more; the sites' logs say why"
+            )
+        self._number += 1
+        members = self._rule.members(sites, self._round)
+        if members != sites and not self.history.committee:
+            how = "named by the sites' policies" if self._rule.named else "drawn anew for each round"
+            self.history.committee = f"{len(members)} of the {len(sites)} sites computed for all of them, {how}"
+        return Attempt(secrets.token_hex(8), sites, members=members, number=self._number)
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
@@ -91,7 +113,7 @@ class SecureHub(ServerHub):
         if not isinstance(how, MeanOnShares) or how.weight != weight:
             raise FederationError(f"the method declares no mean of '{task}' on shares with the weight that it asks for")
         self.collect(task, down)
-        layout = self._layouts[task]
+        layout, self._number = self._layouts[task], 0
         try:
             attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
             total = self._opened(task, attempt, uploads)
@@ -112,15 +134,14 @@ class SecureHub(ServerHub):
         Raises `SecureAggregationError` if no other attempt may follow one that was broken off.
         """
         while True:
-            sites = self._enough(site for site in self.sites if site in addressed)
-            attempt = Attempt(secrets.token_hex(8), sites, members=attempts.members_of(sites))
-            accused = _accusations(sites)
+            attempt = self._next_attempt(addressed)
+            sites, accused = attempt.sites, _accusations(attempt)
             messages = dict.fromkeys(sites, attempt.message())
             replies = self._ask(averaging(task), messages, _patient(accused, sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
             blamed = accused(replies)
-            self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
+            self._blame(blamed, replies)
             if blamed:
                 left = set(attempt.members) & set(self.sites)
                 if uploads and len(left) < threshold(len(attempt.members)):
@@ -165,6 +186,10 @@ class SecureHub(ServerHub):
             )
         return found
 
+    def _blame(self, accused: Sequence[str], replies: Mapping[str, Reply]) -> None:
+        """Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent."""
+        self._leave_out([site for site in accused if site not in replies] or accused[:1])
+
     def _leave_out(self, fallen: Collection[str]) -> None:
         """For the rest of the job."""
         for site in sorted(fallen):
@@ -176,12 +201,17 @@ class SecureHub(ServerHub):
             self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
 
 
-def _accusations(sites: tuple[str, ...]) -> Callable[[Mapping[str, Reply]], list[str]]:
-    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody."""
+def _accusations(attempt: Attempt) -> Callable[[Mapping[str, Reply]], list[str]]:
+    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody.
+
+    If members say so, what other sites say does not count: these hear from members only, and blame those that wait.
+    """
 
     def accused(replies: Mapping[str, Reply]) -> list[str]:
         faults = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
-        return [sites[rank] for site, rank in faults.items() if 0 <= rank < len(sites) and sites[rank] != site]
+        named = {site: attempt.sites[rank] for site, rank in faults.items() if 0 <= rank < len(attempt.sites)}
+        named = {site: blamed for site, blamed in named.items() if blamed != site}
+        return [blamed for site, blamed in named.items() if site in attempt.members] or list(named.values())
 
     return accused
 

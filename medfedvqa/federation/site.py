@@ -127,7 +127,7 @@ class SiteRuntime:
             state, reply = self._method.handle(task, self.site, state, received, round)
         if before is None:
             return Saved(task.name, round, state, reply)
-        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=())
+        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
 
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)

@@ -52,13 +52,17 @@ policy:
   # Whether the server may see single sites' contributions, and the fewest sites that a job must ask for.
   require_secagg: {require_secagg}
   min_sites: {min_sites}
+  # The sites that compute in secure aggregation, by name, or [] if the job may have all do so or draw some for each
+  # round; and the fewest that must compute.
+  committee: {committee}
+  min_committee: {min_committee}
 """
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
     "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
-    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {},
-    "kinds": ["parameters", "statistic", "public"],
+    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
+    "min_committee": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.on_shares import OnShares
+from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
 from privacy.secagg import MINIMUM
@@ -175,14 +175,14 @@ class Method(ABC, Generic[Config]):
 
         With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
         not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
-        come from there too: no message holds them."""
+        come from there too: no message holds them. A committee of sites may be drawn in tasks at the end."""
         exchange = self.exchange(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
             kept = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
             parts = (part for task in exchange.tasks for part in self._on_shares(task, kept))
-            exchange = replace(exchange, tasks=tuple(parts))
+            exchange = replace(exchange, tasks=(*parts, *DRAWING))
         return exchange
 
     def _private(self, task: TaskSpec) -> TaskSpec:
