@@ -75,6 +75,10 @@ class Hub(Protocol):
     """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
 
     sites: tuple[str, ...]
+    seed: int
+    """The job's, for whatever the server begins with."""
+    backbone: str
+    """The name of the job's."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
