@@ -247,7 +247,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         for site in sites:
             found.setdefault(self.config.of(site).sees, []).append(site)
         if missing := OTHER.keys() - {modality for kind in found for modality in MODALITIES[kind]}:
-            raise ConfigError(f"no site sees {' or '.join(missing)}: let one be multimodal, or see it alone")
+            raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
         return found
 
     def _trunk(self, backbone: str) -> Backbone:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audits import read, verify
+from audits import Kind, read, verify
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
@@ -20,7 +20,11 @@ from medfedvqa.models import shape_of
 from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]
-QUICK = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+QUICK = {
+    "rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
+    "public_pairs": 8, "trunk": "medclip-slake",
+}  # fmt: skip
+KINDS = [kind.value for kind in Kind]
 PRIVATE = {"weighting": "uniform", "local_epochs": 1}
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +68,7 @@ def run(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> Run:
 def ran(request: pytest.FixtureRequest, sites_in: Sites, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each method's quick job over two small sites."""
     folder = tmp_path_factory.mktemp(request.param)
-    configs = sites_in(folder, "site-001", "site-002", methods=[request.param])
+    configs = sites_in(folder, "site-001", "site-002", methods=[request.param], kinds=KINDS)
     return run(job_of(request.param), configs, folder / "out")
 
 
@@ -141,7 +145,7 @@ def trains_privately(name: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in method_names() if trains_privately(name)])
 def test_a_private_job_runs_to_its_end(name: str, sites_in: Sites, tmp_path: Path) -> None:
     """Noise, charges and the gate together; the scores stay at the sites."""
-    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1)
+    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], kinds=KINDS, repeatable_noise=1)
     done = run(job_of(name, PRIVACY, **PRIVATE), configs, tmp_path / "out")
     assert done.results["status"] == "finished"
     assert all(not up for task, *_, up in done.messages if task == "evaluate")
