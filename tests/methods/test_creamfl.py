@@ -1,6 +1,7 @@
 """CreamFL against its paper and its card; that it keeps what all methods promise is in test_all_methods."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from audits import Kind
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Method, Site, State, create
+from medfedvqa.methods import Method, Site, State, create, creamfl
 from medfedvqa.methods.ensemble import aggregate
 from medfedvqa.methods.ensemble_server import EnsembleServer
-from medfedvqa.models import load_backbone, shape_of
+from medfedvqa.models import Backbone, load_backbone, shape_of
 from privacy import DPSettings, PrivateStep
 
 QUICK: dict[str, Any] = {
@@ -34,6 +35,17 @@ Runs = Callable[..., Any]
 
 def cream(dp: DPSettings | None = None, **options: object) -> Method:
     return create("creamfl", {**CREAM, **options}, dp)
+
+
+@pytest.fixture(autouse=True)
+def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of all tests share the weights that never change."""
+    monkeypatch.setattr(creamfl, "load_backbone", trunk)
+
+
+@cache
+def trunk(name: str) -> Backbone:
+    return load_backbone(name)
 
 
 @pytest.fixture
@@ -101,7 +113,7 @@ def test_only_representations_and_counts_are_declared() -> None:
 
 def server(**options: object) -> EnsembleServer:
     config = cream(**options).config
-    return EnsembleServer(load_backbone("medclip-slake"), public_pairs(6), config.server, 1)
+    return EnsembleServer(trunk("medclip-slake"), public_pairs(6), config.server, 1)
 
 
 def received(done: Any, round: int) -> dict[str, torch.Tensor]:
