@@ -50,7 +50,7 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed)
+    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed, job.backbone)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:

@@ -1,5 +1,6 @@
 """Federated methods, one file each, and the registry that knows them by name."""
 
+from medfedvqa.methods import creamfl as creamfl
 from medfedvqa.methods import distillation as distillation
 from medfedvqa.methods import fedavg as fedavg
 from medfedvqa.methods import feddat as feddat

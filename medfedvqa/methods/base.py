@@ -77,6 +77,8 @@ class Hub(Protocol):
     sites: tuple[str, ...]
     seed: int
     """The job's, for whatever the server begins with."""
+    backbone: str
+    """The name of the job's."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""

@@ -1,7 +1,7 @@
 """Which methods run in the clear, under differential privacy, with secure aggregation, with both; and else why not."""
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.base import create, method_names
+from medfedvqa.methods.base import create, method_names, method_type
 from privacy import DPSettings, PrivacyError
 
 PRIVACY = DPSettings(epsilon=8.0)
@@ -43,5 +43,5 @@ def markdown_matrix() -> str:
 
 
 def _uniform(method: str) -> dict[str, str]:
-    known = create(method, {}).config
-    return {name: value for name, value in UNIFORM.items() if hasattr(known, name)}
+    known = method_type(method).config_type.model_fields
+    return {name: value for name, value in UNIFORM.items() if name in known}

@@ -2,8 +2,9 @@
 
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
-from medfedvqa.models.clip import ClipBackbone
+from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, weight_penalty
+from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
 from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
@@ -12,7 +13,9 @@ from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteM
 
 __all__ = [
     "HEAD",
+    "IMAGE",
     "PROMPT",
+    "TEXT",
     "AnswerHead",
     "Backbone",
     "BackboneShape",
@@ -23,6 +26,7 @@ __all__ = [
     "Depth",
     "HeadConfig",
     "ModelConfig",
+    "PairedModel",
     "PromptShape",
     "Prompts",
     "ServerNetworks",
@@ -39,6 +43,7 @@ __all__ = [
     "adapters",
     "answer_loss",
     "bundled_for",
+    "check_apart",
     "divergence",
     "load_backbone",
     "prompt_depth",

@@ -48,13 +48,18 @@ class TunedModel:
     head: HeadConfig
 
     @property
+    def shape(self) -> BackboneShape:
+        """Of what the model uses of the backbone."""
+        return self.backbone.shape
+
+    @property
     def depth(self) -> Depth:
         """For the backbone's cache."""
-        return self.tuning.depth(self.backbone.shape)
+        return self.tuning.depth(self.shape)
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
         """Values before the first step; `head` draws the head's, uniform in +-1/sqrt(inputs) as torch's default."""
-        shape, device = self.backbone.shape, self.backbone.device
+        shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
         inputs = {"hidden": shape.width, "answers": self.head.hidden}
         for name, size in self.head.shapes(shape.width).items():
