@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,17 +69,10 @@ class SecureHub(ServerHub):
         sites = self._enough(self.sites)
         name, dealt = secrets.token_hex(8), deal_mix(sites, sites, self._layouts[task])
         messages = {site: Attempt(name, sites, part).message() for site, part in dealt.items()}
-
-        def accused(replies: Mapping[str, Reply]) -> Collection[str]:
-            faults = [int(reply.tensors[FAULT.name]) for reply in replies.values()]
-            return [sites[rank] for rank in faults if rank >= 0]
-
-        replies = self._ask(mixing(task), messages, accused)
+        replies = self._ask(mixing(task), messages, _not_waited_for(sites))
         self._count_shares(replies)
-        blamed = accused(replies)
-        # Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent.
-        self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
-        return len(blamed) < len(replies)
+        self._leave_out(_broke_off(sites, replies))
+        return len(_accusations(sites, replies)) < len(replies)
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
@@ -114,14 +107,13 @@ class SecureHub(ServerHub):
         while True:
             sites = self._enough(site for site in self.sites if site in addressed)
             attempt = Attempt(secrets.token_hex(8), sites, members=attempts.members_of(sites))
-            accused = _accusations(sites)
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _patient(accused, sites))
+            replies = self._ask(averaging(task), messages, _patient(_not_waited_for(sites), sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
-            blamed = accused(replies)
-            self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
-            if blamed:
+            self._leave_out(_broke_off(sites, replies))
+            # Who says so of itself has died in the attempt, and hinders nobody.
+            if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
                 left = set(attempt.members) & set(self.sites)
                 if uploads and len(left) < threshold(len(attempt.members)):
                     raise SecureAggregationError("too few members are left, and some sites have uploaded")
@@ -176,14 +168,41 @@ class SecureHub(ServerHub):
             self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
 
 
-def _accusations(sites: tuple[str, ...]) -> Callable[[Mapping[str, Reply]], list[str]]:
-    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody."""
+def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[str, str]:
+    """By site, in order of arrival, which one it says broke the attempt off; itself, if it has died in it."""
+    ranks = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
+    return {site: sites[rank] for site, rank in ranks.items() if 0 <= rank < len(sites)}
 
-    def accused(replies: Mapping[str, Reply]) -> list[str]:
-        faults = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
-        return [sites[rank] for site, rank in faults.items() if 0 <= rank < len(sites) and sites[rank] != site]
 
-    return accused
+def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
+    """Whom to leave out: the silent, and if there are none, the one to whom the accusations lead.
+
+    Whoever waits for a dead site is late itself, and accused by others that wait for it.
+    """
+    accusations = _accusations(sites, replies)
+    silent = [site for site in sites if site not in replies]
+    if silent or not accusations:
+        return silent
+    passed, site = set(), next(iter(accusations.values()))
+    while site not in passed:
+        passed.add(site)
+        site = accusations.get(site, site)
+    return [site]
+
+
+def _not_waited_for(sites: tuple[str, ...]) -> Excused:
+    """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
+    dead one is accused, and gives up at about the same moment."""
+    accused_at: dict[str, float] = {}
+
+    def excused(replies: Mapping[str, Reply]) -> Collection[str]:
+        now = time.monotonic()
+        for site in _accusations(sites, replies).values():
+            accused_at.setdefault(site, now)
+        grace = attempts.MESSAGE_TIMEOUT / 4 if len(replies) < len(sites) - 1 else 0
+        return [site for site, since in accused_at.items() if now >= since + grace]
+
+    return excused
 
 
 def _patient(accused: Excused, everybody: Collection[str]) -> Excused:

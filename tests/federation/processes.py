@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +56,9 @@ class Mixed(Method[PromptPFLConfig]):
         prompt = TensorSpec("prompt.x", SHAPE, "float32", Kind.PARAMETERS, "a prompt")
         weight = TensorSpec(self.weight, (), "float32", Kind.STATISTIC, "a weight")
         up, down = (prompt, weight), (prompt,)
-        return Exchange(self.name, (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", (), down)))
+        return Exchange(
+            self.name, (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", (), down))
+        )
 
     def setup(self, site: Site) -> State:
         return {}
@@ -101,7 +103,7 @@ METHODS = (Mixed, Averaged, AveragedAtSites)
 
 
 def holding(site: str, round: int, weight: str) -> Tensors:
-    """What a site puts into an aggregate: a prompt, and by what it is weighed. All prompts are similar to each other."""
+    """What a site puts into an aggregate: a prompt, all of them similar, and by what it is weighed."""
     rng = np.random.default_rng([*site.encode(), round])
     prompt = np.float32(1 + rng.normal(scale=0.5, size=SHAPE))
     return {"prompt.x": prompt, weight: np.array(rng.uniform(0.5, 1.0), np.float32)}
@@ -309,6 +311,14 @@ class ProcessEngine:
         threading.Thread(target=self._read, args=(site, connection), daemon=True).start()
         if asked:
             self._send(site, "task", *asked)
+
+    def dead(self, site: str) -> bool:
+        """Whether the site's last process is gone."""
+        try:
+            os.kill(self.pids[site], 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def call(
         self,
