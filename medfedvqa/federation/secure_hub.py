@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +80,9 @@ class SecureHub(ServerHub):
         attempt = self._next_attempt(self.sites)
         dealt = deal_mix(attempt.sites, attempt.members, self._layouts[task])
         messages = {site: replace(attempt, dealt=part).message() for site, part in dealt.items()}
-        accused = _accusations(attempt)
-        replies = self._ask(mixing(task), messages, accused)
+        replies = self._ask(mixing(task), messages, _not_waited_for(attempt.sites))
         self._count_shares(replies)
-        self._blame(accused(replies), replies)
+        self._leave_out(_broke_off(attempt.sites, replies))
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
@@ -135,14 +134,14 @@ class SecureHub(ServerHub):
         """
         while True:
             attempt = self._next_attempt(addressed)
-            sites, accused = attempt.sites, _accusations(attempt)
+            sites = attempt.sites
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _patient(accused, sites))
+            replies = self._ask(averaging(task), messages, _patient(_not_waited_for(sites), sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
-            blamed = accused(replies)
-            self._blame(blamed, replies)
-            if blamed:
+            self._leave_out(_broke_off(sites, replies))
+            # Who says so of itself has died in the attempt, and hinders nobody.
+            if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
                 left = set(attempt.members) & set(self.sites)
                 if uploads and len(left) < threshold(len(attempt.members)):
                     raise SecureAggregationError("too few members are left, and some sites have uploaded")
@@ -186,10 +185,6 @@ class SecureHub(ServerHub):
             )
         return found
 
-    def _blame(self, accused: Sequence[str], replies: Mapping[str, Reply]) -> None:
-        """Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent."""
-        self._leave_out([site for site in accused if site not in replies] or accused[:1])
-
     def _leave_out(self, fallen: Collection[str]) -> None:
         """For the rest of the job."""
         for site in sorted(fallen):
@@ -201,19 +196,41 @@ class SecureHub(ServerHub):
             self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
 
 
-def _accusations(attempt: Attempt) -> Callable[[Mapping[str, Reply]], list[str]]:
-    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody.
+def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[str, str]:
+    """By site, in order of arrival, which one it says broke the attempt off; itself, if it has died in it."""
+    ranks = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
+    return {site: sites[rank] for site, rank in ranks.items() if 0 <= rank < len(sites)}
 
-    If members say so, what other sites say does not count: these hear from members only, and blame those that wait.
+
+def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
+    """Whom to leave out: the silent, and if there are none, the one to whom the accusations lead.
+
+    Whoever waits for a dead site is late itself, and accused by others that wait for it.
     """
+    accusations = _accusations(sites, replies)
+    silent = [site for site in sites if site not in replies]
+    if silent or not accusations:
+        return silent
+    passed, site = set(), next(iter(accusations.values()))
+    while site not in passed:
+        passed.add(site)
+        site = accusations.get(site, site)
+    return [site]
 
-    def accused(replies: Mapping[str, Reply]) -> list[str]:
-        faults = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
-        named = {site: attempt.sites[rank] for site, rank in faults.items() if 0 <= rank < len(attempt.sites)}
-        named = {site: blamed for site, blamed in named.items() if blamed != site}
-        return [blamed for site, blamed in named.items() if site in attempt.members] or list(named.values())
 
-    return accused
+def _not_waited_for(sites: tuple[str, ...]) -> Excused:
+    """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
+    dead one is accused, and gives up at about the same moment."""
+    accused_at: dict[str, float] = {}
+
+    def excused(replies: Mapping[str, Reply]) -> Collection[str]:
+        now = time.monotonic()
+        for site in _accusations(sites, replies).values():
+            accused_at.setdefault(site, now)
+        grace = attempts.MESSAGE_TIMEOUT / 4 if len(replies) < len(sites) - 1 else 0
+        return [site for site, since in accused_at.items() if now >= since + grace]
+
+    return excused
 
 
 def _patient(accused: Excused, everybody: Collection[str]) -> Excused:
