@@ -78,12 +78,13 @@ class Run:
         return saved
 
     def log(self, site: str, direction: str, round: int) -> list[str]:
-        """The attempts that a site's log tells, which holds."""
+        """The names of the attempts that a site's log tells, which holds."""
         assert verify(self.configs[site].audit).ok
         passed = {"in": Outcome.ACCEPTED, "out": Outcome.SENT}[direction]
         sought = (round, direction, "sites", passed)
         entries = read(self.configs[site].audit)
-        return [str(e.reason) for e in entries if (e.round, e.direction, e.peer, e.outcome) == sought]
+        told = [str(e.reason) for e in entries if (e.round, e.direction, e.peer, e.outcome) == sought]
+        return [reason.partition("attempt ")[2].split()[0] for reason in told]
 
 
 RunJob = Callable[..., Run]
@@ -124,7 +125,7 @@ def assert_finished_without(run: Run, victim: str, moment: Any) -> None:
     assert run.attempts(2)[-1].sites == tuple(rest)
     for site in rest:
         for round in range(1, ROUNDS + 1):
-            named = [str(attempt.sharing) for attempt in run.attempts(round) if site in attempt.sites]
+            named = [attempt.name for attempt in run.attempts(round) if site in attempt.sites]
             assert run.log(site, "out", round) == named, site
     assert_nothing_shown(run)
     if run.method is Mixed:
@@ -140,7 +141,7 @@ def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
         got = [site for site in rest if run.log(site, "in", round)]
         died_in_it = isinstance(moment, int) and set(last.sites) == set(SITES)
         assert len(got) == (min(moment - FIRST_RESULT, 3) if died_in_it else 3)
-        assert all(run.log(site, "in", round) == [str(last.sharing)] for site in got)
+        assert all(run.log(site, "in", round) == [last.name] for site in got)
         held = {site: holding(site, round, "accuracy") for site in last.sites}
         accuracy = {site: float(tensors.pop("accuracy")) for site, tensors in held.items()}
         plain = mix(held, accuracy, Reliability()).shared
@@ -235,7 +236,7 @@ def test_a_site_that_halts_is_left_out_and_does_no_harm_when_it_goes_on(run: Run
         task = steps(method)[3][0]
         ran = run(method, {"c": Fate(f"{task} 1", moment, signal.SIGSTOP)}, goes_on)
         assert_finished_without(ran, "c", moment)
-        assert ran.log("c", "out", 1) == [str(ran.attempts(1)[0].sharing)] and not ran.log("c", "out", 2)
+        assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
         assert "c" in ran.engine.counts
 
 
@@ -254,7 +255,7 @@ def test_a_site_that_comes_back_in_the_attempt_takes_no_further_part(
     without it."""
     ran = run(method, {"c": Fate(f"{steps(method)[3][0]} 1", moment)}, comes_back)
     assert_finished_without(ran, "c", moment)
-    assert ran.log("c", "out", 1) == [str(ran.attempts(1)[0].sharing)] and not ran.log("c", "out", 2)
+    assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
     assert "c" in ran.engine.counts
 
 
