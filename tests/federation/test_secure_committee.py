@@ -477,7 +477,7 @@ def test_a_job_with_a_committee_that_cannot_be_is_refused_at_submission(
 
 
 def test_up_to_eight_sites_all_compute_unless_the_job_says_otherwise(quick_job: Job) -> None:
-    """Beyond, eight do, so that no federation is worse off than one of eight."""
+    """Beyond, eight do, once they are drawn."""
     rule = JobSpec.from_dict(quick_job().to_dict() | {"secagg": True}).members_rule()
     assert rule.members(TWELVE[:8], 1) == TWELVE[:8] and not rule.needs_draw(TWELVE[:8])
     assert rule.needs_draw(TWELVE[:9])
