@@ -11,7 +11,7 @@ import torch
 from audits import Kind
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Method, Site, State, create, creamfl
+from medfedvqa.methods import Method, Site, State, creamfl, create
 from medfedvqa.methods.ensemble import aggregate
 from medfedvqa.methods.ensemble_server import EnsembleServer
 from medfedvqa.models import Backbone, load_backbone, shape_of
