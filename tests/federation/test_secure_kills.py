@@ -21,6 +21,7 @@ from medfedvqa.federation import serve
 from medfedvqa.federation.attempt import Attempt, Opening
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
@@ -287,6 +288,9 @@ def when(condition: Callable[[], bool], act: Callable[[], None]) -> None:
 
 # The hub alone, told in an order that makes it hard.
 
+RULE = MembersRule(8)
+"""All of the sites compute."""
+
 
 def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
     """After one attempt at a mixture: who answers, in order, and whom it accuses."""
@@ -302,7 +306,7 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
             replies[site] = Reply({"fault": np.array(fault), "shared_bytes": np.array(0)}, 0.0)
         return replies
 
-    hub = SecureHub(SITES, call, on_shares={}, layouts={"start": Layout.of({"x": (2,)})}, least=3)
+    hub = SecureHub(SITES, call, on_shares={}, layouts={"start": Layout.of({"x": (2,)})}, least=3, rule=RULE)
     hub.collect("start")
     hub._mixed("start")
     return hub
