@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from audits import Outcome, read, verify
+from audits import Kind, Outcome, read, verify
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
@@ -28,7 +28,10 @@ pytestmark = [
 
 SITES = ("abdomen", "chest", "head")
 BACKBONE = "medclip@random"
-QUICK = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+QUICK = {
+    "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
+    "steps": 2, "public_pairs": 8, "trunk": "medclip-slake",
+}  # fmt: skip
 PATIENCE = 300.0  # seconds
 
 
@@ -40,7 +43,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         (folder / name).mkdir()
     peers = {name: Identity.create(folder / name / "identity.key").fingerprint for name in SITES}
     own = {"state": "../state", "audit": "../audit", "ledger": "../ledger"}
-    facts = {"reader": "phantom", "methods": list(method_names()), "peers": peers, **own}
+    allowed = {"methods": list(method_names()), "kinds": [kind.value for kind in Kind]}
+    facts = {"reader": "phantom", **allowed, "peers": peers, **own}
     paths = {name: folder / name / "site.yml" for name in SITES}
     for name, path in paths.items():
         key = str(folder / name / "identity.key")
