@@ -4,7 +4,7 @@ A method of this family is a local loss (`row_loss`, `penalty`), or a local roun
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,20 @@ from pydantic import Field, field_validator
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
+from medfedvqa.methods.base import (
+    SCORED,
+    Hub,
+    Method,
+    MethodConfig,
+    Site,
+    State,
+    Tensors,
+    counts,
+    scored,
+    tensors_of,
+    trained_by_rounds,
+    validated,
+)
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
@@ -133,17 +145,14 @@ class Averaging(Method[Config]):
         down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
             up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
-        scored = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
         return Exchange(
             self.name,
-            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", scored, down)),
+            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*SCORED), down)),
         )
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """The first round, the others, and the evaluation."""
-        yield "start", 1
-        yield from (("train", number) for number in range(2, self.config.rounds + 1))
-        yield "evaluate", self.config.rounds
+        return trained_by_rounds(self.config.rounds)
 
     def cost(self, task: str) -> Cost:
         """Local steps; nothing else depends on data."""
@@ -167,7 +176,7 @@ class Averaging(Method[Config]):
         if site.name in self.config.unseen:
             raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
         learner = self.learner(site)
-        start: Values = {**state["values"], **_values(received, site.device)}
+        start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(learner, state, start, round, site.task_seed("train", round))
         state |= validated(state, self.right(learner, state["values"], site.data.validate))
         shared = self.shared(site.backbone.shape)
@@ -178,16 +187,9 @@ class Averaging(Method[Config]):
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
-        learner, data = self.learner(site), site.data
-        right = self.right(learner, self.tested(site, state, _values(received, site.device)), data.test)
-        reply = {
-            "rows": len(data.test),
-            "train_rows": len(data.train),
-            "correct": int(right.sum()),
-            "majority_correct": majority_correct(data.train.answers, data.test.answers),
-            "prior_correct": question_prior_correct(data.train, data.test),
-        }
-        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
+        tested = self.tested(site, state, tensors_of(received, site.device))
+        right = self.right(self.learner(site), tested, site.data.test)
+        return scored(state, site.data, right)
 
     def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
@@ -255,7 +257,3 @@ class Averaging(Method[Config]):
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
     part = "answer head" if name.startswith(HEAD) else "tuned part"
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} {part}")
-
-
-def _values(tensors: Mapping[str, Any], device: str) -> Values:
-    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
@@ -222,6 +224,38 @@ def validated(state: State, right: torch.Tensor) -> State:
     """A round's share of validation rows that are `right`, bool [rows], after those of the rounds before."""
     share = right.float().mean() if len(right) else torch.zeros(())
     return {VALIDATED: torch.cat([state.get(VALIDATED, torch.zeros(0)), share.view(1)])}
+
+
+SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
+"""What `scored` counts."""
+
+
+def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
+    """The end of a handler `evaluate`: which test rows are `right`, bool [rows], goes into the state, counts go out.
+
+    Counted beside them is what the free baselines answer right, and `others`.
+    """
+    found = {
+        "rows": len(data.test),
+        "train_rows": len(data.train),
+        "correct": int(right.sum()),
+        "majority_correct": majority_correct(data.train.answers, data.test.answers),
+        "prior_correct": question_prior_correct(data.train, data.test),
+        **others,
+    }
+    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in found.items()}
+
+
+def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """What was received, as torch holds it: a copy."""
+    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+
+def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:
+    """The tasks of most methods, each with its round: `start` in the first, `train` in the others, `evaluate`."""
+    yield "start", 1
+    yield from (("train", number) for number in range(2, rounds + 1))
+    yield "evaluate", rounds
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:

@@ -17,7 +17,18 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import Hub, MethodConfig, Site, State, Tensors, counts, register, validated
+from medfedvqa.methods.base import (
+    SCORED,
+    Hub,
+    MethodConfig,
+    Site,
+    State,
+    Tensors,
+    counts,
+    register,
+    tensors_of,
+    validated,
+)
 from medfedvqa.methods.ensemble import OTHER, Positive, aggregate
 from medfedvqa.methods.ensemble_server import EnsembleServer, ServerConfig, one_thread
 from medfedvqa.methods.ensemble_site import FrozenPairs, PublicPass
@@ -140,8 +151,7 @@ class CreamFL(Averaging[CreamFLConfig]):
             TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
             for kind in self.config.kinds
         ]
-        scored = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
-        return Exchange(self.name, (*tasks, TaskSpec("evaluate", scored, ())))
+        return Exchange(self.name, (*tasks, TaskSpec("evaluate", counts(*SCORED), ())))
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """Rounds of training, and the evaluation."""
@@ -185,7 +195,7 @@ class CreamFL(Averaging[CreamFLConfig]):
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Private steps and contrast with the server's representations; the site's of the public set go up."""
         learner, public = self.learner(site), self._public(site)
-        glob = {name: torch.from_numpy(np.array(array)).to(site.device) for name, array in received.items()}
+        glob = tensors_of(received, site.device)
         state = self._learned(learner, public, state, glob, round)
         state |= validated(state, self.right(learner, state["values"], site.data.validate))
         return state, _arrays(public.represent(self.trained(state)))

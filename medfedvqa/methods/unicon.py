@@ -7,16 +7,14 @@ activations of a batch, and learns the loss's gradients by them; at a round's en
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.averaging import TunedConfig
-from medfedvqa.methods.base import Hub, Method, Site, State, Tensors, counts, register
+from medfedvqa.methods.base import SCORED, Hub, Method, Site, State, Tensors, counts, register, scored, tensors_of
 from medfedvqa.methods.learning import cached
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
@@ -26,7 +24,6 @@ from medfedvqa.models import (
     ServerPart,
     Shapes,
     SiteNetworks,
-    Values,
     Words,
     similarities,
     site_shapes,
@@ -116,7 +113,6 @@ class UniCon(Method[UniConConfig]):
         down = tuple(self._at_cut(name, f"gradient of the loss by {of}") for name, of in _CUT.items())
         own = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         adapters = tuple(_parameters(name, size, "the server's") for name, size in self._server.shapes.items())
-        scored = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
         return Exchange(
             self.name,
             (
@@ -124,7 +120,7 @@ class UniCon(Method[UniConConfig]):
                 TaskSpec("forward", up, own),
                 *(TaskSpec(step, up, down) for step in self._steps),
                 TaskSpec("update", own, down),
-                TaskSpec("evaluate", scored, (*own, *adapters)),
+                TaskSpec("evaluate", counts(*SCORED), (*own, *adapters)),
             ),
         )
 
@@ -156,7 +152,7 @@ class UniCon(Method[UniConConfig]):
 
     def forward(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A later round's first activations, from the mean of the sites."""
-        state = {**state, "values": {**state["values"], **_torch(received, site.device)}, "step": 1}
+        state = {**state, "values": {**state["values"], **tensors_of(received, site.device)}, "step": 1}
         return state, self._sent(site, state, round)
 
     def update(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
@@ -168,15 +164,8 @@ class UniCon(Method[UniConConfig]):
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows whose answer is the most similar of all that the site knows, and what the free baselines score."""
-        values, data = {**state["values"], **_torch(received, site.device)}, site.data
-        reply = {
-            "rows": len(data.test),
-            "train_rows": len(data.train),
-            "correct": int(self.chosen(site, values, data.test).eq(data.test.answers).sum()),
-            "majority_correct": majority_correct(data.train.answers, data.test.answers),
-            "prior_correct": question_prior_correct(data.train, data.test),
-        }
-        return state, {name: np.array(value, np.int64) for name, value in reply.items()}
+        values, test = {**state["values"], **tensors_of(received, site.device)}, site.data.test
+        return scored(state, site.data, self.chosen(site, values, test).eq(test.answers))
 
     @torch.no_grad()
     def chosen(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
@@ -256,7 +245,7 @@ class UniCon(Method[UniConConfig]):
         values = {name: value.clone().requires_grad_() for name, value in state["values"].items()}
         optimizer = adam(values, self.config.rate(round, state["step"]), state["optimizer"])
         activations = self._activations(site, values, round, state["step"])
-        at_cut = _torch(gradients, site.device)
+        at_cut = tensors_of(gradients, site.device)
         torch.autograd.backward([activations[name] for name in _CUT], [at_cut[name] for name in _CUT])
         optimizer.step()
         values = {name: value.detach() for name, value in values.items()}
@@ -265,7 +254,7 @@ class UniCon(Method[UniConConfig]):
 
 def _learn(part: ServerPart, sent: Tensors, rate: float) -> Tensors:
     """A step at the server: gradients for activations."""
-    at_cut = _torch(sent, "cpu")
+    at_cut = tensors_of(sent)
     return _arrays(dict(zip(_CUT, part.learn(*(at_cut[name] for name in _CUT), rate), strict=True)))
 
 
@@ -283,10 +272,6 @@ def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torc
 
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} part of the model")
-
-
-def _torch(tensors: Tensors, device: str) -> Values:
-    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}
 
 
 def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
