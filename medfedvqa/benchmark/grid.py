@@ -3,9 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,16 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     todo = [(system, seed) for seed in range(grid.seeds) for system in grid.systems if not _is_done(grid, system, seed)]
     for system, seed in todo:
         grid.job(system, seed)
+    waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_run, grid, system, seed): (system, seed) for system, seed in todo}
-        try:
-            for done in as_completed(running):
+        # No more at a time than there are workers: an interrupted grid ends with the runs that have begun.
+        running = {pool.submit(_run, grid, *each): each for each in islice(waiting, workers)}
+        while running:
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
                 done.result()
-                yield running[done]
-        finally:
-            pool.shutdown(cancel_futures=True)
+                ended = running.pop(done)
+                running |= {pool.submit(_run, grid, *each): each for each in islice(waiting, 1)}
+                yield ended
 
 
 def outcomes(grid: Grid) -> dict[str, list[Outcome]]:

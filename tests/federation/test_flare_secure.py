@@ -108,7 +108,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Pa
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[LoopbackFederation]:
     """Four phantom sites and a server, all on the loopback interface."""
-    environment = {SITE_PATIENCE: "40"}
+    environment = {SITE_PATIENCE: "60"}
     with LoopbackFederation(tmp_path_factory.mktemp("federation"), paths, environment) as federation:
         yield federation
 
@@ -173,7 +173,7 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
     try:
         assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     finally:
-        federation.start("thorax")
+        federation.restart("thorax")
     results = (federation.results(job_id) / "results.json").read_text()
     assert "Site thorax broke off in round 2: the job went on without it." in results
     rest = {name: config for name, config in configs.items() if name != "thorax"}
