@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-import torch
+from fate import Fate
+from untrained import METHODS
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.failures import ACTIONABLE
@@ -31,116 +30,9 @@ from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Hub, MeanOnShares, Method, MixOnShares, OnShares, Site, State, Tensors, base
-from medfedvqa.methods.prompt_pfl import PromptPFLConfig
-from medfedvqa.models import BackboneShape, load_backbone
-from privacy import Reliability
+from medfedvqa.methods import Tensors, base
+from medfedvqa.models import load_backbone
 from privacy.secagg import Relay
-
-SHAPE = (2, 2, 4)
-
-
-class Mixed(Method[PromptPFLConfig]):
-    """Sites do not train: what each holds follows from its name and the round. They keep what they are given."""
-
-    name: ClassVar[str] = "mixed"
-    config_type = PromptPFLConfig
-    how: ClassVar[OnShares] = MixOnShares()
-    weight: ClassVar[str] = "accuracy"
-
-    @property
-    def on_shares(self) -> Mapping[str, OnShares]:
-        return {"start": self.how, "train": self.how}
-
-    def exchange(self, shape: BackboneShape) -> Exchange:
-        prompt = TensorSpec("prompt.x", SHAPE, "float32", Kind.PARAMETERS, "a prompt")
-        weight = TensorSpec(self.weight, (), "float32", Kind.STATISTIC, "a weight")
-        up, down = (prompt, weight), (prompt,)
-        return Exchange(
-            self.name, (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", (), down))
-        )
-
-    def setup(self, site: Site) -> State:
-        return {}
-
-    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        Fate.here.meet("working")
-        return kept(state, received, round - 1), holding(site.name, round, self.weight)
-
-    train = start
-
-    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        return kept(state, received, round), {}
-
-    def serve(self, hub: Hub) -> dict[str, Tensors]:
-        for number in hub.rounds(self.config.rounds):
-            hub.mix("start" if number == 1 else "train", Reliability())
-        return hub.collect("evaluate")
-
-
-class Averaged(Mixed):
-    """The same with a mean for the server, which sends it to the sites."""
-
-    name = "averaged"
-    how = MeanOnShares("rows")
-    weight = "rows"
-
-    def serve(self, hub: Hub) -> dict[str, Tensors]:
-        now: Tensors = {}
-        for number in hub.rounds(self.config.rounds):
-            now = hub.mean("start" if number == 1 else "train", dict.fromkeys(hub.sites, now), self.weight)
-        return hub.collect("evaluate", dict.fromkeys(hub.sites, now))
-
-
-class AveragedAtSites(Averaged):
-    """The same with a mean for sites only."""
-
-    name = "averaged_at_sites"
-    how = MeanOnShares("rows", to="sites")
-
-
-METHODS = (Mixed, Averaged, AveragedAtSites)
-
-
-def holding(site: str, round: int, weight: str) -> Tensors:
-    """What a site puts into an aggregate: a prompt, all of them similar, and by what it is weighed."""
-    rng = np.random.default_rng([*site.encode(), round])
-    prompt = np.float32(1 + rng.normal(scale=0.5, size=SHAPE))
-    return {"prompt.x": prompt, weight: np.array(rng.uniform(0.5, 1.0), np.float32)}
-
-
-def kept(state: State, received: Tensors, round: int) -> State:
-    """What was received is the aggregate of that round."""
-    return state | {f"{round}": torch.from_numpy(np.array(array)) for array in received.values()}
-
-
-@dataclass
-class Fate:
-    """Where in its job one process stops: in a task of a round, at a moment or a number of relayed messages."""
-
-    task: str = ""
-    moment: str | int = ""
-    """`working`, `saved` (before the answer), `answered`, or before which message, from 0, both ways counted."""
-    signal: int = signal.SIGKILL
-    now: str = ""
-    messages: int = 0
-
-    here: ClassVar["Fate"]
-
-    def begin(self, task: str, round: int) -> None:
-        """A task; its messages are counted anew."""
-        self.now, self.messages = f"{task} {round}", 0
-
-    def message(self) -> None:
-        """The process is about to send or to receive one."""
-        self.meet(self.messages)
-        self.messages += 1
-
-    def meet(self, moment: str | int) -> None:
-        """Stops the process here, if this is the moment; once."""
-        if (self.task, self.moment) == (self.now, moment):
-            self.task = ""
-            os.kill(os.getpid(), self.signal)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import METHODS, Averaged, Fate, Mixed, Nursery, ProcessEngine, holding
+from fate import Fate
+from processes import Nursery, ProcessEngine
+from untrained import METHODS, Averaged, Mixed, assert_alike, assert_near, given
 
 from audits import Outcome, read, verify
 from medfedvqa.errors import FederationError
@@ -24,9 +26,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import Saved, StateFile
 from medfedvqa.methods import Tensors, base
-from privacy import Reliability, mean, mix
 from privacy.secagg import Layout
 from privacy.secagg.ring import FixedPoint
 
@@ -73,10 +73,8 @@ class Run:
         (sites,) = {Opening.read(message).uploaded for asked, _, message in self.engine.said if asked == task}
         return sites
 
-    def saved(self, site: str) -> Saved:
-        saved = StateFile(self.configs[site].state, "job").load()
-        assert saved is not None
-        return saved
+    def given(self, site: str, round: int) -> Tensors:
+        return given(self.configs[site], round)
 
     def log(self, site: str, direction: str, round: int) -> list[str]:
         """The names of the attempts that a site's log tells, which holds."""
@@ -143,25 +141,17 @@ def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
         died_in_it = isinstance(moment, int) and set(last.sites) == set(SITES)
         assert len(got) == (min(moment - FIRST_RESULT, 3) if died_in_it else 3)
         assert all(run.log(site, "in", round) == [last.name] for site in got)
-        held = {site: holding(site, round, "accuracy") for site in last.sites}
-        accuracy = {site: float(tensors.pop("accuracy")) for site, tensors in held.items()}
-        plain = mix(held, accuracy, Reliability()).shared
+        plain = run.method.plain(last.sites, round)
         for site in rest:
-            found, expected = run.saved(site).state.get(str(round)), plain[site]["prompt.x"]
-            if site in got:
-                assert np.linalg.norm(found.numpy() - expected) <= 1e-3 * np.linalg.norm(expected)
-            else:
-                assert found is None
+            assert_near(run.given(site, round), plain[site] if site in got else {})
 
 
 def assert_means(run: Run, rest: list[str]) -> None:
     """All that survive got the plain mean over those whose upload is in it."""
     for round in range(1, ROUNDS + 1):
-        held = {site: holding(site, round, "rows") for site in run.uploaded(round)}
-        assert set(rest) <= held.keys()
-        plain = mean(held, {site: float(tensors.pop("rows")) for site, tensors in held.items()})["prompt.x"]
+        plain = run.method.plain(run.uploaded(round), round)
         for site in rest:
-            assert np.allclose(run.saved(site).state[str(round)].numpy(), plain, rtol=1e-6, atol=2.0**-22)
+            assert_alike(run.given(site, round), plain[site])
 
 
 def assert_nothing_shown(run: Run) -> None:
@@ -169,7 +159,7 @@ def assert_nothing_shown(run: Run) -> None:
     seen = b"|".join(run.engine.passed)
     for site in SITES:
         for round in range(1, ROUNDS + 1):
-            for marker in markers(holding(site, round, run.method.weight), run.method.weight):
+            for marker in markers(run.method.holding(site, round), run.method.weight):
                 assert marker not in seen
 
 

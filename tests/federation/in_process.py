@@ -1,0 +1,60 @@
+"""Sites in the process of the test: what passes between them and the server is kept, dies or changes as a test says."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from medfedvqa.federation.attempt import Attempt
+from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import Tensors
+from medfedvqa.models import Backbone
+
+_BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
+"""All that were loaded, for all engines: to load one takes longer than most jobs that do not train."""
+
+
+class Engine:
+    """Calls sites; by task, `before` and `after` say which of them die, before the task or before its answer arrives.
+    `tamper` sees, and may change, each message to a site."""
+
+    def __init__(self, configs: Mapping[str, SiteConfig], job: JobSpec, job_id: str = "job") -> None:
+        self.local = LocalEngine(configs, job, job_id)
+        self.local._backbones = _BACKBONES
+        self.before: dict[str, set[str]] = {}
+        self.after: dict[str, set[str]] = {}
+        self.tamper: Callable[[str, str, Tensors], Tensors] = lambda task, site, message: message
+        self.dead: set[str] = set()
+        self.passed: list[tuple[str, Tensors]] = []
+        """Task and message of all that was sent, to sites and by them."""
+
+    def call(
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
+    ) -> dict[str, Reply]:
+        """See `medfedvqa.federation.hub.Call`."""
+        self.dead |= self.before.get(task, set())
+        messages = {site: self.tamper(task, site, message) for site, message in messages.items()}
+        self.passed += [(task, message) for message in messages.values()]
+        living = {site: message for site, message in messages.items() if site not in self.dead}
+        replies = self.local.call(task, round, living, answered, excused)
+        self.passed += [(task, reply.tensors) for reply in replies.values()]
+        self.dead |= self.after.get(task, set())
+        return {site: reply for site, reply in replies.items() if site not in self.dead}
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """In order."""
+        said = [Attempt.read(message) for _, message in self.passed if "attempt" in message]
+        return list({attempt.name: attempt for attempt in said}.values())
+
+    def sent(self, task: str, name: str) -> list[np.ndarray]:
+        """A tensor of this name in every message of a task."""
+        return [tensors[name] for asked, tensors in self.passed if asked == task and name in tensors]
