@@ -19,7 +19,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import MeanOnShares, Tensors
+from medfedvqa.methods import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 
@@ -28,10 +28,24 @@ Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
 
 
-@pytest.mark.parametrize("method", [Averaged, AveragedAtSites])
+class ByAccuracy(Averaged):
+    """With a weight that is no whole number."""
+
+    name = "by_accuracy"
+    how = MeanOnShares(ACCURACY)
+    weight = ACCURACY
+
+    @classmethod
+    def holding(cls, site: str, round: int) -> Tensors:
+        held = super().holding(site, round)
+        accuracy = np.array(held.pop("rows") / 4000, np.float32)
+        return {**held, ACCURACY: accuracy}
+
+
+@pytest.mark.parametrize("method", [Averaged, ByAccuracy, AveragedAtSites])
 def test_a_job_on_shares_goes_as_the_plain_one(job_on_shares: Make, tmp_path: Path, method: type[Averaged]) -> None:
-    """What sites hold, weighted by their rows, in the mean to 2^-22. Without a mean for the server, none of what passes
-    it is one: it has masked sums only."""
+    """What sites hold, weighted by their rows or another scalar, in the mean to 2^-22. Without a mean for the
+    server, none of what passes it is one: it has masked sums only."""
     configs, job = job_on_shares(method, THREE)
     runs, found = {}, {}
     for name, spec in (("plain", job.model_copy(update={"secagg": False})), ("secure", job)):

@@ -93,7 +93,9 @@ class Averaged(Mixed):
     def plain(cls, sites: Collection[str], round: int) -> dict[str, Tensors]:
         """The mean, for each of these sites."""
         held = {site: cls.holding(site, round) for site in sites}
-        return dict.fromkeys(sites, mean(held, {site: float(tensors.pop("rows")) for site, tensors in held.items()}))
+        return dict.fromkeys(
+            sites, mean(held, {site: float(tensors.pop(cls.weight)) for site, tensors in held.items()})
+        )
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         now: Tensors = {}
