@@ -1,42 +1,30 @@
-"""What methods have in common whose sites train a model and whose server averages what they share.
+"""What methods have in common whose sites train a model and whose server averages what they share."""
 
-A method of this family is a local loss (`row_loss`, `penalty`), or a local round of its own (`local`).
-"""
-
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
+from medfedvqa.data import CLOSED_ANSWERS, fold
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
-from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
+from medfedvqa.methods.alone import SCORED, Alone, AloneConfig
+from medfedvqa.methods.base import Hub, Site, State, Tensors
+from medfedvqa.methods.learning import Learner
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
-from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
-from privacy import Cost, DPSettings
+from privacy import DPSettings
 
 ROWS = "train_rows"
 """The weight of a site in a mean by rows."""
 
 
-class AveragingConfig(MethodConfig, frozen=True):
+class AveragingConfig(AloneConfig, frozen=True):
     """Options that all of these methods have."""
 
-    rounds: int = Field(10, ge=1, description="rounds of local training and averaging")
-    local_epochs: int = Field(2, ge=1, description="passes over the site's rows per round")
-    local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
-    batch_rows: int = Field(32, ge=1, description="rows per batch, whole patients")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adamw", description="local optimiser, new in every round")
-    learning_rate: float = Field(1e-3, gt=0, description="first learning rate")
-    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
-    decay_every: int = Field(10, ge=1, description="rounds between decays")
-    weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
     tuning: TuningKind = Field("adapter", description="what is trained beside the answer head")
     blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
     rank: int = Field(16, ge=1, description="rank of low-rank updates")
@@ -62,11 +50,6 @@ class AveragingConfig(MethodConfig, frozen=True):
         return answers
 
     @property
-    def learning(self) -> LearningConfig:
-        """The site's local training."""
-        return LearningConfig(**{name: getattr(self, name) for name in LearningConfig.__dataclass_fields__})
-
-    @property
     def tuned(self) -> TuningConfig:
         """What is tuned."""
         return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
@@ -79,27 +62,25 @@ class AveragingConfig(MethodConfig, frozen=True):
 Config = TypeVar("Config", bound=AveragingConfig)
 
 
-class Averaging(Method[Config]):
+class Averaging(Alone[Config]):
     """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
 
-    separable: ClassVar[bool] = True
-    """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
     compares_features: ClassVar[bool] = False
     """Whether the method works on features, which do not move where the answer head alone is trained."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
-        if dp is not None and not self.separable:
-            raise ConfigError(
-                f"the loss of '{self.name}' compares rows of different patients, so no single patient's part in it can "
-                "be bounded: it does not train under differential privacy"
-            )
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
         if config.unseen and not (self.shares and self._common):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The public list, if the head is shared."""
+        return self.config.answers if self._common else None
 
     @property
     def shares(self) -> bool:
@@ -112,11 +93,6 @@ class Averaging(Method[Config]):
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
         return {"start": how, "train": how} if self.shares else {}
 
-    @property
-    def passes(self) -> int:
-        """How many steps are taken where plain averaging takes one: under differential privacy each is paid for."""
-        return 1
-
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
         head = self.config.head_of(len(self.config.answers)).shapes(shape.width) if self._common else {}
@@ -128,23 +104,10 @@ class Averaging(Method[Config]):
         down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
             up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
-        scored = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
         return Exchange(
             self.name,
-            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", scored, down)),
+            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", SCORED, down)),
         )
-
-    def tasks(self) -> Iterator[tuple[str, int]]:
-        """The first round, the others, and the evaluation."""
-        yield "start", 1
-        yield from (("train", number) for number in range(2, self.config.rounds + 1))
-        yield "evaluate", self.config.rounds
-
-    def cost(self, task: str) -> Cost:
-        """Local steps; nothing else depends on data."""
-        if self.dp is None or task == "evaluate":
-            return Cost()
-        return Cost(steps=self.passes * self.config.learning.steps(self.dp))
 
     def setup(self, site: Site) -> State:
         """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
@@ -153,40 +116,19 @@ class Averaging(Method[Config]):
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))
         return {"values": values}
 
-    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The first round, from values that all sites have."""
-        return self.train(site, state, received, round)
-
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A round from the mean of the last one. Raises `ConfigError` at a site that the job only tests."""
         if site.name in self.config.unseen:
             raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
-        learner = self.learner(site)
-        start: Values = {**state["values"], **_values(received, site.device)}
-        state = self.local(learner, state, start, round, site.task_seed("train", round))
-        state |= validated(state, self.right(learner, state["values"], site.data.validate))
-        shared = self.shared(site.backbone.shape)
+        return super().train(site, state, received, round)
+
+    def reply(self, learner: Learner, state: State) -> Tensors:
+        """What the site trained of the shared part."""
+        shared = self.shared(learner.site.backbone.shape)
         reply = {name: state["values"][name].numpy(force=True) for name in shared}
         if shared and self.config.weighting == "rows":
             reply[ROWS] = np.array(len(learner.train_rows), np.int64)
-        return state, reply
-
-    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows that the model answers right, and what the free baselines score."""
-        learner, data = self.learner(site), site.data
-        right = self.right(learner, self.tested(site, state, _values(received, site.device)), data.test)
-        reply = {
-            "rows": len(data.test),
-            "train_rows": len(data.train),
-            "correct": int(right.sum()),
-            "majority_correct": majority_correct(data.train.answers, data.test.answers),
-            "prior_correct": question_prior_correct(data.train, data.test),
-        }
-        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
-
-    def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
-        """Whether a site with these values answers each row right, bool [rows]."""
-        return learner.right(values, examples)
+        return reply
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
@@ -210,37 +152,14 @@ class Averaging(Method[Config]):
 
     def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
         """A model for the site's answer space."""
-        answers = len(self.config.answers if self._common else site.data.answers)
-        return TunedModel(site.backbone, tuning, self.config.head_of(answers))
+        answers = self.answers or site.data.answers
+        return TunedModel(site.backbone, tuning, self.config.head_of(len(answers)))
 
-    def depth(self, site: Site) -> Depth:
-        """How deep the models that see a site's rows reach into the backbone."""
-        return self.model(site).depth
-
-    def learner(self, site: Site) -> Learner:
-        """The site's trainer, private if the job is."""
-        answers = self.config.answers if self._common else None
-        private = None if self.dp is None else (self.dp, self.noise)
-        return Learner(site, self.model(site), self.config.learning, answers, private, self.depth(site))
-
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
-        """A site's round: its new state, with the trained values under "values"."""
-        loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
-        return {**state, "values": learner.train(start, loss, round, seed, penalty)}
-
-    def tested(self, site: Site, state: State, mean: Values) -> Values:
-        """The values that the site tests."""
+    def tested(self, site: Site, state: State, received: Values) -> Values:
+        """The last mean, or the site's own model."""
         if self.config.evaluated == "shared" or site.name in self.config.unseen:
-            return state["values"] | mean
+            return state["values"] | received
         return dict(state["values"])
-
-    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
-        """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
-        return answer_losses(learner.model)
-
-    def penalty(self, state: State, start: Values) -> Penalty | None:
-        """Terms of the loss that depend on no data."""
-        return None
 
     @property
     def _common(self) -> bool:
@@ -250,7 +169,3 @@ class Averaging(Method[Config]):
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
     part = "answer head" if name.startswith(HEAD) else "tuned part"
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} {part}")
-
-
-def _values(tensors: Mapping[str, Any], device: str) -> Values:
-    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}

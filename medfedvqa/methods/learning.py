@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from medfedvqa.data import Examples, batches, numbered
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import Site
-from medfedvqa.models import Cache, Depth, TunedModel, Values
+from medfedvqa.models import AnswerModel, Cache, Depth, Values
 from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separate
 
 
@@ -64,7 +64,7 @@ Penalty = Callable[[Values], torch.Tensor]
 """Terms of the loss that depend on no data."""
 
 
-def answer_losses(model: TunedModel) -> RowLoss:
+def answer_losses(model: AnswerModel) -> RowLoss:
     """Cross-entropy of each row."""
 
     def loss(values: Values, rows: Rows) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Learner:
     def __init__(
         self,
         site: Site,
-        model: TunedModel,
+        model: AnswerModel,
         config: LearningConfig,
         answers: tuple[str, ...] | None = None,
         private: tuple[DPSettings, NoiseLevels] | None = None,
@@ -168,7 +168,7 @@ class Learner:
 
     @torch.no_grad()
     def right(
-        self, values: Mapping[str, torch.Tensor], examples: Examples, model: TunedModel | None = None
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None
     ) -> torch.Tensor:
         """Whether the model, or another one, with these values answers each row right, bool [rows]."""
         model = model or self.model
@@ -210,7 +210,7 @@ class Learner:
     def _freeze(self) -> Cache:
         data, backbone = self.site.data, self.site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return backbone.cache(self._depth, data.pictures.load(backbone.shape.image_size), questions)
+        return self.model.cache(self._depth, data.pictures.load(backbone.shape.image_size), questions)
 
 
 def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:

@@ -5,7 +5,7 @@ from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shap
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, weight_penalty
 from medfedvqa.models.prompts import PromptShape
-from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
+from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, trained_shapes
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
 
@@ -13,6 +13,7 @@ __all__ = [
     "HEAD",
     "PROMPT",
     "AnswerHead",
+    "AnswerModel",
     "Backbone",
     "BackboneShape",
     "Batch",
