@@ -19,7 +19,7 @@ from medfedvqa.evaluation.baselines import majority_correct, question_prior_corr
 from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
-from privacy import Cost, DPSettings
+from privacy import Cost, DPSettings, NoiseLevels
 
 SCORED = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
 """What `evaluate` sends up."""
@@ -153,12 +153,15 @@ class Alone(Method[Config]):
         """How deep the models that see a site's rows reach into the backbone."""
         return self.model(site).depth
 
+    @property
+    def private(self) -> tuple[DPSettings, NoiseLevels] | None:
+        """What makes a learner private, if the job is."""
+        return None if self.dp is None else (self.dp, self.noise)
+
     def learner(self, site: Site, depth: Depth | None = None) -> Learner:
-        """The site's trainer, private if the job is."""
-        private = None if self.dp is None else (self.dp, self.noise)
-        return Learner(
-            site, self.model(site), self.config.learning, self.answers, private, depth or self.depth(site)
-        )
+        """The site's trainer; `depth` if other than the method's own."""
+        model, learning = self.model(site), self.config.learning
+        return Learner(site, model, learning, self.answers, self.private, depth or self.depth(site))
 
     def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
         """A site's round: its new state, with the trained values under "values"."""

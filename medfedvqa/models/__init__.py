@@ -1,5 +1,6 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
+from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import ClipBackbone
@@ -19,13 +20,17 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
+    "ClipFusion",
     "Depth",
+    "EnhancedAttention",
     "HeadConfig",
     "ModelConfig",
+    "NetworkConfig",
     "PromptShape",
     "Prompts",
     "Shapes",
     "SiteModel",
+    "StackedAttention",
     "TowerShape",
     "TunedModel",
     "Tuning",
