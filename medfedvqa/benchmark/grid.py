@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
@@ -13,19 +14,23 @@ from typing import Any
 import torch
 
 from medfedvqa.benchmark.systems import System
-from medfedvqa.data import SiteData, load_site
+from medfedvqa.data import SiteData, load_site, united
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.evaluation.files import write_whole
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, write_sites
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.state import StateFile
+from medfedvqa.methods import Site
 from medfedvqa.methods.base import RIGHT, VALIDATED
-from medfedvqa.models import bundled_for, seen_by
+from medfedvqa.models import bundled_for, load_backbone, seen_by
 
 OUTCOME = "outcome.json"
+UNION = "all sites"
+"""In the place of a site's name, where the rows of all are trained on at once."""
 
 FREE = {"majority": "majority", "question-only prior": "prior"}
 """Ways of answering that need no training."""
@@ -125,13 +130,39 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     folder, job = grid.folder(system, seed), grid.job(system, seed)
     if folder.exists():
         shutil.rmtree(folder)
+    outcome = _together(grid, job, seed) if system.centralised else _apart(grid, job, folder, seed)
+    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
+    write_whole(folder / OUTCOME, json.dumps(content).encode())
+
+
+def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
+    """The job at its sites."""
     launch = plan(job, grid.root, folder, grid.sites)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     with closing(LocalEngine(sites, job, "benchmark")) as engine:
         results = serve_job(job, grid.sites, engine.call, folder, "local")
-    outcome = _outcome(grid, launch, results, seed)
-    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
-    (folder / OUTCOME).write_text(json.dumps(content), encoding="utf-8")
+    return _outcome(grid, launch, results, seed)
+
+
+def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
+    """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
+    data, method = _data(grid, seed), job.build()
+    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
+    state, began = method.setup(everywhere), time.monotonic()
+    for number in range(1, method.config.rounds + 1):
+        state, _ = method.train(everywhere, state, {}, number)
+    seconds = (time.monotonic() - began) / method.config.rounds
+    state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
+    right = state[RIGHT].split([len(own.test) for own in data.values()])
+    return Outcome(
+        right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
+        validated={UNION: state[VALIDATED].tolist()},
+        patients={site: own.test.patients.tolist() for site, own in data.items()},
+        bytes_up=0.0,
+        bytes_down=0.0,
+        seconds=seconds,
+        parameters=sum(value.numel() for value in method.trained(state).values()),
+    )
 
 
 def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seed: int) -> Outcome:

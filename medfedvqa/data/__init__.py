@@ -6,7 +6,7 @@ from medfedvqa.data.partition import SiteRows, Split, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.readers import READERS, organs, read
 from medfedvqa.data.schema import Row, VQAData, fold
-from medfedvqa.data.site import Examples, SiteData, build_site, load_site
+from medfedvqa.data.site import Examples, SiteData, build_site, load_site, united
 from medfedvqa.data.transforms import views
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "organs",
     "partition",
     "read",
+    "united",
     "views",
 ]

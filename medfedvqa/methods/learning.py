@@ -115,7 +115,7 @@ class Learner:
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
-        self.train_rows = _some(train, train.answers >= 0)
+        self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
         self._depth = depth or model.depth
         self._cache = site.derive(("cache", tuple(sorted(self._depth.items()))), self._freeze)
 
@@ -218,8 +218,3 @@ def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:
     if any(gradient is None for gradient in gradients):
         raise ConfigError("a trained parameter took no part in the loss: leave it out of what is tuned")
     return gradients
-
-
-def _some(examples: Examples, kept: torch.Tensor) -> Examples:
-    questions = tuple(question for question, keep in zip(examples.questions, kept.tolist(), strict=True) if keep)
-    return Examples(questions, examples.answers[kept], examples.pictures[kept], examples.patients[kept])

@@ -141,7 +141,7 @@ class Mevf(Denoised[MevfConfig]):
 
 @register
 class PubMedClip(Denoised[PubMedClipConfig]):
-    """Features of a frozen CLIP beside an auto-encoder's, fused with the question (S. Eslami et al., 2023); not shared."""
+    """Features of a frozen CLIP and an auto-encoder, fused with the question (S. Eslami et al., 2023); not shared."""
 
     name = "pubmedclip"
     config_type = PubMedClipConfig
@@ -149,7 +149,7 @@ class PubMedClip(Denoised[PubMedClipConfig]):
     def exchange(self, shape: BackboneShape) -> Exchange:
         """See `Alone.exchange`. Raises `ConfigError` for a backbone without a tower for pictures alone."""
         if IMAGE not in shape.towers:
-            raise ConfigError(f"'{self.name}' takes CLIP's features of a picture; this backbone reads pictures with words")
+            raise ConfigError(f"'{self.name}' takes a picture's own features: choose a CLIP as the backbone")
         return super().exchange(shape)
 
     def model(self, site: Site) -> ClipFusion:

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import (
@@ -179,6 +180,10 @@ class PromptPFL(Method[PromptPFLConfig]):
             alone = self._alone(site, round)
             reply["local_correct"] = int(trainer.right(alone, data.test, None).sum())
         return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
+
+    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """See `Method.attention`: with the site's own prompts; shared ones are not kept."""
+        return self._trainer(site).attention(state, examples)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and mixing, then the evaluation with the last shared prompts."""

@@ -35,7 +35,7 @@ _vocabulary = lru_cache(ShortVocabulary)
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """`pixels`: side of a picture; `width`: of question and attention; `hops`: of attention; `dropout`: before answers."""
+    """`pixels`: a picture's side; `width`: of states; `hops`: of attention; `dropout`: before answers."""
 
     pixels: int = 128
     width: int = 128
@@ -44,7 +44,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         if self.pixels % REDUCTION or min(self.pixels, self.width, self.hops) < 1:
-            raise ConfigError(f"pictures have a multiple of {REDUCTION} pixels along a side; width and hops are positive")
+            raise ConfigError(f"a picture's side is a multiple of {REDUCTION} pixels; width and hops are positive")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class NetworkBatch:
 class NetworkCache:
     """A site's pictures at the network's size, and its questions as token ids; see `Cache`."""
 
-    def __init__(self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str) -> None:
+    def __init__(
+        self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str
+    ) -> None:
         self._device, self._pictures, self._clip = device, pictures.to(device), clip
         different = list(dict.fromkeys(questions))
         self._numbers = {question: number for number, question in enumerate(different)}
@@ -140,9 +142,7 @@ class Network(AnswerModel):
             values[name] = drawn.to(self.device)
         return values
 
-    def answer(
-        self, values: Named, features: torch.Tensor, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def answer(self, values: Named, features: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         if generator is not None:
             kept = torch.rand(features.shape, generator=generator).to(features.device) >= self.config.dropout
             features = features * kept / (1 - self.config.dropout)
@@ -263,7 +263,7 @@ class EnhancedAttention(Denoising, StackedAttention):
 
 @dataclass(frozen=True)
 class ClipFusion(Denoising, Network):
-    """Features of a frozen CLIP beside the auto-encoder's, fused with the question (PubMedCLIP; S. Eslami et al., 2023).
+    """Features of a frozen CLIP and the auto-encoder, fused with the question (PubMedCLIP; S. Eslami et al., 2023).
 
     The fused features are weighed, one by one, by what is asked for: a short form of question-conditioned reasoning
     (QCR; L. Zhan et al., ACM MM 2020).
