@@ -16,7 +16,7 @@ class System:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     baseline: bool = True
-    """Whether it is what the founding papers compare themselves with."""
+    """Whether it is what the founding papers compare themselves with; what no federation can do is not."""
     centralised: bool = False
     """Whether the method trains on the rows of all sites at once: no job can, so only the benchmark does."""
 
@@ -45,7 +45,7 @@ began (docs/methods/fedp3.md)."""
 SYSTEMS = (
     # What no federation is needed for, and what none can reach.
     System("local (DT)", "local", {"tuning": "adapter"}),
-    System("centralised (CT)", "local", {"tuning": "adapter"}, centralised=True),
+    System("centralised", "local", {"tuning": "adapter"}, baseline=False, centralised=True),
     System("SAN", "san"),
     System("MEVF-style", "mevf"),
     System("PubMedCLIP-style", "pubmedclip"),
@@ -96,7 +96,7 @@ def chosen(names: Sequence[str]) -> tuple[System, ...]:
         return SYSTEMS
     found: dict[str, System] = {}
     for name in names:
-        own = [system for system in SYSTEMS if name in (system.label, system.method)]
+        own = [s for s in SYSTEMS if name == s.label or (name == s.method and not s.centralised)]
         if not own and name in method_names():
             own = [System(name, name)]
         if not own:
