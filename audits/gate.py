@@ -44,17 +44,20 @@ class Charged:
 class Sharing:
     """Among whom one attempt at a computation on shares runs; its entries give the sentence as their reason.
 
-    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none.
+    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: by
+    whom, how these were chosen, and who together could open what; empty where an entry before has said so.
     """
 
     attempt: str
     protocol: str
     sites: tuple[str, ...]
     dealer: str
+    computed: str = ""
 
     def __str__(self) -> str:
         dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
-        return f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
+        said = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
+        return f"{said}; {self.computed}" if self.computed else said
 
 
 @dataclass(frozen=True)

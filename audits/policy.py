@@ -12,12 +12,17 @@ from audits.exchange import SITES, Kind, TensorSpec, canonical
 
 @dataclass(frozen=True)
 class Offer:
-    """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any."""
+    """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any.
+
+    With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
+    """
 
     min_sites: int = 1
     secagg: bool = False
     delta: float | None = None
     unit: str | None = None
+    members: int = 0
+    committee: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class SitePolicy:
     """Whether contributions must be aggregated without the server seeing them one by one."""
     min_sites: int = 1
     """The fewest sites that a job must ask for."""
+    committee: tuple[str, ...] = ()
+    """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
+    min_committee: int = 3
+    """The fewest sites that must compute."""
 
     def __post_init__(self) -> None:
         if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
@@ -93,6 +102,10 @@ class SitePolicy:
             return Reason.SECAGG
         if job.min_sites < self.min_sites:
             return Reason.SITES.format(count=self.min_sites)
+        if job.secagg and set(job.committee) != set(self.committee):
+            return Reason.COMMITTEE
+        if job.secagg and job.members < self.min_committee:
+            return Reason.MEMBERS.format(count=self.min_committee)
         return None
 
 
@@ -147,6 +160,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _least_committee(value: Any) -> int:
+    if _count(value) < 3:
+        raise ValueError
+    return int(value)
+
+
 _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "methods": (_texts, "a list of names"),
     "recipients": (_texts, "a list of names"),
@@ -158,4 +177,6 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "delta": (_delta, "a number between 0 and 1, as 1.0e-5"),
     "unit": (_unit, "'patient'"),
     "min_sites": (_count, "a whole number, at least 1"),
+    "committee": (_texts, "a list of names"),
+    "min_committee": (_least_committee, "a whole number, at least 3"),
 }

@@ -76,6 +76,7 @@ def backbone() -> ClipBackbone:
             embed=20,
             image_size=32,
             context=12,
+            words=24,
             build=build_clip,
             aside=("logit_scale", "visual.proj", "text_projection"),
         ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import method_names, method_type
+from medfedvqa.methods import method_type
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class System:
     """Whether it is what the founding papers compare themselves with; what no federation can do is not."""
     centralised: bool = False
     """Whether the method trains on the rows of all sites at once: no job can, so only the benchmark does."""
+    secagg: bool = False
+    """Whether the job aggregates on shares, where its method does not run without."""
 
     @property
     def folder(self) -> str:
@@ -40,6 +42,9 @@ FEDP3: dict[str, Any] = {"tuning": "blocks", "blocks": 3, "learning_rate": 1e-4}
 WEIGHT = 0.03
 """FedP3's lambda. The paper's 1 is for a VQA model that is trained already; with a new head it holds a model where it
 began (docs/methods/fedp3.md)."""
+
+UNICON: dict[str, Any] = {"decay_after": (4, 8)}
+"""The common budget's decay, which UniCon states in another form."""
 
 
 SYSTEMS = (
@@ -87,6 +92,9 @@ SYSTEMS = (
     System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False),
     System("FedDAT, local adapter tested", "feddat", {"inference": "local"}, baseline=False),
     System("FedDAT, both adapters tested", "feddat", {"inference": "both"}, baseline=False),
+    # What sites teach each other without weights, and split learning; the latter counts batches, not passes.
+    System("CreamFL", "creamfl", baseline=False),
+    System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
 )
 
 
@@ -97,8 +105,6 @@ def chosen(names: Sequence[str]) -> tuple[System, ...]:
     found: dict[str, System] = {}
     for name in names:
         own = [s for s in SYSTEMS if name == s.label or (name == s.method and not s.centralised)]
-        if not own and name in method_names():
-            own = [System(name, name)]
         if not own:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")
         found |= {system.label: system for system in own}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import DPOption, EpsilonOption, SecaggOption, named_values
+from medfedvqa.cli.run import CommitteeOption, DPOption, EpsilonOption, SecaggOption, asked_committee, named_values
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 
 app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
@@ -28,6 +28,7 @@ def export(
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     secagg: SecaggOption = False,
+    committee: CommitteeOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
 ) -> None:
     """Write a configuration-only job folder."""
@@ -41,6 +42,7 @@ def export(
         "seed": seed,
         "dp": named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
+        "committee": asked_committee(committee),
         "min_sites": min_sites,
     }
     export_job(JobSpec.from_dict(job), out)

@@ -19,6 +19,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Engine, plan
 from medfedvqa.federation.launch import run as run_launch
 from medfedvqa.methods import method_names, method_type
+from medfedvqa.methods.matrix import markdown_matrix
 from medfedvqa.models import bundled_for
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
@@ -36,6 +37,10 @@ EpsilonOption = Annotated[
 ]
 SecaggOption = Annotated[
     bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. From 3 sites.")
+]
+CommitteeOption = Annotated[
+    str | None,
+    typer.Option(help="With --secagg: how many sites compute, drawn if there are more, or NAME,NAME,.. Default: 8."),
 ]
 DPOption = Annotated[
     list[str] | None,
@@ -71,6 +76,7 @@ def run(
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     secagg: SecaggOption = False,
+    committee: CommitteeOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,
 ) -> None:
@@ -89,6 +95,7 @@ def run(
             "seed": seed,
             "dp": named_values(dp or [], epsilon=epsilon) or None,
             "secagg": secagg,
+            "committee": asked_committee(committee),
         }
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -103,8 +110,13 @@ def run(
     console.print(f"Results, plots and logs are in [bold]{out}[/]", soft_wrap=True)
 
 
-def methods() -> None:
+def methods(
+    matrix: Annotated[bool, typer.Option("--matrix", help="Which run privately and on shares, as Markdown.")] = False,
+) -> None:
     """List methods and their options with defaults."""
+    if matrix:
+        typer.echo(markdown_matrix(), nl=False)
+        return
     console = Console()
     for name in method_names():
         kind = method_type(name)
@@ -130,6 +142,13 @@ def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
         except json.JSONDecodeError:
             options[name] = value
     return options
+
+
+def asked_committee(text: str | None) -> int | list[str] | None:
+    """A number, or names."""
+    if text is None:
+        return None
+    return int(text) if text.isdecimal() else text.split(",")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from medfedvqa.data.answers import CLOSED_ANSWERS, numbered
 from medfedvqa.data.batches import batches
 from medfedvqa.data.partition import SiteRows, Split, partition
 from medfedvqa.data.pictures import Pictures
+from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, organs, read
 from medfedvqa.data.schema import Row, VQAData, fold
 from medfedvqa.data.site import Examples, SiteData, build_site, load_site, united
@@ -14,6 +15,7 @@ __all__ = [
     "READERS",
     "Examples",
     "Pictures",
+    "PublicPairs",
     "Row",
     "SiteData",
     "SiteRows",
@@ -26,6 +28,7 @@ __all__ = [
     "numbered",
     "organs",
     "partition",
+    "public_pairs",
     "read",
     "united",
     "views",

@@ -46,6 +46,8 @@ class History:
     """Last shared prompts, by site, same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sites that broke a computation on shares and took no further part, with the round."""
+    committee: str = ""
+    """Which sites computed on shares for all of them; empty if all did, or none."""
     lost: dict[int, str] = field(default_factory=dict)
     """Rounds whose mean could not be opened, each with the reason; the mean before stayed in use."""
     closing_up: dict[str, int] = field(default_factory=dict)

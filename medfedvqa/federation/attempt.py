@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 
 from audits import Sharing, Tensors
 from medfedvqa.errors import FederationError
+from medfedvqa.federation.members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.state import Saved
 from medfedvqa.methods import ACCURACY
 from privacy.secagg import Group, Identity, Layout, Link, Relay, connect
 
 MESSAGE_TIMEOUT = 30.0
-"""Seconds that a site waits for another's next message before it gives the attempt up."""
+"""Seconds that a member waits for another site's next message before it gives the attempt up; other sites wait twice
+as long for members, which may themselves be waiting."""
+
+ATTEMPTS = 8
+"""The most attempts of one round, at server and sites."""
 
 DEALER = "server"
 
 UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
 """Arrays that say which sum is meant, and what the server has of it."""
+
+Links = dict[str, Link]
 
 Relays = Callable[[str], Relay]
 """A site's transport to the other sites, for an attempt that has this name; what earlier ones left is dropped."""
@@ -29,20 +37,22 @@ Relays = Callable[[str], Relay]
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the server tells one site: the attempt's name, who takes part, and the tuples dealt to this site.
+    """What the server tells one site: the attempt's name, who takes part, which of these, the members, compute, and the
+    tuples dealt to this site, which only a mixture needs.
 
-    A place in `sites`, which are in order of their names, is the site's rank in the protocol. A mean needs `members`,
-    and nothing that is dealt.
+    A place in `sites`, which are in order of their names, is the site's rank in the protocol. `number` counts the
+    attempts of a round, from 1.
     """
 
     name: str
     sites: tuple[str, ...]
     dealt: bytes = b""
     members: tuple[str, ...] = ()
+    number: int = 1
 
     def message(self) -> Tensors:
         """As arrays of bytes; `read` is its inverse."""
-        said = {"name": self.name, "sites": self.sites, "members": self.members}
+        said = {"name": self.name, "sites": self.sites, "members": self.members, "number": self.number}
         return {"attempt": as_array(said), "dealt": np.frombuffer(self.dealt, np.uint8)}
 
     @classmethod
@@ -51,19 +61,17 @@ class Attempt:
         try:
             said = json.loads(message["attempt"].tobytes())
             sites, members = (tuple(map(str, said[names])) for names in ("sites", "members"))
-            attempt = cls(str(said["name"]), sites, message["dealt"].tobytes(), members)
+            attempt = cls(str(said["name"]), sites, message["dealt"].tobytes(), members, int(said["number"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not describe an attempt to aggregate on shares") from None
         if list(attempt.sites) != sorted(set(attempt.sites)):
             raise FederationError("the server's message does not name each site once, in order of names")
         return attempt
 
-    @property
-    def sharing(self) -> Sharing:
+    def sharing(self, protocol: Protocol, rule: MembersRule) -> Sharing:
         """What the log says of it."""
-        if self.members:
-            return Sharing(self.name, "mean", self.sites, "")
-        return Sharing(self.name, "mix", self.sites, DEALER)
+        computed = rule.sentence(self.sites, self.members, protocol)
+        return Sharing(self.name, protocol, self.sites, DEALER if protocol == "mix" else "", computed)
 
     def session(self, job_id: str, round: int) -> str:
         """A name of the attempt's keys that differs if the server told sites of different groups."""
@@ -98,23 +106,26 @@ def as_array(said: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(said).encode(), np.uint8)
 
 
-def members_of(sites: tuple[str, ...]) -> tuple[str, ...]:
-    """Who holds shares of the keys of a mean's masks: all sites. The server and every site follow the same rule."""
-    return sites
+def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
+    """Raises `FederationError` unless sites, members and number are such as may follow what the job has seen so far."""
+    if saved.group and not set(attempt.sites) <= set(saved.group):
+        raise FederationError("the attempt has sites that an earlier one left out, and these never come back")
+    if attempt.members != rule.members(attempt.sites, saved.round):
+        raise FederationError("the server names other members than follow from the job: its own could open anything")
+    if not saved.number < attempt.number <= ATTEMPTS:
+        raise FederationError(f"a round has at most {ATTEMPTS} attempts, in order of their numbers")
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
-    """Fingerprints of the other sites, as this site's own file pins them.
+    """Fingerprints of the sites with which this one exchanges messages, as its own file pins them: the members, and at
+    a member all sites.
 
-    Of an attempt at a mean, those with which it exchanges keys.
     Raises `FederationError` if a site is not pinned, there are fewer than `least`, or this one is not among them.
     """
     if config.name not in attempt.sites or len(attempt.sites) < least:
         raise FederationError(f"an attempt to aggregate on shares needs this site and at least {least} in all")
-    if attempt.members and attempt.members != members_of(attempt.sites):
-        raise FederationError("the server names other members than follow from the sites: its own could open any sum")
-    outside = attempt.members and config.name not in attempt.members
-    others = [site for site in (attempt.members if outside else attempt.sites) if site != config.name]
+    needed = attempt.sites if config.name in attempt.members else attempt.members
+    others = [site for site in needed if site != config.name]
     if missing := [site for site in others if site not in config.peers]:
         raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
     return {site: config.peers[site] for site in others}
@@ -128,14 +139,13 @@ def load_identity(config: SiteConfig) -> Identity:
     return Identity.create(config.identity)
 
 
-def connect_to(pinned: dict[str, str], config: SiteConfig, session: str, relay: Relay) -> dict[str, Link]:
+def connect_to(pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay) -> Links:
     """Links to these sites. `session` names job, round and attempt. Raises `SiteError`."""
-    return connect(load_identity(config), session, config.name, pinned, relay, MESSAGE_TIMEOUT)
+    timeout = MESSAGE_TIMEOUT if config.name in attempt.members else 2 * MESSAGE_TIMEOUT
+    return connect(load_identity(config), session, config.name, pinned, relay, timeout)
 
 
-def mix_with_others(
-    me: str, links: dict[str, Link], dealt: bytes, upload: Tensors, layout: Layout
-) -> tuple[Tensors, int]:
+def mix_with_others(group: Group, links: Links, dealt: bytes, upload: Tensors, layout: Layout) -> tuple[Tensors, int]:
     """This site's mixture, and the bytes of shares that it sent.
 
     Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
@@ -144,8 +154,7 @@ def mix_with_others(
     from privacy.secagg.communicator import Metered
     from privacy.secagg.protocol import secure_mix
 
-    sites = tuple(sorted([me, *links]))
     metered = {site: Metered(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
-    mixture = secure_mix(Group(me, sites, sites), metered, dealt, prompts, float(upload[ACCURACY]), layout)
+    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout)
     return mixture, sum(link.nbytes for link in metered.values())

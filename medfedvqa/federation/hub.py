@@ -67,9 +67,15 @@ class ServerHub:
         watch: Callable[[Event], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
         ended: Callable[[History], None] = lambda history: None,
+        seed: int = 0,
+        backbone: str = "",
     ) -> None:
-        """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round."""
-        self.sites = sites
+        """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
+
+        `seed`: the job's. `backbone`: its name.
+        """
+        self.sites, self.seed = sites, seed
+        self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={})
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
         self._round, self._planned = 0, 0

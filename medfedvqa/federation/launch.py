@@ -14,8 +14,8 @@ from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
-from medfedvqa.federation.site_config import load_site_config, site_yaml
-from medfedvqa.models import load_backbone
+from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
+from medfedvqa.models import load_backbone, shape_of
 from privacy.secagg import Identity
 
 Engine = Literal["local", "simulator", "provisioned"]
@@ -70,6 +70,9 @@ def write_sites(launch: Launch) -> dict[str, Path]:
         folder.mkdir(parents=True)
     keys = {site: folder / "identity.key" for site, folder in folders.items()}
     peers = {site: Identity.create(key).fingerprint for site, key in keys.items()} if launch.job.secagg else {}
+    exchange = launch.job.build().final_exchange(shape_of(launch.job.backbone))
+    sent = {spec.kind.value for task in exchange.tasks for spec in (*task.up, *task.down)}
+    kinds = [*DEFAULTS["kinds"], *sorted(sent - set(DEFAULTS["kinds"]))]
     for site, folder in folders.items():
         paths[site] = folder / "site.yml"
         paths[site].write_text(
@@ -85,6 +88,8 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
+                kinds=kinds,
+                committee=list(launch.job.members_rule().named),
             ),
             encoding="utf-8",
         )

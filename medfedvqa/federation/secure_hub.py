@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.drawing import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub
+from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
 from medfedvqa.methods.on_shares import CONTRIBUTORS, MASK_KEY, OPENING, averaging, unmasking
 from privacy import Reliability
@@ -24,11 +27,18 @@ class SecureHub(ServerHub):
     """Sees no upload: of a mixture nothing, of a mean the mean, or nothing where only sites may know it."""
 
     def __init__(
-        self, *arguments: Any, on_shares: Mapping[str, OnShares], layouts: Mapping[str, Layout], least: int
+        self,
+        *arguments: Any,
+        on_shares: Mapping[str, OnShares],
+        layouts: Mapping[str, Layout],
+        least: int,
+        rule: MembersRule,
     ) -> None:
-        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with."""
+        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with; `rule`: which of
+        them compute."""
         super().__init__(*arguments)
-        self._on_shares, self._layouts, self._least = on_shares, layouts, least
+        self._on_shares, self._layouts, self._least, self._rule = on_shares, layouts, least, rule
+        self._number = 0
         self._means: dict[Layout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
 
@@ -57,6 +67,7 @@ class SecureHub(ServerHub):
         Raises `FederationError` when too few sites are left.
         """
         self.collect(task)
+        self._number = 0
         while not self._mixed(task):
             pass
         return {site: {} for site in self.sites}
@@ -66,20 +77,30 @@ class SecureHub(ServerHub):
         # CrypTen takes seconds to import, and only these jobs need it.
         from privacy.secagg.protocol import deal_mix
 
-        sites = self._enough(self.sites)
-        name, dealt = secrets.token_hex(8), deal_mix(sites, sites, self._layouts[task])
-        messages = {site: Attempt(name, sites, part).message() for site, part in dealt.items()}
-
-        def accused(replies: Mapping[str, Reply]) -> Collection[str]:
-            faults = [int(reply.tensors[FAULT.name]) for reply in replies.values()]
-            return [sites[rank] for rank in faults if rank >= 0]
-
-        replies = self._ask(mixing(task), messages, accused)
+        attempt = self._next_attempt(self.sites)
+        dealt = deal_mix(attempt.sites, attempt.members, self._layouts[task])
+        messages = {site: replace(attempt, dealt=part).message() for site, part in dealt.items()}
+        replies = self._ask(mixing(task), messages, _not_waited_for(attempt.sites))
         self._count_shares(replies)
-        blamed = accused(replies)
-        # Whoever waits for a dead site is late itself: sites that answered are blamed only if none is silent.
-        self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
-        return len(blamed) < len(replies)
+        self._leave_out(_broke_off(attempt.sites, replies))
+        return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
+
+    def _next_attempt(self, addressed: Collection[str]) -> Attempt:
+        """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
+        if self._rule.needs_draw(self._enough(site for site in self.sites if site in addressed)):
+            self._rule = replace(self._rule, beacon=draw(self._ask, self.sites))
+            self._leave_out(set(self.sites) - set(self._rule.beacon.sites))
+        sites = self._enough(site for site in self.sites if site in addressed)
+        if self._number == attempts.ATTEMPTS:
+            raise FederationError(
+                f"round {self._round}: {self._number} attempts failed, and a round has no more; the sites' logs say why"
+            )
+        self._number += 1
+        members = self._rule.members(sites, self._round)
+        if members != sites and not self.history.committee:
+            how = "named by the sites' policies" if self._rule.named else "drawn anew for each round"
+            self.history.committee = f"{len(members)} of the {len(sites)} sites computed for all of them, {how}"
+        return Attempt(secrets.token_hex(8), sites, members=members, number=self._number)
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
@@ -91,7 +112,7 @@ class SecureHub(ServerHub):
         if not isinstance(how, MeanOnShares) or how.weight != weight:
             raise FederationError(f"the method declares no mean of '{task}' on shares with the weight that it asks for")
         self.collect(task, down)
-        layout = self._layouts[task]
+        layout, self._number = self._layouts[task], 0
         try:
             attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
             total = self._opened(task, attempt, uploads)
@@ -112,16 +133,15 @@ class SecureHub(ServerHub):
         Raises `SecureAggregationError` if no other attempt may follow one that was broken off.
         """
         while True:
-            sites = self._enough(site for site in self.sites if site in addressed)
-            attempt = Attempt(secrets.token_hex(8), sites, members=attempts.members_of(sites))
-            accused = _accusations(sites)
+            attempt = self._next_attempt(addressed)
+            sites = attempt.sites
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _patient(accused, sites))
+            replies = self._ask(averaging(task), messages, _patient(_not_waited_for(sites), sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
-            blamed = accused(replies)
-            self._leave_out([site for site in blamed if site not in replies] or blamed[:1])
-            if blamed:
+            self._leave_out(_broke_off(sites, replies))
+            # Who says so of itself has died in the attempt, and hinders nobody.
+            if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
                 left = set(attempt.members) & set(self.sites)
                 if uploads and len(left) < threshold(len(attempt.members)):
                     raise SecureAggregationError("too few members are left, and some sites have uploaded")
@@ -176,14 +196,41 @@ class SecureHub(ServerHub):
             self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
 
 
-def _accusations(sites: tuple[str, ...]) -> Callable[[Mapping[str, Reply]], list[str]]:
-    """The sites that others say broke the attempt off; who says so of itself has died in it, and hinders nobody."""
+def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[str, str]:
+    """By site, in order of arrival, which one it says broke the attempt off; itself, if it has died in it."""
+    ranks = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
+    return {site: sites[rank] for site, rank in ranks.items() if 0 <= rank < len(sites)}
 
-    def accused(replies: Mapping[str, Reply]) -> list[str]:
-        faults = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
-        return [sites[rank] for site, rank in faults.items() if 0 <= rank < len(sites) and sites[rank] != site]
 
-    return accused
+def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
+    """Whom to leave out: the silent, and if there are none, the one to whom the accusations lead.
+
+    Whoever waits for a dead site is late itself, and accused by others that wait for it.
+    """
+    accusations = _accusations(sites, replies)
+    silent = [site for site in sites if site not in replies]
+    if silent or not accusations:
+        return silent
+    passed, site = set(), next(iter(accusations.values()))
+    while site not in passed:
+        passed.add(site)
+        site = accusations.get(site, site)
+    return [site]
+
+
+def _not_waited_for(sites: tuple[str, ...]) -> Excused:
+    """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
+    dead one is accused, and gives up at about the same moment."""
+    accused_at: dict[str, float] = {}
+
+    def excused(replies: Mapping[str, Reply]) -> Collection[str]:
+        now = time.monotonic()
+        for site in _accusations(sites, replies).values():
+            accused_at.setdefault(site, now)
+        grace = attempts.MESSAGE_TIMEOUT / 4 if len(replies) < len(sites) - 1 else 0
+        return [site for site, since in accused_at.items() if now >= since + grace]
+
+    return excused
 
 
 def _patient(accused: Excused, everybody: Collection[str]) -> Excused:

@@ -14,14 +14,18 @@ from medfedvqa.federation.attempt import (
     HIDDEN_SUM,
     UPLOADED,
     Attempt,
+    Links,
     Opening,
     Relays,
+    admit,
     connect_to,
     mix_with_others,
     peers_of,
 )
 from medfedvqa.federation.budget import JobBudget, logged
+from medfedvqa.federation.drawing import DrawingSite
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Contribution, Saved, StateFile
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
@@ -29,7 +33,7 @@ from medfedvqa.methods.on_shares import LARGEST_GROUP, MASK_KEY, MASK_SECRETS, O
 from medfedvqa.models import shape_of
 from privacy.secagg import Layout, SiteError
 from privacy.secagg.group import Group
-from privacy.secagg.masking import Masks, answer, exchange, new_secrets, threshold, unhidden
+from privacy.secagg.masking import answer, exchange, new_secrets, threshold, unhidden
 from privacy.secagg.mean import mean_of_sum, summand
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +64,8 @@ class SecureSite:
 
     @cached_property
     def _handlers(self) -> dict[str, Callable[[int, Tensors], Tensors]]:
-        found: dict[str, Callable[[int, Tensors], Tensors]] = {}
+        drawing = DrawingSite(self.config, self.job_id, self.job.least_sites, self.gate, self.file)
+        found = drawing.handlers
         for task, how in self.method.on_shares.items():
             if isinstance(how, MixOnShares):
                 found[mixing(task)] = partial(self._mix, task, how)
@@ -68,6 +73,22 @@ class SecureSite:
                 found[averaging(task)] = partial(self._upload, task, how)
                 found[unmasking(task)] = partial(self._unmask, task, how)
         return found
+
+    # Any attempt.
+
+    def _admitted(self, attempt: Attempt, saved: Saved) -> tuple[dict[str, str], MembersRule]:
+        """The fingerprints of those that it talks to, and the rule that made the members.
+
+        Raises `FederationError` if the site must take no part.
+        """
+        pinned, rule = peers_of(self.config, attempt, self.job.least_sites), self.job.members_rule(saved.beacon)
+        admit(attempt, saved, rule)
+        return pinned, rule
+
+    def _connected(self, pinned: dict[str, str], attempt: Attempt, round: int) -> Links:
+        """Raises `SiteError`."""
+        session = attempt.session(self.job_id, round)
+        return connect_to(pinned, self.config, attempt, session, self.relays(attempt.name))
 
     # A mixture.
 
@@ -93,14 +114,15 @@ class SecureSite:
     def _mix_with_others(self, task: str, how: MixOnShares, saved: Saved, attempt: Attempt) -> int:
         """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
         round, me = saved.round, self.config.name
-        pinned = peers_of(self.config, attempt, self.job.least_sites)
+        pinned, rule = self._admitted(attempt, saved)
+        group, sharing = Group(me, attempt.sites, attempt.members), attempt.sharing("mix", rule)
         charge = self.budget.settle(task, round)
-        upload = self.gate.share(mixing(task), round, saved.reply, attempt.sharing, charge and logged(charge))
-        saved = replace(saved, attempt=attempt.name)
+        upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
+        saved = _begun(saved, attempt)
         self.file.save(saved)
-        links = connect_to(pinned, self.config, attempt.session(self.job_id, round), self.relays(attempt.name))
-        mixture, nbytes = mix_with_others(me, links, attempt.dealt, upload, self._layout(task, how))
-        mixture = self.gate.reveal(mixing(task), round, mixture, attempt.sharing)
+        links = self._connected(pinned, attempt, round)
+        mixture, nbytes = mix_with_others(group, links, attempt.dealt, upload, self._layout(task, how))
+        mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         self.file.save(replace(saved, mixture=saved.mixture | mixture, mixed=round))
         return nbytes
 
@@ -113,13 +135,16 @@ class SecureSite:
         if saved.attempt == attempt.name:
             # Died in this very attempt, for which the others have its former keys.
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(self.config.name)))
-        pinned, group = peers_of(self.config, attempt, self.job.least_sites), self._group(attempt, saved)
+        pinned, rule = self._admitted(attempt, saved)
+        group, sharing = self._group(attempt, saved), attempt.sharing("mean", rule)
         values = self._summand(task, how, saved.reply, len(group.sites))
         forgotten = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
-        saved = replace(saved, attempt=attempt.name, contributions=forgotten)
+        saved = replace(_begun(saved, attempt), contributions=forgotten)
         self.file.save(saved)
         try:
-            masks, nbytes = self._masks(task, round, group, attempt, pinned)
+            secrets = new_secrets()
+            self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
+            masks, nbytes = exchange(group, self._connected(pinned, attempt, round), secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, error)
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
@@ -129,9 +154,7 @@ class SecureSite:
         upload = self._named(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
-        return self.gate.release(
-            averaging(task), round, upload, charged=charge and logged(charge), sharing=attempt.sharing
-        )
+        return self.gate.release(averaging(task), round, upload, charged=charge and logged(charge), sharing=sharing)
 
     def _group(self, attempt: Attempt, saved: Saved) -> Group:
         """Raises `FederationError` if the site must take no part: what it uploaded before could be opened as well."""
@@ -144,16 +167,6 @@ class SecureSite:
                     "this site takes part in no other attempt at the mean of this round: the first may yet be opened"
                 )
         return Group(self.config.name, attempt.sites, attempt.members)
-
-    def _masks(
-        self, task: str, round: int, group: Group, attempt: Attempt, pinned: dict[str, str]
-    ) -> tuple[Masks, int]:
-        """Fresh keys, sent round, and the bytes that were sent. Raises `SiteError`."""
-        secrets = new_secrets()
-        keys = {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}
-        self.gate.share(averaging(task), round, keys, attempt.sharing)
-        links = connect_to(pinned, self.config, attempt.session(self.job_id, round), self.relays(attempt.name))
-        return exchange(group, links, secrets)
 
     def _unmask(self, task: str, how: MeanOnShares, round: int, message: Tensors) -> Tensors:
         """This member's shares of the keys that open the sum over the sites that uploaded; one answer, ever."""
@@ -219,6 +232,10 @@ class SecureSite:
 
     def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> Layout:
         return how.layout(self._declared(task))
+
+
+def _begun(saved: Saved, attempt: Attempt) -> Saved:
+    return replace(saved, attempt=attempt.name, number=attempt.number, group=attempt.sites)
 
 
 def _report(nbytes: int, fault: int) -> Tensors:

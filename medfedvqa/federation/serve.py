@@ -50,7 +50,7 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    hub = _hub(job, method, sites, call, watch, stop, ended)
+    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed, job.backbone)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:
@@ -69,7 +69,8 @@ def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
         return ServerHub(*arguments)
     exchange = method.exchange(shape_of(job.backbone))
     layouts = {task: how.layout(exchange.task(task)) for task, how in method.on_shares.items()}
-    return SecureHub(*arguments, on_shares=method.on_shares, layouts=layouts, least=job.least_sites)
+    rule = job.members_rule()
+    return SecureHub(*arguments, on_shares=method.on_shares, layouts=layouts, least=job.least_sites, rule=rule)
 
 
 def check_sites(job: JobSpec, count: int) -> None:

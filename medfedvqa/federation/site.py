@@ -127,12 +127,13 @@ class SiteRuntime:
             state, reply = self._method.handle(task, self.site, state, received, round)
         if before is None:
             return Saved(task.name, round, state, reply)
-        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=())
+        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
 
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)
         on_shares = self._job.secagg and task.name in self._method.on_shares
-        if self._job.keeps_scores and charge is None and not on_shares:
+        kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if kept and not on_shares:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
         declared = {spec.name for spec in task.up}

@@ -41,7 +41,7 @@ backbones: {backbones}
 # What may leave, and what a job must offer. Everything else is refused; a job may only be stricter.
 policy:
   methods: {methods}
-  kinds: [parameters, statistic, public]
+  kinds: {kinds}
   # Whether all that depends on data must be under differential privacy; what all jobs together, and one job, may
   # cost any patient (epsilon, in nats; null: no limit); the largest delta, below 1 over the number of patients.
   require_dp: {require_dp}
@@ -52,12 +52,17 @@ policy:
   # Whether the server may see single sites' contributions, and the fewest sites that a job must ask for.
   require_secagg: {require_secagg}
   min_sites: {min_sites}
+  # The sites that compute in secure aggregation, by name, or [] if the job may have all do so or draw some for each
+  # round; and the fewest that must compute.
+  committee: {committee}
+  min_committee: {min_committee}
 """
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
     "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
-    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {},
+    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
+    "min_committee": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 

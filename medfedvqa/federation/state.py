@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from medfedvqa.methods import Tensors
+from privacy.secagg.committee import Beacon
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,23 @@ class Contribution:
     group_key: bytes | None = None
     answered: tuple[str, ...] = ()
     """The sites over which this member has opened the sum, its one answer."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a site keeps of the job's one draw of a committee."""
+
+    nonce: bytes
+    """Its own; once drawn, never another."""
+    commitments: dict[str, bytes] = field(default_factory=dict)
+    """All sites', as they were when it opened its own; empty before."""
+    beacon: bytes | None = None
+    """What all nonces gave."""
+
+    @property
+    def opened(self) -> Beacon | None:
+        """The beacon."""
+        return Beacon(tuple(sorted(self.commitments)), self.beacon) if self.beacon else None
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,16 @@ class Saved:
     """The round in which it last mixed."""
     contributions: tuple[Contribution, ...] = ()
     """Attempts at a mean of the reply, in order."""
+    number: int = 0
+    """The number of the last attempt among those at the reply."""
+    group: tuple[str, ...] = ()
+    """The sites that the last attempt of the job had, and no later one may add to; empty before the first."""
+    draw: Draw | None = None
+
+    @property
+    def beacon(self) -> Beacon | None:
+        """That of the job's draw, once this site has found it to be right."""
+        return self.draw.opened if self.draw else None
 
 
 _ARRAYS = ("reply", "mixture")
@@ -63,11 +91,13 @@ class StateFile:
         fields = torch.load(self._path, weights_only=True)
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
-        return Saved(**fields, **arrays, contributions=contributions)
+        drawn = fields.pop("draw")
+        return Saved(**fields, **arrays, contributions=contributions, draw=drawn and Draw(**drawn))
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
         fields = vars(saved) | {"contributions": [vars(kept) for kept in saved.contributions]}
+        fields["draw"] = saved.draw and vars(saved.draw)
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:

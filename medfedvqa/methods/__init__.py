@@ -1,5 +1,6 @@
 """Federated methods, one file each, and the registry that knows them by name."""
 
+from medfedvqa.methods import creamfl as creamfl
 from medfedvqa.methods import distillation as distillation
 from medfedvqa.methods import fedavg as fedavg
 from medfedvqa.methods import feddat as feddat
@@ -11,6 +12,7 @@ from medfedvqa.methods import local as local
 from medfedvqa.methods import medical as medical
 from medfedvqa.methods import moon as moon
 from medfedvqa.methods import prompt_pfl as prompt_pfl
+from medfedvqa.methods import unicon as unicon
 from medfedvqa.methods.base import (
     ACCURACY,
     EPSILON,

@@ -5,24 +5,32 @@ local round of its own (`local`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Iterator
+from typing import ClassVar, Literal, TypeVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from audits import Exchange, TaskSpec
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.base import RIGHT, Hub, Method, MethodConfig, Site, State, Tensors, counts, validated
+from medfedvqa.methods.base import (
+    SCORED,
+    Hub,
+    Method,
+    MethodConfig,
+    Site,
+    State,
+    Tensors,
+    counts,
+    scored,
+    tensors_of,
+    trained_by_rounds,
+    validated,
+)
 from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
 from privacy import Cost, DPSettings, NoiseLevels
-
-SCORED = counts("rows", "train_rows", "correct", "majority_correct", "prior_correct")
-"""What `evaluate` sends up."""
 
 
 class AloneConfig(MethodConfig, frozen=True):
@@ -73,15 +81,12 @@ class Alone(Method[Config]):
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Nothing until the counts of test answers."""
-        return Exchange(
-            self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), TaskSpec("evaluate", SCORED, ()))
-        )
+        evaluate = TaskSpec("evaluate", counts(*SCORED), ())
+        return Exchange(self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), evaluate))
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """The first round, the others, and the evaluation."""
-        yield "start", 1
-        yield from (("train", number) for number in range(2, self.config.rounds + 1))
-        yield "evaluate", self.config.rounds
+        return trained_by_rounds(self.config.rounds)
 
     def cost(self, task: str) -> Cost:
         """Local steps; nothing else depends on data."""
@@ -101,7 +106,7 @@ class Alone(Method[Config]):
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A round, from what was received in the place of the site's own values of the same names."""
         learner = self.learner(site)
-        start: Values = {**state["values"], **received_values(received, site.device)}
+        start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(learner, state, start, round, site.task_seed("train", round))
         state |= validated(state, self.right(learner, state["values"], site.data.validate))
         return state, self.reply(learner, state)
@@ -112,16 +117,8 @@ class Alone(Method[Config]):
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
-        learner, data = self.learner(site), site.data
-        right = self.right(learner, self.tested(site, state, received_values(received, site.device)), data.test)
-        reply = {
-            "rows": len(data.test),
-            "train_rows": len(data.train),
-            "correct": int(right.sum()),
-            "majority_correct": majority_correct(data.train.answers, data.test.answers),
-            "prior_correct": question_prior_correct(data.train, data.test),
-        }
-        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
+        tested = self.tested(site, state, tensors_of(received, site.device))
+        return scored(state, site.data, self.right(self.learner(site), tested, site.data.test))
 
     def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
@@ -175,8 +172,3 @@ class Alone(Method[Config]):
     def penalty(self, state: State, start: Values) -> Penalty | None:
         """Terms of the loss that depend on no data."""
         return None
-
-
-def received_values(tensors: Mapping[str, Any], device: str) -> Values:
-    """What a message holds, as values on a site's device."""
-    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in tensors.items()}

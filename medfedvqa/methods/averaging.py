@@ -10,8 +10,8 @@ from pydantic import Field, field_validator
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import CLOSED_ANSWERS, fold
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.alone import SCORED, Alone, AloneConfig
-from medfedvqa.methods.base import Hub, Site, State, Tensors
+from medfedvqa.methods.alone import Alone, AloneConfig
+from medfedvqa.methods.base import SCORED, Hub, MethodConfig, Site, State, Tensors, counts
 from medfedvqa.methods.learning import Learner
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
@@ -22,14 +22,24 @@ ROWS = "train_rows"
 """The weight of a site in a mean by rows."""
 
 
-class AveragingConfig(AloneConfig, frozen=True):
-    """Options that all of these methods have."""
+class TunedConfig(MethodConfig, frozen=True):
+    """Options of methods that tune a backbone."""
 
-    tuning: TuningKind = Field("adapter", description="what is trained beside the answer head")
+    tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
     blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
     rank: int = Field(16, ge=1, description="rank of low-rank updates")
     reduction: int = Field(16, ge=1, description="a token's width over that of an adapter's bottleneck")
     length: int = Field(4, ge=2, description="tokens of a prompt per block, half keys, half values")
+
+    @property
+    def tuned(self) -> TuningConfig:
+        """What is tuned."""
+        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
+
+
+class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
+    """Options that all of these methods have."""
+
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
@@ -48,11 +58,6 @@ class AveragingConfig(AloneConfig, frozen=True):
         if len(set(answers)) < max(2, len(answers)) or any(answer != fold(answer) for answer in answers):
             raise ValueError("give at least two answers, each once, in lower case and with single spaces")
         return answers
-
-    @property
-    def tuned(self) -> TuningConfig:
-        """What is tuned."""
-        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
 
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""
@@ -106,7 +111,7 @@ class Averaging(Alone[Config]):
             up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
         return Exchange(
             self.name,
-            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", SCORED, down)),
+            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*SCORED), down)),
         )
 
     def setup(self, site: Site) -> State:

@@ -2,18 +2,20 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.on_shares import OnShares
+from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import Backbone, BackboneShape
 from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
 from privacy.secagg import MINIMUM
@@ -75,6 +77,10 @@ class Hub(Protocol):
     """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
 
     sites: tuple[str, ...]
+    seed: int
+    """The job's, for whatever the server begins with."""
+    backbone: str
+    """The name of the job's."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
@@ -130,6 +136,11 @@ class Method(ABC, Generic[Config]):
         """
         return {}
 
+    @property
+    def in_clear(self) -> Collection[str]:
+        """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
+        return ()
+
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Everything that travels, for a backbone of this shape."""
@@ -167,14 +178,15 @@ class Method(ABC, Generic[Config]):
         goes with them; what a task that is not charged would send stays at the site.
 
         With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
-        not aggregated stays at the site. Aggregates that the sites keep come from there too: no message holds them."""
+        not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
+        come from there too: no message holds them. A committee of sites may be drawn in tasks at the end."""
         exchange = self.exchange(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
             kept = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
             parts = (part for task in exchange.tasks for part in self._on_shares(task, kept))
-            exchange = replace(exchange, tasks=tuple(parts))
+            exchange = replace(exchange, tasks=(*parts, *DRAWING))
         return exchange
 
     def _private(self, task: TaskSpec) -> TaskSpec:
@@ -183,7 +195,8 @@ class Method(ABC, Generic[Config]):
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
     def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
-        up = tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC)
+        in_clear = task.name in self.in_clear
+        up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
         yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
         if task.name in self.on_shares:
             yield from self.on_shares[task.name].tasks(task)
@@ -218,6 +231,38 @@ def validated(state: State, right: torch.Tensor) -> State:
     """A round's share of validation rows that are `right`, bool [rows], after those of the rounds before."""
     share = right.float().mean() if len(right) else torch.zeros(())
     return {VALIDATED: torch.cat([state.get(VALIDATED, torch.zeros(0)), share.view(1)])}
+
+
+SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
+"""What `scored` counts."""
+
+
+def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
+    """The end of a handler `evaluate`: which test rows are `right`, bool [rows], goes into the state, counts go out.
+
+    Counted beside them is what the free baselines answer right, and `others`.
+    """
+    found = {
+        "rows": len(data.test),
+        "train_rows": len(data.train),
+        "correct": int(right.sum()),
+        "majority_correct": majority_correct(data.train.answers, data.test.answers),
+        "prior_correct": question_prior_correct(data.train, data.test),
+        **others,
+    }
+    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in found.items()}
+
+
+def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """What was received, as torch holds it: a copy."""
+    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+
+def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:
+    """The tasks of most methods, each with its round: `start` in the first, `train` in the others, `evaluate`."""
+    yield "start", 1
+    yield from (("train", number) for number in range(2, rounds + 1))
+    yield "evaluate", rounds
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:

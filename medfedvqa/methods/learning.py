@@ -116,8 +116,7 @@ class Learner:
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
         self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
-        self._depth = depth or model.depth
-        self._cache = site.derive(("cache", tuple(sorted(self._depth.items()))), self._freeze)
+        self._cache = cached(site, depth or model.depth, model.cache)
 
     def train(
         self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
@@ -207,10 +206,16 @@ class Learner:
             return islice(chain.from_iterable(epochs), config.local_epochs)
         return chain.from_iterable(islice(epochs, config.local_epochs))
 
-    def _freeze(self) -> Cache:
-        data, backbone = self.site.data, self.site.backbone
+
+def cached(site: Site, depth: Depth, make: Callable[[Depth, torch.Tensor, Sequence[str]], Cache]) -> Cache:
+    """What is frozen at this depth, computed once for all the site's rows by `make`: that of a backbone or a model."""
+
+    def freeze() -> Cache:
+        data, backbone = site.data, site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return self.model.cache(self._depth, data.pictures.load(backbone.shape.image_size), questions)
+        return make(depth, data.pictures.load(backbone.shape.image_size), questions)
+
+    return site.derive(("cache", tuple(sorted(depth.items()))), freeze)
 
 
 def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:

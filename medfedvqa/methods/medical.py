@@ -13,6 +13,7 @@ from medfedvqa.methods.alone import Alone, AloneConfig
 from medfedvqa.methods.base import Site, State, Tensors, register
 from medfedvqa.methods.learning import Learner, RowLoss, Rows
 from medfedvqa.models import (
+    IMAGE,
     BackboneShape,
     ClipFusion,
     EnhancedAttention,
@@ -21,9 +22,6 @@ from medfedvqa.models import (
     Values,
 )
 from privacy import Cost
-
-IMAGE = "image"
-"""The tower of CLIP that sees pictures."""
 
 
 class MedicalConfig(AloneConfig, frozen=True):

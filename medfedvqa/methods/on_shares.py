@@ -25,6 +25,13 @@ OPENING = TensorSpec(
     "opening", (LARGEST_GROUP, 4), "int64", Kind.PUBLIC, "shares of keys of masks, of which enough open one sum"
 )
 
+COMMIT, OPEN, CHECK = "committee/commit", "committee/open", "committee/check"
+COMMITMENT = TensorSpec("commitment", (4,), "int64", Kind.PUBLIC, "hash of a random nonce")
+NONCE = TensorSpec("nonce", (4,), "int64", Kind.PUBLIC, "the nonce, once all sites have committed to theirs")
+BEACON = TensorSpec("beacon", (4,), "int64", Kind.PUBLIC, "hash of all nonces, as the site found them to be right")
+DRAWING = (TaskSpec(COMMIT, (COMMITMENT,), ()), TaskSpec(OPEN, (NONCE,), ()), TaskSpec(CHECK, (BEACON,), ()))
+"""The tasks in which sites draw a committee."""
+
 
 @dataclass(frozen=True)
 class MixOnShares:

@@ -14,10 +14,9 @@ from pydantic import Field
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.base import (
     ACCURACY,
-    RIGHT,
+    SCORED,
     Hub,
     Method,
     MethodConfig,
@@ -26,6 +25,9 @@ from medfedvqa.methods.base import (
     Tensors,
     counts,
     register,
+    scored,
+    tensors_of,
+    trained_by_rounds,
     validated,
 )
 from medfedvqa.methods.on_shares import MixOnShares, OnShares
@@ -125,22 +127,19 @@ class PromptPFL(Method[PromptPFLConfig]):
         own = tuple(_prompt(name, prompt.size, "the site's prompt") for name, prompt in shapes.items())
         mixed = tuple(_prompt(name, prompt.size, "the other sites' mixed prompt") for name, prompt in shapes.items())
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
-        scored = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
         alone = ("local_correct",) if self._trains_alone else ()
         return Exchange(
             self.name,
             (
                 TaskSpec("start", up=(*own, accuracy), down=()),
                 TaskSpec("train", up=(*own, accuracy), down=mixed),
-                TaskSpec("evaluate", up=counts(*scored, *alone), down=mixed),
+                TaskSpec("evaluate", up=counts(*SCORED, *alone), down=mixed),
             ),
         )
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """The first round, the others, and the evaluation."""
-        yield "start", 1
-        yield from (("train", number) for number in range(2, self.config.rounds + 1))
-        yield "evaluate", self.config.rounds
+        return trained_by_rounds(self.config.rounds)
 
     def cost(self, task: str) -> Cost:
         """Local steps, and the accuracy that weighs the site's prompts."""
@@ -163,23 +162,15 @@ class PromptPFL(Method[PromptPFLConfig]):
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A later round, with the others' mixed prompts as constants."""
-        return self._train(site, state, _torch(received) or None, round)
+        return self._train(site, state, tensors_of(received) or None, round)
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows answered right by this model, by the free baselines, and by the same model trained alone."""
-        trainer, data = self._trainer(site), site.data
-        right = trainer.right(state, data.test, _torch(received) or None)
-        reply = {
-            "rows": len(data.test),
-            "train_rows": len(data.train),
-            "correct": int(right.sum()),
-            "majority_correct": majority_correct(data.train.answers, data.test.answers),
-            "prior_correct": question_prior_correct(data.train, data.test),
-        }
+        trainer, test = self._trainer(site), site.data.test
+        right, others = trainer.right(state, test, tensors_of(received) or None), {}
         if self._trains_alone:
-            alone = self._alone(site, round)
-            reply["local_correct"] = int(trainer.right(alone, data.test, None).sum())
-        return state | {RIGHT: right}, {name: np.array(value, np.int64) for name, value in reply.items()}
+            others["local_correct"] = int(trainer.right(self._alone(site, round), test, None).sum())
+        return scored(state, site.data, right, **others)
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
         """See `Method.attention`: with the site's own prompts; shared ones are not kept."""
@@ -232,7 +223,3 @@ class PromptPFL(Method[PromptPFLConfig]):
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{meaning}, [blocks, tokens, width]")
-
-
-def _torch(tensors: Tensors) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}

@@ -16,6 +16,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
 from medfedvqa.models.clip import IMAGE
+from medfedvqa.models.distinct import DistinctQuestions
 from medfedvqa.models.tuned import HEAD, AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 
@@ -75,16 +76,12 @@ class NetworkCache:
         self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str
     ) -> None:
         self._device, self._pictures, self._clip = device, pictures.to(device), clip
-        different = list(dict.fromkeys(questions))
-        self._numbers = {question: number for number, question in enumerate(different)}
-        self._words = _vocabulary()(different).to(device)
+        self._asked = DistinctQuestions(questions, _vocabulary())
+        self._words = self._asked.tokens.to(device)
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+        return self._asked.ids(questions)
 
     def batch(
         self,

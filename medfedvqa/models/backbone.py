@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.models.prompts import JoinedPrompts
 
 Features = Literal["concat", "product"]
@@ -49,6 +50,8 @@ class BackboneShape:
     embed: int
     image_size: int
     context: int
+    words: int = field(default=0, compare=False)
+    """The width of a token's embedding; 0 if the backbone gives none."""
     build: Callable[[], nn.Module] = field(default=nn.Module, compare=False, repr=False)
     """The module with any weights: only names and shapes are taken from it."""
     aside: tuple[str, ...] = field(default=(), compare=False)
@@ -82,6 +85,16 @@ class Tuning:
     """In the place of the backbone's own, by name."""
     adapters: Mapping[str, Mapping[int, Callable[[torch.Tensor], torch.Tensor]]] = field(default_factory=dict)
     """By tower and block, from 0: applied to what the block gives, [..., width]."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Some texts as tokens, before any of the backbone's blocks."""
+
+    values: torch.Tensor
+    """The frozen embeddings, [texts, tokens, width], zeros beyond a text's end."""
+    present: torch.Tensor
+    """bool [texts, tokens]."""
 
 
 def looked_at(
@@ -170,3 +183,7 @@ class Backbone(ABC):
         A mean over attention heads; the weights of a row sum to 1. Raises `ConfigError` for a batch of a cache that
         holds features, since nothing is tuned in the blocks, and for a picture that no position stands for.
         """
+
+    def words(self, texts: Sequence[str], tokens: int) -> Words:
+        """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""
+        raise ConfigError("this backbone gives no embeddings of single tokens: choose another")

@@ -126,6 +126,7 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
         embed=configuration["embed_dim"],
         image_size=vision.image_size,
         context=text.context_length,
+        words=text.width,
         build=partial(_build, configuration),
         aside=("logit_scale", "logit_bias", "visual.proj", *(f"{own}text_projection{part}" for part in PROJECTION)),
     )

@@ -10,7 +10,8 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words
+from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
 
@@ -79,6 +80,10 @@ class ClipBackbone(Backbone):
 
     def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
         return _with(tuning, _Looking(self.clip), batch, tuning)
+
+    @torch.no_grad()
+    def words(self, texts: Sequence[str], tokens: int) -> Words:
+        return Words(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, grey: torch.Tensor) -> torch.Tensor:
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
@@ -154,17 +159,12 @@ class ClipCache:
     """
 
     def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
-        size = backbone.shape.image_size
-        if pictures.shape[1:] != (1, size, size):
-            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        check_size(pictures, backbone.shape.image_size)
         self._device, self._depth = backbone.device, depth
         image, text = towers(backbone.clip, depth)
         self._by_state = 0 < depth[TEXT] <= text.layers
-        different = list(dict.fromkeys(questions))
-        # Questions that differ in case or spaces alone have the same tokens.
-        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
-        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
-        tokens = tokens.to(self._device)
+        self._asked = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._asked.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
         with torch.no_grad():
             self._pictures = torch.cat([_see(backbone, image, depth[IMAGE], grey) for grey in pictures.split(CHUNK)])
@@ -177,10 +177,7 @@ class ClipCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+        return self._asked.ids(questions)
 
     def batch(
         self,

@@ -117,6 +117,18 @@ class TextTower:
             case _:
                 return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
 
+    def words(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Between start and end of token ids [n, context]: embeddings [n, count, width], and which there are.
+
+        Raises `ConfigError` if this tower's texts have no end token.
+        """
+        text = self._text
+        if (text.text_pool_type if text is self.clip else text.pool_type) not in ("argmax", "eos"):
+            raise ConfigError("this backbone's texts have no end token, so its words cannot be told from padding")
+        ends, padded = self._ends(tokens), F.pad(tokens, (0, count))
+        present = torch.arange(1, count + 1, device=tokens.device) < ends[:, None]
+        return text.token_embedding(padded[:, 1 : count + 1]) * present[..., None], present
+
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
         """Token ids [n, context] up to the first tuned block: [states, width]."""
         text, blocks = self._text, self._text.transformer.resblocks

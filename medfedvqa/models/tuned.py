@@ -86,15 +86,20 @@ class TunedModel(AnswerModel):
     head: HeadConfig
 
     @property
+    def shape(self) -> BackboneShape:
+        """Of what the model uses of the backbone."""
+        return self.backbone.shape
+
+    @property
     def depth(self) -> Depth:
-        return self.tuning.depth(self.backbone.shape)
+        return self.tuning.depth(self.shape)
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
         return self.backbone.cache(depth, pictures, questions)
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
         """The head's are uniform in +-1/sqrt(inputs), as torch's default."""
-        shape, device = self.backbone.shape, self.backbone.device
+        shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
         inputs = {"hidden": shape.width, "answers": self.head.hidden}
         for name, size in self.head.shapes(shape.width).items():

@@ -130,8 +130,9 @@ class TuningConfig:
         updated: Values = {}
         if self.kind != "lora":
             return updated
+        tuned = {name.split(".")[1] for name in values if name.startswith("lora.")}
         for tower, facts in backbone.shape.towers.items():
-            for block in self._blocks(backbone.shape, tower):
+            for block in self._blocks(backbone.shape, tower) if tower in tuned else ():
                 for part, first, end in facts.queries_values:
                     name, own = f"{facts.blocks}.{block}.{part}", f"lora.{tower}.{block}.{part}.{first}"
                     weight = updated.get(name, backbone.parameter(name))

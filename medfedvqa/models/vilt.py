@@ -14,7 +14,8 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, looked_at
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words, looked_at
+from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.prompts import JoinedPrompts
 
 JOINT = "joint"
@@ -80,6 +81,14 @@ class ViltBackbone(Backbone):
         if not batch.depth:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
         return _with(tuning, _Looking(self.vilt), batch)
+
+    @torch.no_grad()
+    def words(self, texts: Sequence[str], tokens: int) -> Words:
+        ids = self.tokenize(list(texts)).to(self.device)
+        present = torch.arange(1, tokens + 1, device=self.device) < (ids >= 0).sum(dim=1, keepdim=True) - 1
+        pieces = F.pad(ids, (0, tokens), value=-1)[:, 1 : tokens + 1].clamp(min=0)
+        embedding = self.vilt.embeddings.text_embeddings.word_embeddings
+        return Words(embedding(pieces) * present[..., None], present)
 
 
 def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
@@ -253,16 +262,13 @@ class ViltCache:
     """
 
     def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
-        size, layers = backbone.shape.image_size, len(backbone.vilt.encoder.layer)
-        if pictures.shape[1:] != (1, size, size):
-            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        check_size(pictures, backbone.shape.image_size)
+        layers = len(backbone.vilt.encoder.layer)
         if depth[JOINT] > layers + 1:
             raise ConfigError(f"ViLT has {layers} blocks: tune fewer")
         self._vilt, self._depth, self._device = backbone.vilt, depth[JOINT], backbone.device
-        different = list(dict.fromkeys(questions))
-        # Questions that differ in case or spaces alone have the same tokens.
-        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
-        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+        self._asked = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._asked.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
             self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in pictures.split(CHUNK)])
@@ -277,10 +283,7 @@ class ViltCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+        return self._asked.ids(questions)
 
     def batch(
         self,

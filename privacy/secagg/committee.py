@@ -1,14 +1,14 @@
 """A few sites that compute for all of a large federation: drawn by randomness that no one party controls.
 
 Named committees need nothing from here. Drawn ones: each site commits to a nonce for the job before it sees any
-other's, then all open theirs; the beacon is a hash of all nonces. The committee of an attempt are the sites with the
+other's, then all open theirs; the beacon is a hash of all nonces. The committee of a round are the sites with the
 lowest tags under the beacon. Everything is public, and any site checks all of it.
 
-One honest site's nonce makes the beacon unpredictable until it opens. What a lying server still can do: leave sites out
-before the draw, so that the colluders among the rest weigh more (`min_sites` limits that); keep back the opening of a
-colluding site after it has seen the others', which makes the draw void; and claim that an attempt failed, to draw the
-next. All of that is counted: a void draw ends the job, and a round has at most `ATTEMPTS` attempts, so that the chance
-of a committee of colluders alone is at most `ATTEMPTS` times `all_colluding` for each round.
+One honest site's nonce makes the beacon unpredictable until it opens. A round has one draw: if one of its sites falls
+out, the next by tag takes its place, so that a server gains no other draw by letting attempts fail. What a lying server
+still can do: leave sites out before the draw, so that the colluders among the rest weigh more; keep back the opening of
+a colluding site after it has seen the others', which makes the draw void and ends the job; and leave out honest sites
+after the draw, so that colluders move up: `colluding` counts with that, and a job's `min_sites` limits it.
 
 Source: M. Blum, "Coin flipping by telephone", 1981 (commit, then open); each nonce has 32 random bytes, so that its
 hash hides it. Tags are HMAC-SHA-256 (RFC 2104).
@@ -18,15 +18,13 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from privacy.secagg.channel import joined
 from privacy.secagg.errors import MINIMUM, SecureAggregationError, SiteError
 
 NONCE_BYTES = 32
-ATTEMPTS = 8
-"""The most attempts of one round; a server that lets attempts fail until a committee suits it has so many tries."""
 
 
 @dataclass(frozen=True)
@@ -78,40 +76,35 @@ class Beacon:
         parts = [part for site in sites for part in (site.encode(), opened[site])]
         return cls(sites, _digest(b"beacon", own.job.encode(), *parts))
 
-    def committee(self, round: int, number: int, size: int, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-        """The committee of a round's attempt `number`, counted from 1, in order of names; without sites that fell out.
+    def committee(self, round: int, size: int, left_out: Collection[str] = ()) -> tuple[str, ...]:
+        """The committee of a round, in order of names; without sites that fell out since the draw.
 
-        Raises `SecureAggregationError` for too small a committee, too few sites, or too many attempts.
+        Raises `SecureAggregationError` for too small a committee, or too few sites.
         """
-        if not 1 <= number <= ATTEMPTS:
-            raise SecureAggregationError(
-                f"attempt {number} of round {round} is not one of the {ATTEMPTS} that a round may have: end the job"
-            )
         eligible = [site for site in self.sites if site not in left_out]
         if not MINIMUM <= size <= len(eligible):
             raise SecureAggregationError(
                 f"a committee of {size} out of {len(eligible)} sites cannot be drawn: it needs {MINIMUM} at least, and "
                 "no more than there are"
             )
-        return tuple(sorted(sorted(eligible, key=lambda site: self._tag(round, number, site))[:size]))
+        return tuple(sorted(sorted(eligible, key=lambda site: self._tag(round, site))[:size]))
 
-    def check(self, members: Sequence[str], round: int, number: int, size: int, left_out: Sequence[str] = ()) -> None:
-        """Raises `SecureAggregationError` unless these are the committee that was drawn."""
-        if tuple(members) != self.committee(round, number, size, left_out):
-            raise SecureAggregationError(
-                f"the committee of round {round}, attempt {number} is not the one that was drawn: refuse the attempt"
-            )
-
-    def _tag(self, round: int, number: int, site: str) -> bytes:
-        message = joined(round.to_bytes(8, "big"), number.to_bytes(8, "big"), site.encode())
-        return hmac.digest(self.value, message, "sha256")
+    def _tag(self, round: int, site: str) -> bytes:
+        return hmac.digest(self.value, joined(round.to_bytes(8, "big"), site.encode()), "sha256")
 
 
-def all_colluding(sites: int, colluders: int, members: int) -> float:
-    """The probability that a committee drawn once holds colluders only: hypergeometric, C(c, k) / C(n, k)."""
-    if not 0 <= colluders <= sites or not 1 <= members <= sites:
+def colluding(sites: int, colluders: int, members: int, enough: int, left_out: int = 0) -> float:
+    """At most the probability that a committee drawn once holds `enough` colluders.
+
+    `left_out` sites, chosen after the draw, are in no committee: then the colluders are among so many more of the
+    ranking's first. Source: the hypergeometric distribution's tail.
+    """
+    first = min(members + left_out, sites)
+    if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or left_out < 0:
         raise SecureAggregationError("a committee and the colluders are each a part of the sites: check the numbers")
-    return math.comb(colluders, members) / math.comb(sites, members)
+    found = range(enough, min(first, colluders) + 1)
+    drawn = (math.comb(colluders, k) * math.comb(sites - colluders, first - k) for k in found)
+    return sum(drawn) / math.comb(sites, first)
 
 
 def _digest(purpose: bytes, *parts: bytes) -> bytes:

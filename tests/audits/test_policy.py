@@ -1,5 +1,6 @@
 """A site's allow-list."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ def test_a_configuration_becomes_a_policy_with_the_server_and_the_other_sites_as
         FOUND | {"unit": "row"},
         FOUND | {"min_sites": 0},
         FOUND | {"min_sites": 2.0},
+        FOUND | {"committee": "chest"},
+        FOUND | {"min_committee": 2},
     ],
 )
 def test_a_malformed_configuration_is_refused(found: Any) -> None:
@@ -65,7 +68,7 @@ def test_a_malformed_configuration_is_refused(found: Any) -> None:
 def test_the_digest_is_stable_and_ignores_order() -> None:
     """Logs name policies by digest; two lists that allow the same have the same one."""
     policy = SitePolicy.from_mapping(FOUND)
-    assert policy.digest() == "ae61c87fff992442c0ebcf42dfc9500a435622f2203f0527437696bd9a949838"
+    assert policy.digest() == "0e94edcb851218049a2b17925e5b8f4241ebafd8596d0763ff650c6a5a13cbef"
     assert SitePolicy(policy.methods[::-1], policy.kinds[::-1] * 2).digest() == policy.digest()
     assert SitePolicy(policy.methods, policy.kinds[:1]).digest() != policy.digest()
 
@@ -93,7 +96,7 @@ def test_what_is_named_is_allowed() -> None:
 DEMANDING = SitePolicy.from_mapping(
     FOUND | {"require_dp": True, "max_epsilon": 8, "delta": 1e-5, "require_secagg": True, "min_sites": 3}
 )
-OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient")
+OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient", members=3)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,8 @@ OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient")
         (Offer(3, True, 1e-5, "row"), Reason.UNIT.format(unit="patient")),
         (Offer(3, False, 1e-5, "patient"), Reason.SECAGG),
         (Offer(2, True, 1e-5, "patient"), Reason.SITES.format(count=3)),
+        (Offer(3, True, 1e-5, "patient", 2), Reason.MEMBERS.format(count=3)),
+        (Offer(3, True, 1e-5, "patient", 3, ("a", "b", "c")), Reason.COMMITTEE),
     ],
 )
 def test_a_job_that_offers_less_than_the_site_demands_is_refused_with_the_reason(offer: Offer, reason: str) -> None:
@@ -114,11 +119,16 @@ def test_a_job_that_offers_less_than_the_site_demands_is_refused_with_the_reason
 def test_a_job_may_be_stricter_than_the_site() -> None:
     """More sites, a smaller delta, and protection that nobody asked for."""
     assert DEMANDING.refusal(OFFER) is None
-    assert DEMANDING.refusal(Offer(5, True, 1e-7, "patient")) is None
+    assert DEMANDING.refusal(Offer(5, True, 1e-7, "patient", 5)) is None
     assert SitePolicy.from_mapping(FOUND).refusal(OFFER) is None
+    named = SitePolicy.from_mapping(FOUND | {"committee": ["b", "a", "c"]})
+    assert named.refusal(replace(OFFER, committee=("a", "b", "c"))) is None
+    assert named.refusal(OFFER) == Reason.COMMITTEE and named.refusal(Offer()) is None
 
 
-@pytest.mark.parametrize("demand", [{"require_dp": True}, {"require_secagg": True}, {"min_sites": 2}, {"delta": 1e-6}])
+@pytest.mark.parametrize(
+    "demand", [{"require_dp": True}, {"require_secagg": True}, {"min_sites": 2}, {"min_committee": 4}, {"delta": 1e-6}]
+)
 def test_every_demand_changes_the_digest(demand: dict[str, Any]) -> None:
     """The log shows under which demands an entry was written."""
     assert SitePolicy.from_mapping(FOUND | demand).digest() != SitePolicy.from_mapping(FOUND).digest()

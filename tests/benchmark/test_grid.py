@@ -30,8 +30,8 @@ def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Gri
     first = run(grid, 1)
     next(first)
     first.close()
-    done = [path for path in grid.out.rglob(OUTCOME)]
-    assert 1 <= len(done) < 4
+    done = list(grid.out.rglob(OUTCOME))
+    assert len(done) == 2  # the one that ended, and the one that had begun
     stamps = {path: path.stat().st_mtime_ns for path in done}
     assert len(list(run(grid, 1))) == 4 - len(done)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
@@ -84,13 +84,35 @@ def test_no_job_is_centralised() -> None:
 def test_every_method_has_a_line_and_the_papers_proposals_are_no_baselines() -> None:
     """What is compared with the best baseline must not be it."""
     assert {system.method for system in SYSTEMS} == set(method_names())
-    proposed = {"prompt_pfl", "fedp3", "feddat"}
+    proposed = {"prompt_pfl", "fedp3", "feddat", "creamfl", "unicon"}
     assert all(system.baseline is not (system.method in proposed) for system in SYSTEMS if not system.centralised)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
 def test_every_system_is_a_valid_job_under_the_common_budget(system: System) -> None:
-    create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}))
+    create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}), secagg=system.secagg)
+
+
+def test_a_system_on_shares_is_refused_before_anything_runs_where_there_are_too_few_sites(tmp_path: Path) -> None:
+    grid = Grid("phantom", None, tmp_path, (*PAIR, *chosen(["unicon"])), 1, BUDGET, ("chest", "head"))
+    with pytest.raises(ConfigError, match="at least 3 sites"):
+        list(run(grid, 1))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> None:
+    """UniCon's sites average under masks, CreamFL's send representations; both are scored row by row."""
+    few = {"rounds": 1, "steps": 2, "batch_rows": 16, "blocks": 1, "public_pairs": 8, "server_epochs": 1}
+    grid = Grid("phantom", None, tmp_path, chosen(["unicon", "creamfl"]), 1, BUDGET | few, ("chest", "head", "abdomen"))
+    assert len(list(run(grid, 1))) == 2
+    results = outcomes(grid)
+    for label in ("UniCon", "CreamFL"):
+        own = results[label][0]
+        assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
+        assert own.bytes_up > 0 and own.bytes_down > 0 and own.parameters > 0
+    assert results["CreamFL"][0].bytes_up >= 2 * 8 * 256 * 4  # both modalities, float32
+    assert not results["UniCon"][0].validated and len(results["CreamFL"][0].validated["chest"]) == 1
 
 
 def test_labels_and_folders_are_distinct() -> None:

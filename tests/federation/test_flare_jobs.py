@@ -33,8 +33,8 @@ def same(one: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize("method", method_names())
 def test_the_committed_jobs_are_what_the_recipe_exports_today(method: str, tmp_path: Path) -> None:
-    """Every method has one. If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`."""
-    export_job(JobSpec(method=method), tmp_path / method)
+    """If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`, unicon `--secagg`."""
+    export_job(JobSpec(method=method, secagg=method == "unicon"), tmp_path / method)
     assert same(JOBS / method, tmp_path / method)
 
 

@@ -183,13 +183,13 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(
     chest, file = engine._runtime("chest"), engine._runtime("chest")._file
     begun = file.load()
     assert begun is not None
-    message = Attempt("died", SITES, b"").message()
+    message = Attempt("died", SITES, b"", SITES).message()
     file.save(attempts_begun(begun, "died"))
     assert int(chest.handle("start/mix", 1, message)["fault"]) == SITES.index("chest")
     file.save(attempts_begun(begun, "done", mixed=1))
-    assert int(chest.handle("start/mix", 1, Attempt("done", SITES, b"").message())["fault"]) == -1
+    assert int(chest.handle("start/mix", 1, Attempt("done", SITES, b"", SITES).message())["fault"]) == -1
     with pytest.raises(FederationError, match="its mixture of this round already"):
-        chest.handle("start/mix", 1, Attempt("second", SITES, b"").message())
+        chest.handle("start/mix", 1, Attempt("second", SITES, b"", SITES).message())
 
 
 def attempts_begun(saved: Any, name: str, mixed: int = 0) -> Any:
@@ -202,10 +202,16 @@ def attempts_begun(saved: Any, name: str, mixed: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (Attempt("a", ("abdomen", "chest"), b"").message(), "at least 3"),
-        (Attempt("a", ("abdomen", "foot", "head"), b"").message(), "needs this site"),
-        (Attempt("a", ("abdomen", "chest", "foot"), b"").message(), "no fingerprint of foot"),
-        (Attempt("a", ("head", "chest", "abdomen"), b"").message(), "in order of names"),
+        (Attempt("a", ("abdomen", "chest"), members=("abdomen", "chest")).message(), "at least 3"),
+        (Attempt("a", ("abdomen", "foot", "head"), members=("abdomen", "foot", "head")).message(), "needs this site"),
+        (
+            Attempt("a", ("abdomen", "chest", "foot"), members=("abdomen", "chest", "foot")).message(),
+            "no fingerprint of foot",
+        ),
+        (
+            Attempt("a", ("head", "chest", "abdomen"), members=("head", "chest", "abdomen")).message(),
+            "in order of names",
+        ),
         ({}, "does not describe an attempt"),
     ],
 )

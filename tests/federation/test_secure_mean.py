@@ -221,8 +221,8 @@ def test_a_site_may_die_at_every_step(
     """The mean is that over the sites that uploaded, and the job goes on with the rest. Before the exchange of keys the
     attempt is repeated; later nothing is. Members and other sites alike."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
-    monkeypatch.setattr(attempts, "members_of", lambda sites: sites[-committee:])
-    configs, job = make("given", FIVE, rounds=2)
+    configs, job = make("given", FIVE, rounds=2, committee=list(FIVE[-committee:]) if committee < 5 else [])
+    job = job.model_copy(update={"committee": FIVE[-committee:] if committee < 5 else None})
     engine, (when, kind) = Engine(configs, job), moment.split()
     victim = "a" if committee == 3 else "e"
     getattr(engine, when)[kind, 1] = {victim}
@@ -315,15 +315,15 @@ def test_a_member_opens_one_sum_of_a_round_even_after_a_restart(uploaded: Any) -
     with pytest.raises(FederationError, match="opened another sum"):
         ask(engine, "start/unmask", "a", Opening("one", FIVE[:4]).message())
     with pytest.raises(FederationError, match="no other attempt"):
-        ask(engine, "start/mean", "a", Attempt("two", FIVE, members=FIVE).message())
+        ask(engine, "start/mean", "a", Attempt("two", FIVE, members=FIVE, number=2).message())
 
 
 def test_a_site_that_goes_on_to_another_attempt_cannot_open_the_one_before(uploaded: Any) -> None:
     """Its shares of it are gone; and too few of its members may stay behind to open it without it."""
     engine, _, _ = uploaded
     with pytest.raises(FederationError, match="the first may yet be opened"):
-        ask(engine, "start/mean", "a", Attempt("two", FIVE[:3], members=FIVE[:3]).message())
-    ask(engine, "start/mean", FIVE[:4], Attempt("two", FIVE[:4], members=FIVE[:4]).message())
+        ask(engine, "start/mean", "a", Attempt("two", FIVE[:3], members=FIVE[:3], number=2).message())
+    ask(engine, "start/mean", FIVE[:4], Attempt("two", FIVE[:4], members=FIVE[:4], number=2).message())
     with pytest.raises(FederationError, match="gone on to another one"):
         ask(engine, "start/unmask", "a", Opening("one", FIVE).message())
     ask(engine, "start/unmask", "a", Opening("two", FIVE[:4]).message())
@@ -360,7 +360,8 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
         (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
         (Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
         (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
-        (Attempt("one", FIVE), "fewer than 3 sites"),
+        (Attempt("one", FIVE), "other members than follow"),
+        (Attempt("one", FIVE, members=FIVE, number=9), "at most 8 attempts"),
     ],
 )
 def test_a_site_refuses_attempts_that_would_expose_it(make: Any, attempt: Attempt, sentence: str) -> None:
@@ -427,6 +428,8 @@ def test_after_differential_privacy_the_upload_carries_both_and_is_charged_once(
 def test_a_mean_that_the_method_does_not_declare_is_refused(make: Any, tmp_path: Path) -> None:
     """Another weight than the one declared would not be on shares."""
     configs, job = make("given", THREE)
-    hub = SecureHub(THREE, Engine(configs, job).call, on_shares=job.build().on_shares, layouts={}, least=3)
+    hub = SecureHub(
+        THREE, Engine(configs, job).call, on_shares=job.build().on_shares, layouts={}, least=3, rule=job.members_rule()
+    )
     with pytest.raises(FederationError, match="declares no mean of 'start'"):
         hub.mean("start")

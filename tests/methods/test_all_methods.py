@@ -1,5 +1,6 @@
 """What is true of every registered method: a new one joins by being registered."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audits import read, verify
+from audits import Kind, read, verify
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
@@ -16,11 +17,16 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Method, Site, Tensors, create, method_names, method_type
+from medfedvqa.methods.matrix import CELLS, markdown_matrix, refusal
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]
-QUICK = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+QUICK = {
+    "rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
+    "steps": 2, "aggregate": "none", "public_pairs": 8, "trunk": "medclip-slake",
+}  # fmt: skip
+KINDS = [kind.value for kind in Kind]
 PRIVATE = {"weighting": "uniform", "local_epochs": 1}
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +70,7 @@ def run(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> Run:
 def ran(request: pytest.FixtureRequest, sites_in: Sites, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each method's quick job over two small sites."""
     folder = tmp_path_factory.mktemp(request.param)
-    configs = sites_in(folder, "site-001", "site-002", methods=[request.param])
+    configs = sites_in(folder, "site-001", "site-002", methods=[request.param], kinds=KINDS)
     return run(job_of(request.param), configs, folder / "out")
 
 
@@ -130,21 +136,71 @@ def test_under_differential_privacy_every_upload_carries_it_or_the_job_is_refuse
     assert method.plan()
 
 
-def trains_privately(name: str) -> bool:
-    try:
-        return bool(private(name))
-    except ConfigError:
-        return False
+def cells(cell: str) -> list[str]:
+    """The methods that run so."""
+    return [name for name in method_names() if refusal(name, cell) is None]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in method_names() if trains_privately(name)])
+@pytest.mark.parametrize("name", cells("differential privacy"))
 def test_a_private_job_runs_to_its_end(name: str, sites_in: Sites, tmp_path: Path) -> None:
     """Noise, charges and the gate together; the scores stay at the sites."""
-    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], repeatable_noise=1)
+    configs = sites_in(tmp_path, "site-001", "site-002", methods=[name], kinds=KINDS, repeatable_noise=1)
     done = run(job_of(name, PRIVACY, **PRIVATE), configs, tmp_path / "out")
     assert done.results["status"] == "finished"
     assert all(not up for task, *_, up in done.messages if task == "evaluate")
+
+
+def kept_scores(configs: dict[str, SiteConfig]) -> dict[str, dict[str, int]]:
+    """What each site found at the end of the job, which it keeps."""
+    return {site: json.loads((config.state / "test.evaluate.json").read_text()) for site, config in configs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*cells("secure aggregation")} & {*cells("in clear")}))
+def test_on_shares_sites_end_with_the_same_accuracies_as_in_clear(name: str, introduced: Sites, tmp_path: Path) -> None:
+    """Three sites; the server sees no upload in clear, and every site answers the same test rows right."""
+    found = {}
+    for kind, secagg in (("clear", False), ("shares", True)):
+        folder = tmp_path / kind
+        folder.mkdir()
+        configs = introduced("chest", "abdomen", "head", methods=[name])
+        places = {site: {part: folder / site / part for part in ("state", "audit", "ledger")} for site in configs}
+        configs = {site: config.model_copy(update=places[site]) for site, config in configs.items()}
+        done = run(job_of(name).model_copy(update={"secagg": secagg}), configs, folder / "out")
+        assert done.results["status"] == "finished"
+        if secagg:
+            assert not [name for *_, up in done.messages for name, array in up.items() if array.dtype.kind == "f"]
+            found[kind] = {site: score["correct"] for site, score in kept_scores(configs).items()}
+        else:
+            found[kind] = {site: facts["correct"] for site, facts in done.results["sites"].items()}
+    assert found["clear"] == found["shares"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cells("both"))
+def test_a_private_job_on_shares_runs_to_its_end(name: str, introduced: Sites, tmp_path: Path) -> None:
+    """What is shared carries noise and its charge."""
+    configs = introduced("chest", "abdomen", "head", methods=[name], repeatable_noise=1)
+    job = job_of(name, PRIVACY, **PRIVATE).model_copy(update={"secagg": True})
+    assert run(job, configs, tmp_path / "out").results["status"] == "finished"
+    for config in configs.values():
+        kinds = {record.protection for entry in read(config.audit) for record in entry.tensors}
+        assert "dp and masked" in kinds and "dp" not in kinds
+
+
+def test_the_matrix_in_the_docs_is_what_the_code_says_today() -> None:
+    """If this fails: `medfedvqa methods --matrix` prints the table of docs/methods/matrix.md."""
+    page = (ROOT / "docs" / "methods" / "matrix.md").read_text(encoding="utf-8")
+    assert page.endswith(markdown_matrix())
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_refusal_says_why(cell: str) -> None:
+    """In a sentence that names what stands in the way."""
+    for name in method_names():
+        reason = refusal(name, cell)
+        assert reason is None or ("privacy" in reason or "secure aggregation" in reason)
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -158,7 +214,7 @@ def test_every_method_has_its_page(name: str) -> None:
 @pytest.mark.parametrize("name", method_names())
 def test_options_round_trip_as_json(name: str) -> None:
     """What results and job folders hold makes the same method again."""
-    config = create(name, {}).config
+    config = create(name, quick(name)).config
     assert type(config).model_validate_json(config.model_dump_json()) == config
 
 

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,7 +51,7 @@ class LoopbackFederation:
                 self.start(name)
             self._session = self._connect()
             ending.callback(self._session.close)
-            self._wait_for_sites()
+            self._wait_for(set(self._sites))
             self._ending = ending.pop_all()
         return self
 
@@ -66,10 +66,16 @@ class LoopbackFederation:
         return self.kits / ADMIN
 
     def start(self, name: str) -> None:
-        """Start the server or a site by its kit's own script; also after `kill`."""
+        """Start the server or a site by its kit's own script."""
         kit = self.kits / name
         script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
         self._reaper.start(script, kit, kit / "process.log", self._environment)
+
+    def restart(self, name: str) -> None:
+        """Start a site that was killed, and wait until it has joined again. Raises `FederationError` if it does not."""
+        began = time.time()
+        self.start(name)
+        self._wait_for({name}, began)
 
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
@@ -127,10 +133,11 @@ class LoopbackFederation:
                 return new_secure_session(ADMIN, str(self.admin_kit))
         raise FederationError("the federation's server did not start")
 
-    def _wait_for_sites(self) -> None:
-        missing = set(self._sites)
+    def _wait_for(self, sites: Collection[str], since: float = 0.0) -> None:
+        missing = set(sites)
         for _ in _until(_START_TIMEOUT):
-            missing = set(self._sites) - {client.name for client in self._admin.get_connected_client_list()}
+            clients = self._admin.get_connected_client_list()
+            missing -= {client.name for client in clients if (client.last_connect_time or 0.0) >= since}
             if not missing:
                 return
         raise FederationError(f"sites did not join the federation: {', '.join(sorted(missing))}")

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from privacy.secagg import SecureAggregationError, SiteError
-from privacy.secagg.committee import ATTEMPTS, Beacon, Nonce, all_colluding
+from privacy.secagg.committee import Beacon, Nonce, colluding
 
 SITES = ("abdomen", "chest", "head", "spine", "thorax")
 FALSE_ALARM = 1e-6
@@ -34,33 +34,24 @@ def _bytes(site: str, seed: int) -> bytes:
 @pytest.mark.parametrize("fixed", [(), tuple(site for site in SITES if site != "chest")])
 def test_every_committee_is_equally_likely_if_one_site_is_honest(fixed: tuple[str, ...]) -> None:
     """Chi-square over all ten committees of three out of five, for nonces that are all random, or only one."""
-    counts = Counter(Beacon.open(*draw(seed=seed, fixed=fixed)).committee(1, 1, 3) for seed in range(5000))
+    counts = Counter(Beacon.open(*draw(seed=seed, fixed=fixed)).committee(1, 3) for seed in range(5000))
     assert chisquare([counts[members] for members in combinations(SITES, 3)]).pvalue > FALSE_ALARM
 
 
-def test_every_round_and_attempt_has_a_draw_of_its_own() -> None:
-    """Chi-square over rounds and attempts under one beacon."""
+def test_every_round_has_a_draw_of_its_own() -> None:
+    """Chi-square over rounds under one beacon."""
     beacon = Beacon.open(*draw())
-    rounds = range(1, 5000 // ATTEMPTS)
-    counts = Counter(beacon.committee(r, number, 3) for r in rounds for number in range(1, ATTEMPTS + 1))
+    counts = Counter(beacon.committee(round, 3) for round in range(1, 5001))
     assert chisquare([counts[members] for members in combinations(SITES, 3)]).pvalue > FALSE_ALARM
 
 
 def test_all_sites_come_to_the_same_committee() -> None:
-    """Whatever order the nonces came in; and the check accepts it, and no other."""
-    beacons = []
+    """Whatever order the nonces came in."""
+    beacons = set()
     for site in SITES:
         own, commitments, opened = draw(site)
-        beacons.append(Beacon.open(own, dict(reversed(commitments.items())), dict(sorted(opened.items()))))
-    assert len(set(beacons)) == 1
-    members = beacons[0].committee(2, 1, 3)
-    beacons[1].check(members, 2, 1, 3)
-    for other in combinations(SITES, 3):
-        if other != members:
-            with pytest.raises(SecureAggregationError, match="not the one that was drawn"):
-                beacons[1].check(other, 2, 1, 3)
-    with pytest.raises(SecureAggregationError, match="not the one that was drawn"):
-        beacons[1].check(tuple(reversed(members)), 2, 1, 3)
+        beacons.add(Beacon.open(own, dict(reversed(commitments.items())), dict(sorted(opened.items()))))
+    assert len(beacons) == 1
 
 
 @given(st.sampled_from(SITES), st.integers(0, 255), st.integers(1, 255))
@@ -130,34 +121,44 @@ def test_a_commitment_hides_the_nonce_and_is_fresh() -> None:
     assert len(alike) == 4
 
 
-def test_attempts_are_numbered_and_bounded() -> None:
-    """A server cannot go on until it likes the committee."""
-    beacon = Beacon.open(*draw())
-    beacon.committee(1, ATTEMPTS, 3)
-    for number in (0, ATTEMPTS + 1):
-        with pytest.raises(SecureAggregationError, match=f"attempt {number} of round 1 is not one of the {ATTEMPTS}"):
-            beacon.committee(1, number, 3)
-
-
 def test_who_fell_out_is_in_no_committee_and_too_few_are_refused() -> None:
     """The others keep their order in the draw."""
     beacon = Beacon.open(*draw())
-    ranked = [next(iter(set(beacon.committee(1, 1, k)) - set(beacon.committee(1, 1, k - 1)))) for k in (4, 5)]
-    first = set(beacon.committee(1, 1, 3))
+    ranked = [next(iter(set(beacon.committee(1, k)) - set(beacon.committee(1, k - 1)))) for k in (4, 5)]
+    first = set(beacon.committee(1, 3))
     gone = sorted(first)[0]
-    assert set(beacon.committee(1, 1, 3, left_out=[gone])) == first - {gone} | {ranked[0]}
+    assert set(beacon.committee(1, 3, left_out=[gone])) == first - {gone} | {ranked[0]}
     for size, without in ((2, ()), (6, ()), (4, ("chest", "head"))):
         with pytest.raises(SecureAggregationError, match="cannot be drawn"):
-            beacon.committee(1, 1, size, without)
+            beacon.committee(1, size, without)
 
 
-def test_the_chance_of_colluders_only_is_hypergeometric() -> None:
+def test_the_chance_of_enough_colluders_is_hypergeometric() -> None:
     """Against a count of all committees; nonsense is refused."""
     for colluders in range(7):
         for members in range(1, 7):
-            found = [set(draw) <= set(range(colluders)) for draw in combinations(range(6), members)]
-            assert math.isclose(all_colluding(6, colluders, members), sum(found) / len(found))
-    assert math.isclose(all_colluding(200, 40, 5), 2.595e-4, rel_tol=1e-3)
-    for wrong in ((5, 6, 3), (5, -1, 3), (5, 2, 6), (5, 2, 0)):
+            for enough in range(1, members + 1):
+                found = [len(set(draw) & set(range(colluders))) >= enough for draw in combinations(range(6), members)]
+                assert math.isclose(colluding(6, colluders, members, enough), sum(found) / len(found))
+    assert math.isclose(colluding(200, 40, 5, 5), 2.595e-4, rel_tol=1e-3)
+    for wrong in (
+        (5, 6, 3, 3),
+        (5, -1, 3, 3),
+        (5, 2, 6, 6),
+        (5, 2, 0, 0),
+        (5, 2, 3, 4),
+        (5, 2, 3, 0),
+        (5, 2, 3, 3, -1),
+    ):
         with pytest.raises(SecureAggregationError, match="check the numbers"):
-            all_colluding(*wrong)
+            colluding(*wrong)
+
+
+def test_who_leaves_honest_sites_out_after_the_draw_gains_no_more_than_is_counted() -> None:
+    """Against the best choice of two honest sites, over all rankings of seven sites, three of them colluding."""
+    won = 0
+    for ranking in permutations(range(7)):
+        places = [ranking.index(colluder) for colluder in range(3)]
+        won += max(places) < 3 + 2
+    assert math.isclose(colluding(7, 3, 3, 3, left_out=2), won / math.factorial(7))
+    assert colluding(7, 3, 3, 3, left_out=9) == 1

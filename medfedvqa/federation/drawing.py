@@ -1,0 +1,116 @@
+"""The one draw of a job's committees: the sites' part, and the server's."""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from audits import Gate, Tensors, TensorSpec
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.attempt import as_array
+from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.state import Draw, Saved, StateFile
+from medfedvqa.methods.on_shares import BEACON, CHECK, COMMIT, COMMITMENT, NONCE, OPEN
+from privacy.secagg.committee import Beacon, Nonce
+
+COMMITMENTS, NONCES = "commitments", "nonces"
+"""Arrays by which the server tells all sites what all have sent."""
+
+Handler = Callable[[int, Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class DrawingSite:
+    """Answers the tasks of the draw; asked again, also after a restart, with the same bytes."""
+
+    config: SiteConfig
+    job_id: str
+    least: int
+    gate: Gate
+    file: StateFile
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """By task."""
+        return {COMMIT: self._commit, OPEN: self._open, CHECK: self._check}
+
+    def _commit(self, round: int, message: Tensors) -> Tensors:
+        """The hash of a nonce, which is drawn once for the job."""
+        self.gate.receive(COMMIT, round, {})
+        saved, draw = self._begun()
+        self.file.save(replace(saved, draw=draw))
+        return self._told(COMMIT, round, COMMITMENT, self._nonce(draw).commitment)
+
+    def _open(self, round: int, message: Tensors) -> Tensors:
+        """The nonce, once all have committed; opened under one set of commitments, ever."""
+        self.gate.receive(OPEN, round, {})
+        saved, draw = self._begun()
+        commitments = _read(message, COMMITMENTS)
+        if draw.commitments not in ({}, commitments):
+            raise FederationError("the server has shown this site other commitments before: the draw is void")
+        if commitments.get(self.config.name) != self._nonce(draw).commitment or len(commitments) < self.least:
+            raise FederationError(f"a draw of a committee needs this site and at least {self.least} in all")
+        if missing := sorted(commitments.keys() - self.config.peers.keys() - {self.config.name}):
+            raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
+        if saved.group and not commitments.keys() <= set(saved.group):
+            raise FederationError("the draw has sites that an attempt left out, and these never come back")
+        self.file.save(replace(saved, draw=replace(draw, commitments=commitments), group=tuple(sorted(commitments))))
+        return self._told(OPEN, round, NONCE, draw.nonce)
+
+    def _check(self, round: int, message: Tensors) -> Tensors:
+        """The beacon, as it follows from all nonces. Raises `SecureAggregationError` if they are not as committed."""
+        self.gate.receive(CHECK, round, {})
+        saved, draw = self._begun()
+        beacon = Beacon.open(self._nonce(draw), draw.commitments, _read(message, NONCES))
+        self.file.save(replace(saved, draw=replace(draw, beacon=beacon.value)))
+        return self._told(CHECK, round, BEACON, beacon.value)
+
+    def _begun(self) -> tuple[Saved, Draw]:
+        saved = self.file.load()
+        if saved is None:
+            raise FederationError("this site has answered no task of the job yet, and draws no committee for it")
+        return saved, saved.draw or Draw(Nonce.draw(self.job_id, self.config.name).value)
+
+    def _nonce(self, draw: Draw) -> Nonce:
+        return Nonce(self.job_id, self.config.name, draw.nonce)
+
+    def _told(self, task: str, round: int, spec: TensorSpec, value: bytes) -> Tensors:
+        return self.gate.release(task, round, {spec.name: np.frombuffer(value, "<i8")})
+
+
+def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites: Collection[str]) -> Beacon:
+    """The server's part: carries what sites send to all of them; a site that does not commit is not in the draw.
+
+    Raises `FederationError` if a site that has committed does not open, since a second draw would let it choose between
+    two, or if sites have found different beacons.
+    """
+    commitments = _answers(ask(COMMIT, dict.fromkeys(sites, {})), COMMITMENT)
+    nonces = _answers(ask(OPEN, dict.fromkeys(commitments, {COMMITMENTS: _together(commitments)})), NONCE)
+    if silent := sorted(commitments.keys() - nonces.keys()):
+        raise FederationError(
+            f"{', '.join(silent)} did not open what it had committed to, so that the draw of a committee is void: "
+            "submit the job again, without that site if it happens twice"
+        )
+    beacons = _answers(ask(CHECK, dict.fromkeys(nonces, {NONCES: _together(nonces)})), BEACON)
+    if len(set(beacons.values())) != 1:
+        raise FederationError("sites found different results of the draw of a committee: submit the job again")
+    return Beacon(tuple(sorted(nonces)), next(iter(beacons.values())))
+
+
+def _answers(replies: Mapping[str, Reply], spec: TensorSpec) -> dict[str, bytes]:
+    """What sites sent; without those that sent something else."""
+    arrays = {site: np.asarray(reply.tensors.get(spec.name, ())) for site, reply in replies.items()}
+    return {site: a.tobytes() for site, a in arrays.items() if (a.shape, a.dtype) == (spec.shape, np.dtype("<i8"))}
+
+
+def _together(sent: Mapping[str, bytes]) -> np.ndarray:
+    return as_array({site: sent[site].hex() for site in sorted(sent)})
+
+
+def _read(message: Tensors, name: str) -> dict[str, bytes]:
+    try:
+        return {str(site): bytes.fromhex(value) for site, value in json.loads(message[name].tobytes()).items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FederationError("the server's message does not hold what all sites sent in the draw") from None

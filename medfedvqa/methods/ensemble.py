@@ -1,0 +1,69 @@
+"""Global-local contrast of representations of public pairs, and the ensemble that it weighs (CreamFL, Sec. 3.2, 3.3).
+
+Representations are unit vectors [items, space].
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import IMAGE, TEXT
+
+Positive = Literal["included", "excluded"]
+
+OTHER = {IMAGE: TEXT, TEXT: IMAGE}
+
+BLOCK = 1024
+"""Items whose cosines with all others are in memory together."""
+
+
+def inter_modal(local: torch.Tensor, other: torch.Tensor, items: torch.Tensor, temperature: float) -> torch.Tensor:
+    """-log of the share of an item's own partner in exp(cosine / temperature) over the whole public set, [rows].
+
+    `local`: of these items, int64 [rows]; `other`: the server's of all items in the other modality.
+    """
+    return F.cross_entropy(local @ other.T / temperature, items, reduction="none")
+
+
+def scores(
+    local: torch.Tensor, other: torch.Tensor, temperature: float, positive: Positive = "included", block: int = BLOCK
+) -> torch.Tensor:
+    """How well each of a site's representations fits the server's of its partner, against all others, [items].
+
+    `excluded`: the partner is not among these others.
+    """
+    found = []
+    for rows in torch.arange(len(local)).split(block):
+        logits = local[rows] @ other.T / temperature
+        own = (torch.arange(len(rows)), rows)
+        fit = logits[own]
+        if positive == "excluded":
+            logits[own] = -torch.inf
+        found.append(fit - logits.logsumexp(dim=1))
+    return torch.cat(found)
+
+
+def aggregate(
+    uploads: Mapping[str, torch.Tensor],
+    other: torch.Tensor,
+    temperature: float,
+    positive: Positive = "included",
+    block: int = BLOCK,
+) -> torch.Tensor:
+    """The sites' representations of one modality, weighed for each item by a softmax of scores over sites.
+
+    Raises `ConfigError` if there is none.
+    """
+    if not uploads:
+        raise ConfigError("no site sent representations of this modality: let one of them see it")
+    local = torch.stack([uploads[site] for site in sorted(uploads)])
+    fits = torch.stack([scores(each, other, temperature, positive, block) for each in local])
+    return (weights(fits)[..., None] * local).sum(dim=0)
+
+
+def weights(fits: torch.Tensor) -> torch.Tensor:
+    """Scores [sites, items] to weights that sum to one for each item."""
+    return fits.softmax(dim=0)

@@ -1,0 +1,47 @@
+"""Which methods run in the clear, under differential privacy, with secure aggregation, with both; and else why not."""
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.methods.base import create, method_names, method_type
+from privacy import DPSettings, PrivacyError
+
+PRIVACY = DPSettings(epsilon=8.0)
+CELLS: dict[str, tuple[DPSettings | None, bool]] = {
+    "in clear": (None, False),
+    "differential privacy": (PRIVACY, False),
+    "secure aggregation": (None, True),
+    "both": (PRIVACY, True),
+}
+UNIFORM = {"weighting": "uniform"}
+"""Under differential privacy row counts are not released, so that all sites weigh the same."""
+
+
+def refusal(method: str, cell: str) -> str | None:
+    """Why such a job is refused when it is made; None if it runs."""
+    dp, secagg = CELLS[cell]
+    try:
+        options = {} if dp is None else _uniform(method)
+        built = create(method, options, dp, secagg)
+        built.plan()
+    except (ConfigError, PrivacyError) as error:
+        return str(error)
+    return None
+
+
+def markdown_matrix() -> str:
+    """The whole matrix, and below it each refusal in words."""
+    lines = ["| method | " + " | ".join(CELLS) + " |", "|---|" + ":---:|" * len(CELLS)]
+    reasons: list[str] = []
+    for method in method_names():
+        marks = []
+        for cell in CELLS:
+            reason = refusal(method, cell)
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+            marks.append("runs" if reason is None else f"no ({1 + reasons.index(reason)})")
+        lines.append(f"| [`{method}`]({method}.md) | " + " | ".join(marks) + " |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
+
+
+def _uniform(method: str) -> dict[str, str]:
+    known = method_type(method).config_type.model_fields
+    return {name: value for name, value in UNIFORM.items() if name in known}

@@ -1,0 +1,278 @@
+"""UniCon: unidirectional split learning with a contrastive loss (Sun and Ochiai, 2023, also known as BiCSL).
+
+Sites hold the trunk and the answer projection, the server two adapters for each site. In every step a site sends the
+activations of a batch, and learns the loss's gradients by them; at a round's end both sides average their parts.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.data import Examples
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.methods.averaging import TunedConfig
+from medfedvqa.methods.base import SCORED, Hub, Method, Site, State, Tensors, counts, register, scored, tensors_of
+from medfedvqa.methods.learning import cached
+from medfedvqa.methods.on_shares import MeanOnShares, OnShares
+from medfedvqa.models import (
+    BackboneShape,
+    Contrast,
+    ServerNetworks,
+    ServerPart,
+    Shapes,
+    SiteNetworks,
+    Words,
+    similarities,
+    site_shapes,
+)
+from medfedvqa.models.split import APN, LTA, adam, average
+from privacy import DPSettings
+
+ROWS, ANSWERS = "v_mha", "v_apn"
+"""The activations that a step sends, and under the same names the gradients that it gets."""
+_CUT = {ROWS: "what the trunk makes of pictures and questions", ANSWERS: "what the projection makes of answers"}
+_OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
+
+
+class UniConConfig(TunedConfig, frozen=True):
+    """Options; `variant` and `averaged` say `paper` or `reference` where the paper and its released code differ."""
+
+    rounds: int = Field(10, ge=1, description="rounds, each ended by averaging (paper: 20, one epoch each)")
+    steps: int = Field(30, ge=1, description="batches per round, the same number at all sites")
+    batch_rows: int = Field(64, ge=2, description="rows per batch, exactly (paper: 128)")
+    learning_rate: float = Field(1e-3, gt=0, description="Adam's, on both sides (paper: 0.0001)")
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up (paper: 10000 of 69340)")
+    decay: float = Field(0.2, gt=0, le=1, description="factor on the learning rate (paper: 0.2)")
+    decay_after: tuple[int, ...] = Field((10, 15), description="rounds after which it decays (paper: 10 and 15)")
+    temperature: float = Field(0.07, gt=0, description="tau (paper: 0.07)")
+    variant: Literal["reference", "paper"] = Field(
+        "reference", description="InfoNCE: cosine, own key included, mean (code); or dot product, excluded, sum"
+    )
+    mask_duplicates: bool = Field(True, description="rows with one answer are no negatives of each other (paper: are)")
+    mask_padding: bool = Field(True, description="zeros beyond an answer's end take no part in the maximum (code: do)")
+    answering: Literal["trained", "dot"] = Field("trained", description="similarity at test: as trained, or dot (code)")
+    norm: Literal["layer", "batch"] = Field("layer", description="normalisation of v_NHA (paper: batch)")
+    averaged: Literal["paper", "reference"] = Field(
+        "paper", description="all four modules, or trunk and NHA alone, which is what the released code averages"
+    )
+    aggregate: Literal["sites", "none"] = Field(
+        "sites", description="the sites' parts: averaged among them on shares, or each stays its own"
+    )
+    words: int = Field(8, ge=1, description="tokens of an answer (paper: 8)")
+    width: int = Field(512, ge=1, description="width of v_MHA and v_APN (paper: 512)")
+    space: int = Field(256, ge=1, description="width of v_NHA and v_LTA (paper: 256)")
+
+    def rate(self, round: int, step: int) -> float:
+        """The learning rate of a step, both from 1."""
+        done = (round - 1) * self.steps + step
+        warm = min(1.0, done / self.warmup) if self.warmup else 1.0
+        return self.learning_rate * warm * self.decay ** sum(round > after for after in self.decay_after)
+
+    @property
+    def contrast(self) -> Contrast:
+        """The loss at the server."""
+        return Contrast(self.variant, self.temperature, self.mask_duplicates)
+
+
+@register
+class UniCon(Method[UniConConfig]):
+    """Split learning: activations go to the server, gradients come back; answers are chosen by similarity."""
+
+    name = "unicon"
+    config_type = UniConConfig
+
+    def __init__(self, config: UniConConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        if dp is not None:
+            raise ConfigError(
+                "the method 'unicon' does not train under differential privacy: its loss holds every row against the "
+                "others of its batch, so that no patient's part of a gradient can be bounded by itself"
+            )
+        if config.aggregate == "sites" and not secagg:
+            raise ConfigError(
+                "'unicon' averages the sites' parts among the sites, so that the server never has them: ask for secure "
+                "aggregation, or let each site keep its own by aggregate 'none'"
+            )
+        super().__init__(config, dp, secagg)
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """The sites' parts: their mean is for the sites alone."""
+        return {"update": MeanOnShares(to="sites")} if self.config.aggregate == "sites" else {}
+
+    @property
+    def in_clear(self) -> Collection[str]:
+        """Activations: the server computes on them."""
+        return ["start", "forward", *self._steps]
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Each step's activations up and gradients down; the sites' parts for their mean; at the end the adapters."""
+        up = tuple(self._at_cut(name, of) for name, of in _CUT.items())
+        down = tuple(self._at_cut(name, f"gradient of the loss by {of}") for name, of in _CUT.items())
+        own = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
+        adapters = tuple(_parameters(name, size, "the server's") for name, size in self._server.shapes.items())
+        return Exchange(
+            self.name,
+            (
+                TaskSpec("start", up, ()),
+                TaskSpec("forward", up, own),
+                *(TaskSpec(step, up, down) for step in self._steps),
+                TaskSpec("update", own, down),
+                TaskSpec("evaluate", counts(*SCORED), (*own, *adapters)),
+            ),
+        )
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """What of the sites' parts is averaged, by name."""
+        if self.config.aggregate == "none":
+            return {}
+        shapes = site_shapes(shape, self.config.tuned, self.config.width)
+        return {name: size for name, size in shapes.items() if self._is_averaged(name)}
+
+    def setup(self, site: Site) -> State:
+        """The same values at all sites, whatever their data."""
+        values = self._networks(site).initial(torch.Generator().manual_seed(site.seed))
+        return {"values": values, "optimizer": None, "step": 0}
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Steps of one round are tasks of their own, so that each is answered once however often it is asked."""
+        if task.name not in self._steps:
+            return super().handle(task, site, state, received, round)
+        if task.name != _step(state["step"] + 1):
+            raise FederationError(_OUT_OF_ORDER)
+        state = self._learned(site, state, received, round)
+        state = {**state, "step": state["step"] + 1}
+        return state, self._sent(site, state, round)
+
+    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """The first round's first activations, from values that all sites have."""
+        return self.forward(site, state, received, round)
+
+    def forward(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """A later round's first activations, from the mean of the sites."""
+        state = {**state, "values": {**state["values"], **tensors_of(received, site.device)}, "step": 1}
+        return state, self._sent(site, state, round)
+
+    def update(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """The round's last gradients; what goes into the mean."""
+        if state["step"] != self.config.steps:
+            raise FederationError(_OUT_OF_ORDER)
+        state = self._learned(site, state, received, round)
+        return state, _arrays({name: state["values"][name] for name in self.shared(site.backbone.shape)})
+
+    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Test rows whose answer is the most similar of all that the site knows, and what the free baselines score."""
+        values, test = {**state["values"], **tensors_of(received, site.device)}, site.data.test
+        return scored(state, site.data, self.chosen(site, values, test).eq(test.answers))
+
+    @torch.no_grad()
+    def chosen(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
+        """Each row's answer by both sides' values, int64 [rows] into the site's answers."""
+        networks, cosine = self._networks(site), self.config.contrast.cosine and self.config.answering == "trained"
+        answers = networks.answers(values, self._words(site), self.config.mask_padding)
+        keys, found = self._server.answers(values, answers), []
+        for part in torch.arange(len(examples)).split(self.config.batch_rows):
+            sent = networks.rows(values, self._batch(site, examples, part))
+            rows = self._server.rows(values, sent, training=False)
+            found.append(similarities(rows, keys, cosine).argmax(dim=1).cpu())
+        return torch.cat(found)
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds of steps with every site at once, each round ended by two means; then the evaluation."""
+        # The sites draw from the seed itself: theirs and these must not be the same numbers.
+        parts = {site: ServerPart(self._server, self.config.contrast, hub.seed + 1) for site in hub.sites}
+        for number in hub.rounds(self.config.rounds):
+            sent = hub.collect("start" if number == 1 else "forward")
+            for step in range(1, self.config.steps + 1):
+                rate = self.config.rate(number, step)
+                gradients = {site: _learn(parts[site], sent[site], rate) for site in hub.sites}
+                if step < self.config.steps:
+                    sent = hub.collect(_step(step + 1), gradients)
+            if self.config.aggregate == "sites":
+                hub.mean("update", gradients)
+            else:
+                hub.collect("update", gradients)
+            average([parts[site] for site in hub.sites], self._is_averaged)
+        return hub.collect("evaluate", {site: _arrays(parts[site].values) for site in hub.sites})
+
+    @property
+    def _steps(self) -> list[str]:
+        """The tasks of a round's second step and all that follow."""
+        return [_step(number) for number in range(2, self.config.steps + 1)]
+
+    @property
+    def _server(self) -> ServerNetworks:
+        return ServerNetworks(self.config.width, self.config.space, self.config.norm)
+
+    def _networks(self, site: Site) -> SiteNetworks:
+        return SiteNetworks(site.backbone, self.config.tuned, self.config.width)
+
+    def _is_averaged(self, name: str) -> bool:
+        return self.config.averaged == "paper" or not name.startswith((APN, LTA))
+
+    def _at_cut(self, name: str, meaning: str) -> TensorSpec:
+        return TensorSpec(name, (self.config.batch_rows, self.config.width), "float32", Kind.ACTIVATIONS, meaning)
+
+    def _words(self, site: Site) -> Words:
+        return site.derive(
+            ("words", self.config.words), lambda: site.backbone.words(site.data.answers, self.config.words)
+        )
+
+    def _batch(self, site: Site, examples: Examples, chosen: torch.Tensor) -> Any:
+        cache = cached(site, self._networks(site).depth, site.backbone.cache)
+        questions = cache.question_ids([examples.questions[row] for row in chosen.tolist()])
+        return cache.batch(examples.pictures[chosen], questions, examples.answers[chosen])
+
+    def _activations(
+        self, site: Site, values: Mapping[str, torch.Tensor], round: int, step: int
+    ) -> dict[str, torch.Tensor]:
+        """Of the rows of a step, which follow from the site's seed and the round: nothing of them is kept."""
+        networks, train = self._networks(site), site.data.train
+        generator = torch.Generator().manual_seed(site.task_seed("rows", round))
+        rows = _drawn(len(train), self.config.steps, self.config.batch_rows, generator)[step - 1]
+        answers = networks.answers(values, self._words(site), self.config.mask_padding)
+        own = train.answers[rows].to(answers.device)
+        return {ROWS: networks.rows(values, self._batch(site, train, rows)), ANSWERS: answers[own]}
+
+    @torch.no_grad()
+    def _sent(self, site: Site, state: State, round: int) -> Tensors:
+        return _arrays(self._activations(site, state["values"], round, state["step"]))
+
+    def _learned(self, site: Site, state: State, gradients: Tensors, round: int) -> State:
+        """The state after the step whose activations were sent last: they are computed again, from what is saved."""
+        values = {name: value.clone().requires_grad_() for name, value in state["values"].items()}
+        optimizer = adam(values, self.config.rate(round, state["step"]), state["optimizer"])
+        activations = self._activations(site, values, round, state["step"])
+        at_cut = tensors_of(gradients, site.device)
+        torch.autograd.backward([activations[name] for name in _CUT], [at_cut[name] for name in _CUT])
+        optimizer.step()
+        values = {name: value.detach() for name, value in values.items()}
+        return {**state, "values": values, "optimizer": optimizer.state_dict()}
+
+
+def _learn(part: ServerPart, sent: Tensors, rate: float) -> Tensors:
+    """A step at the server: gradients for activations."""
+    at_cut = tensors_of(sent)
+    return _arrays(dict(zip(_CUT, part.learn(*(at_cut[name] for name in _CUT), rate), strict=True)))
+
+
+def _step(number: int) -> str:
+    """The name of the task in which gradients of one step come down and activations of the next, `number`, go up."""
+    return f"step/{number}"
+
+
+def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows of a round, int64 [steps, size]: all rows in random order, again and again. Every batch is full."""
+    epochs = -(-steps * size // rows)
+    order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(epochs)])
+    return order[: steps * size].unflatten(0, (steps, size))
+
+
+def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
+    return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} part of the model")
+
+
+def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
+    return {name: value.numpy(force=True) for name, value in values.items()}

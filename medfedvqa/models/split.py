@@ -1,0 +1,219 @@
+"""The networks of UniCon (Sun and Ochiai, 2023), as functions of named values, and its contrastive loss.
+
+A site holds the trunk ("MHA") and the answer projection (APN), the server the two adapters (NHA, LTA); between them
+only activations and their gradients pass.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Words
+from medfedvqa.models.tuning import Shapes, TuningConfig, Values
+
+APN, MHA, NHA, LTA = "apn.", "mha.", "nha.", "lta."
+Norm = Literal["layer", "batch"]
+BUFFERS = (f"{NHA}norm.mean", f"{NHA}norm.variance")
+"""What batch normalisation keeps beside what is trained."""
+_MOMENTUM = 0.1
+
+
+@dataclass(frozen=True)
+class SiteNetworks:
+    """A site's part without its values: `mha.*` projects the features of a tuned backbone, `apn.*` answers' tokens."""
+
+    backbone: Backbone
+    tuning: TuningConfig
+    width: int = 512
+
+    @property
+    def depth(self) -> Depth:
+        """For the backbone's cache."""
+        return self.tuning.depth(self.backbone.shape)
+
+    def initial(self, generator: torch.Generator) -> Values:
+        """Values before the first step."""
+        shape, device = self.backbone.shape, self.backbone.device
+        values = self.tuning.initial(shape, self.backbone, generator) | _linears(_cut(shape, self.width), generator)
+        return {name: value.to(device) for name, value in values.items()}
+
+    def rows(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        """v_MHA of a batch's pictures and questions, [rows, width]."""
+        features = self.backbone.features(batch, self.tuning.applied(self.backbone, values))
+        return _linear(values, MHA, features)
+
+    def answers(self, values: Mapping[str, torch.Tensor], words: Words, mask_padding: bool) -> torch.Tensor:
+        """v_APN of answers: each token projected, then the largest over tokens, [answers, width].
+
+        Without `mask_padding` the zeros beyond an answer's end count as tokens, as in the released code.
+        """
+        tokens = _linear(values, APN, words.values).relu()
+        if mask_padding:  # nothing is below zero here, so a zero never is the largest of what remains
+            tokens = tokens * words.present[..., None]
+        return tokens.amax(dim=1)
+
+
+def site_shapes(shape: BackboneShape, tuning: TuningConfig, width: int) -> Shapes:
+    """All that a site trains, by name. Raises `ConfigError` for a backbone without embeddings of tokens."""
+    return tuning.shapes(shape) | _cut(shape, width)
+
+
+@dataclass(frozen=True)
+class ServerNetworks:
+    """The server's part without its values: `nha.*` (two layers, normalised) and `lta.*` (one), into a common space."""
+
+    width: int = 512
+    space: int = 256
+    norm: Norm = "layer"
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of all values, those of `BUFFERS` among them where batches are normalised."""
+        shapes: Shapes = {
+            f"{NHA}hidden.weight": (self.width, self.width),
+            f"{NHA}hidden.bias": (self.width,),
+            f"{NHA}out.weight": (self.space, self.width),
+            f"{NHA}out.bias": (self.space,),
+            f"{NHA}norm.weight": (self.space,),
+            f"{NHA}norm.bias": (self.space,),
+            f"{LTA}weight": (self.space, self.width),
+            f"{LTA}bias": (self.space,),
+        }
+        return shapes | dict.fromkeys(BUFFERS if self.norm == "batch" else (), (self.space,))
+
+    def initial(self, generator: torch.Generator) -> Values:
+        """Values before the first step."""
+        inputs = {name: size for name, size in self.shapes.items() if ".norm." not in name}
+        values = _linears(inputs, generator)
+        for name, size in self.shapes.items():
+            if name not in values:
+                values[name] = torch.ones(size) if name.endswith(("weight", "variance")) else torch.zeros(size)
+        return values
+
+    def rows(self, values: Mapping[str, torch.Tensor], sent: torch.Tensor, training: bool) -> torch.Tensor:
+        """v_NHA of v_MHA [rows, width], [rows, space]. In training, buffers of batches change in place."""
+        out = _linear(values, f"{NHA}out.", _linear(values, f"{NHA}hidden.", sent).relu())
+        weight, bias = values[f"{NHA}norm.weight"], values[f"{NHA}norm.bias"]
+        if self.norm == "layer":
+            return F.layer_norm(out, (self.space,), weight, bias)
+        mean, variance = (values[name] for name in BUFFERS)
+        return F.batch_norm(out, mean, variance, weight, bias, training, _MOMENTUM)
+
+    def answers(self, values: Mapping[str, torch.Tensor], sent: torch.Tensor) -> torch.Tensor:
+        """v_LTA of v_APN [answers, width], [answers, space]."""
+        return _linear(values, LTA, sent)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The loss that holds each row against the answers of the others in its batch."""
+
+    variant: Literal["reference", "paper"] = "reference"
+    """`reference` (released code): cosine, own answer in the denominator, mean. `paper`: dot product, without, sum."""
+    temperature: float = 0.07
+    mask_duplicates: bool = True
+    """Rows with one answer are no negatives of each other."""
+
+    @property
+    def cosine(self) -> bool:
+        """Whether similarities are cosines."""
+        return self.variant == "reference"
+
+    def __call__(self, rows: torch.Tensor, answers: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+        """Of v_NHA and v_LTA [rows, space]; `same`: which rows have one answer, bool [rows, rows]."""
+        scores = similarities(rows, answers, self.cosine) / self.temperature
+        negatives = ~same if self.mask_duplicates else torch.ones_like(same)
+        losses = info_nce(scores, negatives, included=self.variant == "reference")
+        return losses.mean() if self.variant == "reference" else losses.sum()
+
+
+def similarities(rows: torch.Tensor, answers: torch.Tensor, cosine: bool) -> torch.Tensor:
+    """Of each row to each answer, [rows, answers]: cosines, or dot products."""
+    if cosine:
+        rows, answers = F.normalize(rows, dim=-1), F.normalize(answers, dim=-1)
+    return rows @ answers.T
+
+
+def info_nce(scores: torch.Tensor, negatives: torch.Tensor, included: bool) -> torch.Tensor:
+    """InfoNCE of each row, [rows]: its own key's score is on the diagonal of `scores` [rows, rows].
+
+    `negatives`: which other keys a row is held against, bool [rows, rows]. `included`: the own key is in the
+    denominator as well, which keeps the loss above 0. A row without negatives counts 0.
+    """
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    some = (negatives & ~own).any(dim=1, keepdim=True)
+    counted = (negatives & ~own) | (own if included else own & ~some)
+    return scores.masked_fill(~counted, -torch.inf).logsumexp(dim=1) - scores.diagonal()
+
+
+def same_rows(sent: torch.Tensor) -> torch.Tensor:
+    """Which rows of [rows, width] are equal, bool [rows, rows]: v_APN of one answer is, to the bit."""
+    _, group = torch.unique(sent, dim=0, return_inverse=True)
+    return group[:, None] == group
+
+
+def _cut(shape: BackboneShape, width: int) -> Shapes:
+    if not shape.words:
+        raise ConfigError("this backbone gives no embeddings of single tokens: choose another")
+    return {
+        f"{MHA}weight": (width, shape.width),
+        f"{MHA}bias": (width,),
+        f"{APN}weight": (width, shape.words),
+        f"{APN}bias": (width,),
+    }
+
+
+def _linear(values: Mapping[str, torch.Tensor], name: str, inputs: torch.Tensor) -> torch.Tensor:
+    return F.linear(inputs, values[f"{name}weight"], values[f"{name}bias"])
+
+
+def _linears(shapes: Shapes, generator: torch.Generator) -> Values:
+    """Uniform in +-1/sqrt(inputs), as torch's default."""
+    values: Values = {}
+    for name, size in shapes.items():
+        inputs = shapes[f"{name.rpartition('.')[0]}.weight"][1]
+        values[name] = torch.empty(size).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+    return values
+
+
+class ServerPart:
+    """The server's adapters for one site, in training."""
+
+    def __init__(self, networks: ServerNetworks, contrast: Contrast, seed: int) -> None:
+        """With one seed for all sites, their parts begin alike."""
+        self._networks, self._contrast = networks, contrast
+        self.values = networks.initial(torch.Generator().manual_seed(seed))
+        trained = {name: value.requires_grad_() for name, value in self.values.items() if name not in BUFFERS}
+        self._optimizer = adam(trained, 0.0)
+
+    def learn(self, sent: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
+        """One step on a batch's v_MHA and v_APN, [rows, width] each; the gradients of its loss by the two."""
+        sent, answers = (tensor.detach().clone().requires_grad_() for tensor in (sent, answers))
+        rows, keys = self._networks.rows(self.values, sent, training=True), self._networks.answers(self.values, answers)
+        self._optimizer.zero_grad()
+        self._contrast(rows, keys, same_rows(answers.detach())).backward()
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.step()
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (sent, answers))
+
+
+@torch.no_grad()
+def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
+    """Give every part the plain mean of the chosen values, accumulated in float64; buffers are values as well."""
+    for name in filter(chosen, parts[0].values):
+        mean = torch.stack([part.values[name].double() for part in parts]).mean(dim=0)
+        for part in parts:
+            part.values[name].copy_(mean)
+
+
+def adam(values: Values, rate: float, saved: dict[str, Any] | None = None) -> torch.optim.Optimizer:
+    """The optimiser of either side at this learning rate, as it was saved."""
+    optimizer = torch.optim.Adam(values.values(), rate)
+    if saved is not None:
+        optimizer.load_state_dict(saved)
+        optimizer.param_groups[0]["lr"] = rate
+    return optimizer

@@ -1,0 +1,94 @@
+"""Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from audits import Kind, Outcome, TensorSpec, read, verify
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import site_yaml
+from medfedvqa.methods import method_names, method_type
+from medfedvqa.methods.matrix import refusal
+from medfedvqa.models import shape_of
+from privacy.secagg import Identity
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("flare"),  # two federations at a time overload a small machine
+    pytest.mark.timeout(900),
+    # FLARE's transport, on one of its threads.
+    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
+]
+
+SITES = ("abdomen", "chest", "head")
+BACKBONE = "medclip@random"
+QUICK = {
+    "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
+    "steps": 2, "public_pairs": 8, "trunk": "medclip-slake",
+}  # fmt: skip
+PATIENCE = 300.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[LoopbackFederation]:
+    """Three phantom sites that allow every method."""
+    folder = tmp_path_factory.mktemp("federation")
+    for name in SITES:
+        (folder / name).mkdir()
+    peers = {name: Identity.create(folder / name / "identity.key").fingerprint for name in SITES}
+    own = {"state": "../state", "audit": "../audit", "ledger": "../ledger"}
+    allowed = {"methods": list(method_names()), "kinds": [kind.value for kind in Kind]}
+    facts = {"reader": "phantom", **allowed, "peers": peers, **own}
+    paths = {name: folder / name / "site.yml" for name in SITES}
+    for name, path in paths.items():
+        key = str(folder / name / "identity.key")
+        path.write_text(site_yaml(organ=name, identity=key, backbones={BACKBONE: str(random_backbone)}, **facts))
+    with LoopbackFederation(folder, paths) as federation:
+        yield federation
+
+
+def job_of(method: str) -> JobSpec:
+    """A short job; on shares where the method does not run without."""
+    known = method_type(method).config_type.model_fields
+    options = {name: value for name, value in QUICK.items() if name in known}
+    secagg = refusal(method, "in clear") is not None
+    return JobSpec(method=method, options=options, data="phantom", backbone=BACKBONE, secagg=secagg)
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_a_submitted_job_runs_and_logs_the_bytes_that_are_declared(
+    method: str, federation: LoopbackFederation, tmp_path: Path
+) -> None:
+    """The job finishes, every site's log verifies, and each release and message is as large as the exchange says."""
+    job = job_of(method)
+    export_job(job, tmp_path / "job")
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [nvflare, "job", "submit", "-j", tmp_path / "job", "--startup-kit", federation.admin_kit]
+    answer = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    job_id = json.loads(answer.stdout)["data"]["job_id"]
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    assert (results["status"], results["method"]) == ("finished", method)
+    exchange = job.build().final_exchange(shape_of(BACKBONE))
+    for site in SITES:
+        folder = federation.kits / site / "audit"
+        assert verify(folder).ok
+        log = [entry for entry in read(folder) if entry.job == job_id]
+        sent = [entry for entry in log if entry.outcome == Outcome.SENT]
+        received = [entry for entry in log if entry.outcome == Outcome.ACCEPTED]
+        assert sent and received
+        assert all(entry.nbytes == nbytes(exchange.task(entry.task).up, entry.peer) for entry in sent)
+        assert all(entry.nbytes == nbytes(exchange.task(entry.task).down, entry.peer) for entry in received)
+
+
+def nbytes(specs: Sequence[TensorSpec], peer: str) -> int:
+    """What is declared for this peer."""
+    return sum(spec.nbytes for spec in specs if peer in spec.recipients)

@@ -1,0 +1,333 @@
+"""Sites that are killed or halted at every step of an aggregation on shares, as real processes, without FLARE."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import METHODS, Averaged, Fate, Mixed, Nursery, ProcessEngine, holding
+
+from audits import Outcome, read, verify
+from medfedvqa.errors import FederationError
+from medfedvqa.federation import serve
+from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.members import MembersRule
+from medfedvqa.federation.secure_hub import SecureHub
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.state import Saved, StateFile
+from medfedvqa.methods import Tensors, base
+from privacy import Reliability, mean, mix
+from privacy.secagg import Layout
+from privacy.secagg.ring import FixedPoint
+
+SITES = ("a", "b", "c", "d")
+ROUNDS = 2
+MESSAGE_TIMEOUT = 3.0  # seconds; many processes share few cores
+AT_ONCE = 12
+
+MIX_MESSAGES = 14 * 6
+"""That one of four sites sends and receives: keys, confirmations, inputs, 10 exchanges, mixtures."""
+FIRST_RESULT = MIX_MESSAGES - 6
+"""Before it, nobody has a mixture; who died later has sent shares of so many."""
+MEAN_MESSAGES = 3 * 6
+"""Keys, confirmations, shares of the masks' keys."""
+
+Sites = Callable[..., dict[str, SiteConfig]]
+Job = Callable[..., JobSpec]
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery"), random_backbone) as nursery:
+        yield nursery
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job that is over."""
+
+    method: type[Mixed]
+    results: dict[str, Any]
+    engine: ProcessEngine
+    configs: Mapping[str, SiteConfig]
+
+    def attempts(self, round: int) -> list[Attempt]:
+        """In order."""
+        task = "start/" if round == 1 else "train/"
+        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked.startswith(task) and "attempt" in m]
+        return list({attempt.name: attempt for attempt in said}.values())
+
+    def uploaded(self, round: int) -> tuple[str, ...]:
+        """Whose uploads are in the mean."""
+        task = "start/unmask" if round == 1 else "train/unmask"
+        (sites,) = {Opening.read(message).uploaded for asked, _, message in self.engine.said if asked == task}
+        return sites
+
+    def saved(self, site: str) -> Saved:
+        saved = StateFile(self.configs[site].state, "job").load()
+        assert saved is not None
+        return saved
+
+    def log(self, site: str, direction: str, round: int) -> list[str]:
+        """The names of the attempts that a site's log tells, which holds."""
+        assert verify(self.configs[site].audit).ok
+        passed = {"in": Outcome.ACCEPTED, "out": Outcome.SENT}[direction]
+        sought = (round, direction, "sites", passed)
+        entries = read(self.configs[site].audit)
+        told = [str(e.reason) for e in entries if (e.round, e.direction, e.peer, e.outcome) == sought]
+        return [reason.partition("attempt ")[2].split()[0] for reason in told]
+
+
+RunJob = Callable[..., Run]
+
+
+@pytest.fixture
+def run(nursery: Nursery, introduced: Sites, quick_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJob:
+    """Runs a method's job in which sites meet fates."""
+    for method in METHODS:
+        monkeypatch.setitem(base._METHODS, method.name, method)
+    monkeypatch.setattr(serve, "draw_plots", lambda *_: None)
+    monkeypatch.setattr("medfedvqa.federation.attempt.MESSAGE_TIMEOUT", MESSAGE_TIMEOUT)
+    common = introduced(*SITES, organ="chest", methods=[method.name for method in METHODS], require_secagg=True)
+    numbers = itertools.count()
+
+    def ran(method: type[Mixed], fates: Mapping[str, Fate], watch: Callable[..., None] = lambda *_: None) -> Run:
+        out = tmp_path / str(next(numbers))
+        files = {site: {name: out / site / name for name in ("state", "audit", "ledger")} for site in SITES}
+        configs = {site: config.model_copy(update=files[site]) for site, config in common.items()}
+        for site in SITES:
+            (out / site).mkdir(parents=True)
+        job = JobSpec.from_dict(quick_job(rounds=ROUNDS).to_dict() | {"method": method.name, "secagg": True})
+        with ProcessEngine(nursery, configs, job, fates, MESSAGE_TIMEOUT) as engine:
+            watch(engine)
+            results = serve.serve_job(job, SITES, engine.call, out, "local")
+            engine.close()
+        return Run(method, results, engine, configs)
+
+    return ran
+
+
+def assert_finished_without(run: Run, victim: str, moment: Any) -> None:
+    """The claims on a job in which one site died, or halted, in round 1."""
+    assert run.results["status"] == "finished"
+    assert [note for note in run.results["notes"] if f"Site {victim} broke off in round" in note]
+    assert len([note for note in run.results["notes"] if "broke off" in note]) == 1, run.results["notes"]
+    rest = [site for site in SITES if site != victim]
+    assert run.attempts(2)[-1].sites == tuple(rest)
+    for site in rest:
+        for round in range(1, ROUNDS + 1):
+            named = [attempt.name for attempt in run.attempts(round) if site in attempt.sites]
+            assert run.log(site, "out", round) == named, site
+    assert_nothing_shown(run)
+    if run.method is Mixed:
+        assert_mixtures(run, rest, moment)
+    else:
+        assert_means(run, rest)
+
+
+def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
+    """Each survivor has the plain mixture over those of the last attempt, if it got all shares of it, and no other."""
+    for round in range(1, ROUNDS + 1):
+        last = run.attempts(round)[-1]
+        got = [site for site in rest if run.log(site, "in", round)]
+        died_in_it = isinstance(moment, int) and set(last.sites) == set(SITES)
+        assert len(got) == (min(moment - FIRST_RESULT, 3) if died_in_it else 3)
+        assert all(run.log(site, "in", round) == [last.name] for site in got)
+        held = {site: holding(site, round, "accuracy") for site in last.sites}
+        accuracy = {site: float(tensors.pop("accuracy")) for site, tensors in held.items()}
+        plain = mix(held, accuracy, Reliability()).shared
+        for site in rest:
+            found, expected = run.saved(site).state.get(str(round)), plain[site]["prompt.x"]
+            if site in got:
+                assert np.linalg.norm(found.numpy() - expected) <= 1e-3 * np.linalg.norm(expected)
+            else:
+                assert found is None
+
+
+def assert_means(run: Run, rest: list[str]) -> None:
+    """All that survive got the plain mean over those whose upload is in it."""
+    for round in range(1, ROUNDS + 1):
+        held = {site: holding(site, round, "rows") for site in run.uploaded(round)}
+        assert set(rest) <= held.keys()
+        plain = mean(held, {site: float(tensors.pop("rows")) for site, tensors in held.items()})["prompt.x"]
+        for site in rest:
+            assert np.allclose(run.saved(site).state[str(round)].numpy(), plain, rtol=1e-6, atol=2.0**-22)
+
+
+def assert_nothing_shown(run: Run) -> None:
+    """No bytes of any site's prompt, in clear or in fixed point, in all that the server saw."""
+    seen = b"|".join(run.engine.passed)
+    for site in SITES:
+        for round in range(1, ROUNDS + 1):
+            for marker in markers(holding(site, round, run.method.weight), run.method.weight):
+                assert marker not in seen
+
+
+def markers(held: Tensors, weight: str) -> Iterator[bytes]:
+    """A prompt as it would be seen if it were not masked."""
+    prompt = held["prompt.x"].astype(np.float64).reshape(-1)
+    yield prompt.astype(np.float32).tobytes()
+    yield prompt.tobytes()
+    yield FixedPoint(24).encode(prompt * float(held[weight])).tobytes()
+    for bits in range(8, 32):
+        yield FixedPoint(bits).encode(prompt / np.linalg.norm(prompt)).tobytes()
+
+
+def steps(method: type[Mixed]) -> list[tuple[str, Any]]:
+    """Task and moment of all steps of the first round."""
+    task, count = ("start/mix", MIX_MESSAGES) if method is Mixed else ("start/mean", MEAN_MESSAGES)
+    between = [(task, moment) for moment in (*range(count), "saved", "answered")]
+    last = [] if method is Mixed else [("start/unmask", moment) for moment in ("saved", "answered")]
+    return [*(("start", moment) for moment in ("working", "saved", "answered")), *between, *last]
+
+
+def failed(run: RunJob, method: type[Mixed], cases: list[tuple[str, str, Any]]) -> list[str]:
+    """The cases of a site, a task and a moment that did not go as promised, and why."""
+
+    def one(case: tuple[str, str, Any]) -> str | None:
+        site, task, moment = case
+        try:
+            assert_finished_without(run(method, {site: Fate(f"{task} 1", moment)}), site, moment)
+        except Exception as error:
+            return f"{case}: {type(error).__name__}: {str(error)[:300]}"
+        except AssertionError as error:
+            return f"{case}: {str(error)[:300]}"
+        return None
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [sentence for sentence in pool.map(one, cases) if sentence]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_site_that_is_killed_at_any_step_is_left_out_and_the_job_finishes_with_the_rest(
+    run: RunJob, method: type[Mixed]
+) -> None:
+    """SIGKILL of one site before every message of an attempt, and around every task."""
+    problems = failed(run, method, [("b", *step) for step in steps(method)])
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_it_does_not_matter_which_site_is_killed(run: RunJob, method: type[Mixed]) -> None:
+    """The first, and those that others wait for last: after some of its messages of each exchange, and at the end."""
+    every = 6 if method is Mixed else 2
+    cases = [(site, *step) for first, site in enumerate("acd") for step in steps(method)[4 + first :: every]]
+    problems = failed(run, method, cases)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_site_that_halts_is_left_out_and_does_no_harm_when_it_goes_on(run: RunJob, method: type[Mixed]) -> None:
+    """SIGSTOP at some steps of an attempt, SIGCONT during the next round: its late messages and answers are dropped,
+    and what it shared, its log says."""
+    for moment in ("saved", 1, MIX_MESSAGES // 2 if method is Mixed else MEAN_MESSAGES // 2):
+        task = steps(method)[3][0]
+        ran = run(method, {"c": Fate(f"{task} 1", moment, signal.SIGSTOP)}, goes_on)
+        assert_finished_without(ran, "c", moment)
+        assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
+        assert "c" in ran.engine.counts
+
+
+def goes_on(engine: ProcessEngine) -> None:
+    """The halted site, once the next round has begun."""
+    when(lambda: any(task == "train" for task, *_ in engine.said), lambda: os.kill(engine.pids["c"], signal.SIGCONT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("moment", [1, 9])
+def test_a_site_that_comes_back_in_the_attempt_takes_no_further_part(
+    run: RunJob, method: type[Mixed], moment: int
+) -> None:
+    """Asked again for the attempt in which it was killed, it says so: nothing of it serves twice, and the others go on
+    without it."""
+    ran = run(method, {"c": Fate(f"{steps(method)[3][0]} 1", moment)}, comes_back)
+    assert_finished_without(ran, "c", moment)
+    assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
+    assert "c" in ran.engine.counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["working", "saved"])
+def test_a_site_that_comes_back_before_the_attempt_is_one_of_all(run: RunJob, moment: str) -> None:
+    """Killed while it trained, or before it said that it had: it does so again, and nobody is left out."""
+    ran = run(Averaged, {"c": Fate("start 1", moment)}, comes_back)
+    assert ran.results["status"] == "finished" and not [n for n in ran.results["notes"] if "broke off" in n]
+    assert ran.uploaded(1) == ran.uploaded(2) == SITES
+    assert_means(ran, list(SITES))
+
+
+def comes_back(engine: ProcessEngine) -> None:
+    """The killed site, as soon as it is dead."""
+    when(lambda: engine.dead("c"), lambda: engine.start("c"))
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> None:
+    """Acts as soon as the condition holds, on a thread of its own."""
+
+    def wait() -> None:
+        while not condition():
+            time.sleep(0.02)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+# The hub alone, told in an order that makes it hard.
+
+RULE = MembersRule(8)
+"""All of the sites compute."""
+
+
+def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
+    """After one attempt at a mixture: who answers, in order, and whom it accuses."""
+
+    def call(task: str, round: int, messages: Any, answered: Any, excused: Excused = nobody) -> dict[str, Reply]:
+        if task != "start/mix":
+            return {site: Reply({}, 0.0) for site in messages}
+        replies: dict[str, Reply] = {}
+        for site, accused in answers:
+            if messages.keys() <= {*replies, *excused(replies)}:
+                break
+            fault = SITES.index(accused) if accused else -1
+            replies[site] = Reply({"fault": np.array(fault), "shared_bytes": np.array(0)}, 0.0)
+        return replies
+
+    hub = SecureHub(SITES, call, on_shares={}, layouts={"start": Layout.of({"x": (2,)})}, least=3, rule=RULE)
+    hub.collect("start")
+    hub._mixed("start")
+    return hub
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([("a", "b"), ("c", "d"), ("b", "d")], id="accused while it waits for the dead one"),
+        pytest.param([("a", "b"), ("b", "d"), ("d", "d"), ("c", "d")], id="the dead one has come back"),
+        pytest.param([("a", "b"), ("b", "c"), ("c", "d"), ("d", None)], id="the accusations lead on and on"),
+        pytest.param([("a", None), ("b", None), ("c", None)], id="dead after its last message"),
+    ],
+)
+def test_the_hub_leaves_out_the_site_that_broke_off_and_no_other(answers: list[tuple[str, str | None]]) -> None:
+    """Whoever waits for a dead site is late itself, and accused of it."""
+    assert hub_told(answers).history.left_out == {"d": 0}
+
+
+def test_an_attempt_that_nobody_answers_ends_the_job() -> None:
+    """All sites are dead: there is nobody to repeat it with."""
+    hub = hub_told([])
+    with pytest.raises(FederationError, match="0 sites are left"):
+        hub._mixed("start")
