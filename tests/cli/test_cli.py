@@ -88,6 +88,9 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "-1"], "'epsilon'"),
         (["run", "prompt_pfl", "--data", "phantom", "--dp", "noise=1"], "'count_noise'"),
         (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "1", "--dp", "sigma=2"], "sigma"),
+        (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "2"], "at least 3 sites"),
+        (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "head,chest"], "at least 3 sites"),
+        (["run", "prompt_pfl", "--data", "phantom", "--committee", "3"], "ask for secure aggregation as well"),
         (["privacy", "plan", "prompt_pfl"], "--epsilon"),
         (["benchmark", "--data", "phantom", "--scale", "abc"], "--scale takes numbers"),
         (["benchmark", "--data", "phantom", "--scale", "3,five"], "--scale takes numbers"),
@@ -114,6 +117,20 @@ def test_every_command_explains_itself(medfedvqa: Callable[..., Any], command: l
     """--help works for every command."""
     done = medfedvqa(*command, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout
+
+
+@pytest.mark.parametrize(("asked", "committee"), [("5", 5), ("head,chest,abdomen", ["abdomen", "chest", "head"])])
+def test_a_committee_is_asked_for_by_its_size_or_by_its_members(
+    medfedvqa: Callable[..., Any], tmp_path: Path, asked: str, committee: Any
+) -> None:
+    """The exported job says so to the server and to every site."""
+    out = tmp_path / "job"
+    done = medfedvqa("jobs", "export", "prompt_pfl", "--secagg", "--committee", asked, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    configs = sorted(out.glob("app/config/*.json"))
+    assert len(configs) == 2
+    for config in configs:
+        assert f'"committee": {json.dumps(committee)}' in json.dumps(json.loads(config.read_text()))
 
 
 def test_options_of_a_method_are_listed_with_their_defaults(medfedvqa: Callable[..., Any]) -> None:
