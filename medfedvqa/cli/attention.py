@@ -82,7 +82,7 @@ def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
         results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
-    fields = ("method", "options", "split", "seed")
+    fields = ("method", "options", "split", "seed", "secagg")
     job = JobSpec.from_dict({field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]})
     is_file = name.endswith((".yml", ".yaml"))
     path = Path(name) if is_file else run / "sites" / name / "site.yml"

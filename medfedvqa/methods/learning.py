@@ -17,7 +17,7 @@ from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separa
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """How a site trains; `AveragingConfig` documents each field."""
+    """How a site trains; `AloneConfig` documents each field."""
 
     local_epochs: int
     local_unit: Literal["epochs", "batches"]
