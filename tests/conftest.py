@@ -1,7 +1,9 @@
 """What all tests share: the data folder, small backbones, and sites on disk."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +83,12 @@ def backbone() -> ClipBackbone:
         seen=None,
         digest="",
     )
+
+
+@pytest.fixture(scope="session")
+def single(backbone: ClipBackbone) -> ClipBackbone:
+    """The tiny CLIP in float32, as sites have it."""
+    return replace(backbone, clip=copy.deepcopy(backbone.clip).float())
 
 
 TINY_VILT = {

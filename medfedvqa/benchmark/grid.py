@@ -2,10 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,22 +16,29 @@ from typing import Any
 import torch
 
 from medfedvqa.benchmark.systems import System
-from medfedvqa.data import SiteData, load_site
+from medfedvqa.data import SiteData, Split, load_site, united
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.evaluation.files import write_whole
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, write_sites
 from medfedvqa.federation.local import LocalEngine
-from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.state import StateFile
+from medfedvqa.methods import Site
 from medfedvqa.methods.base import RIGHT, VALIDATED
-from medfedvqa.models import bundled_for, seen_by
+from medfedvqa.models import bundled_for, load_backbone, seen_by
 
 OUTCOME = "outcome.json"
+UNION = "all sites"
+"""In the place of a site's name, where the rows of all are trained on at once."""
 
-FREE = {"majority": "majority", "question-only prior": "prior"}
-"""Ways of answering that need no training."""
+FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
+    "majority": lambda own: majority_right(own.train.answers, own.test.answers),
+    "question-only prior": lambda own: question_prior_right(own.train, own.test),
+}
+"""Ways of answering that need no training: which test rows of a site they answer right."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Grid:
                 "split": {"kind": "official", "seed": seed},
                 "backbone": backbone,
                 "seed": seed,
+                "secagg": system.secagg,
             }
         )
 
@@ -92,7 +102,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     """
     todo = [(system, seed) for seed in range(grid.seeds) for system in grid.systems if not _is_done(grid, system, seed)]
     for system, seed in todo:
-        grid.job(system, seed)
+        check_sites(grid.job(system, seed), len(grid.sites))
     waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         # No more at a time than there are workers: an interrupted grid ends with the runs that have begun.
@@ -107,7 +117,8 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
 
 def outcomes(grid: Grid) -> dict[str, list[Outcome]]:
     """By label, one for each seed; first those of what needs no training."""
-    found = {label: [_free(grid, kind, seed) for seed in range(grid.seeds)] for label, kind in FREE.items()}
+    data = [_data(grid, seed) for seed in range(grid.seeds)]
+    found = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
     for system in grid.systems:
         files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
         found[system.label] = [Outcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files]
@@ -128,13 +139,39 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     folder, job = grid.folder(system, seed), grid.job(system, seed)
     if folder.exists():
         shutil.rmtree(folder)
+    outcome = _together(grid, job, seed) if system.centralised else _apart(grid, job, folder, seed)
+    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
+    write_whole(folder / OUTCOME, json.dumps(content).encode())
+
+
+def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
+    """The job at its sites."""
     launch = plan(job, grid.root, folder, grid.sites)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     with closing(LocalEngine(sites, job, "benchmark")) as engine:
         results = serve_job(job, grid.sites, engine.call, folder, "local")
-    outcome = _outcome(grid, launch, results, seed)
-    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
-    (folder / OUTCOME).write_text(json.dumps(content), encoding="utf-8")
+    return _outcome(grid, launch, results, seed)
+
+
+def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
+    """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
+    data, method = _data(grid, seed), job.build()
+    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
+    state, began = method.setup(everywhere), time.monotonic()
+    for number in range(1, method.config.rounds + 1):
+        state, _ = method.train(everywhere, state, {}, number)
+    seconds = (time.monotonic() - began) / method.config.rounds
+    state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
+    right = state[RIGHT].split([len(own.test) for own in data.values()])
+    return Outcome(
+        right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
+        validated={UNION: state[VALIDATED].tolist()},
+        patients=_patients(data),
+        bytes_up=0.0,
+        bytes_down=0.0,
+        seconds=seconds,
+        parameters=sum(value.numel() for value in method.trained(state).values()),
+    )
 
 
 def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seed: int) -> Outcome:
@@ -148,7 +185,7 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seed: int) 
     return Outcome(
         right={site: state[RIGHT].tolist() for site, state in states.items()},
         validated={site: state[VALIDATED].tolist() for site, state in states.items() if VALIDATED in state},
-        patients={site: data.test.patients.tolist() for site, data in _data(grid, seed).items()},
+        patients=_patients(_data(grid, seed)),
         bytes_up=sum(each["up"] for each in traffic) / len(traffic) / rounds,
         bytes_down=sum(each["down"] for each in traffic) / len(traffic) / rounds,
         seconds=results["seconds"] / rounds,
@@ -156,18 +193,20 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seed: int) 
     )
 
 
-def _free(grid: Grid, kind: str, seed: int) -> Outcome:
-    data = _data(grid, seed)
-    right = {
-        site: majority_right(own.train.answers, own.test.answers)
-        if kind == "majority"
-        else question_prior_right(own.train, own.test)
-        for site, own in data.items()
-    }
-    patients = {site: own.test.patients.tolist() for site, own in data.items()}
-    return Outcome({site: rows.tolist() for site, rows in right.items()}, {}, patients, 0.0, 0.0, 0.0, 0)
+def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> Outcome:
+    found = {site: right(own).tolist() for site, own in data.items()}
+    return Outcome(found, {}, _patients(data), 0.0, 0.0, 0.0, 0)
+
+
+def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
+    return {site: own.test.patients.tolist() for site, own in data.items()}
 
 
 def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
-    split = grid.job(grid.systems[0], seed).split
-    return {site: load_site(grid.reader, grid.root, site, split, seed) for site in grid.sites}
+    return _read(grid.reader, grid.root, grid.sites, grid.job(grid.systems[0], seed).split, seed)
+
+
+@lru_cache(maxsize=1)
+def _read(reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int) -> dict[str, SiteData]:
+    """Runs of one seed follow each other, so a process reads its data once."""
+    return {site: load_site(reader, root, site, split, seed) for site in sites}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import method_names, method_type
+from medfedvqa.methods import method_type
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,11 @@ class System:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     baseline: bool = True
-    """Whether it is what the founding papers compare themselves with."""
+    """Whether it is what the founding papers compare themselves with; what no federation can do is not."""
+    centralised: bool = False
+    """Whether the method trains on the rows of all sites at once: no job can, so only the benchmark does."""
+    secagg: bool = False
+    """Whether the job aggregates on shares, where its method does not run without."""
 
     @property
     def folder(self) -> str:
@@ -33,19 +37,64 @@ PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False}
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """Of every system, unless its row says otherwise."""
 
+FEDP3: dict[str, Any] = {"tuning": "blocks", "blocks": 3, "learning_rate": 1e-4}
+"""The last three blocks, as in the paper, for FedP3 and what it compares itself with."""
+WEIGHT = 0.03
+"""FedP3's lambda. The paper's 1 is for a VQA model that is trained already; with a new head it holds a model where it
+began (docs/methods/fedp3.md)."""
+
+UNICON: dict[str, Any] = {"decay_after": (4, 8)}
+"""The common budget's decay, which UniCon states in another form."""
+
+
 SYSTEMS = (
-    System("prompt_pfl", "prompt_pfl", PROMPT_PFL, baseline=False),
-    System("prompt_pfl AS1 (no prompts, not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
-    System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
-    System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
-    System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
+    # What no federation is needed for, and what none can reach.
+    System("local (DT)", "local", {"tuning": "adapter"}),
+    System("centralised", "local", {"tuning": "adapter"}, baseline=False, centralised=True),
+    System("SAN", "san"),
+    System("MEVF-style", "mevf"),
+    System("PubMedCLIP-style", "pubmedclip"),
+    # Averaging, by what is tuned.
     System("FedAvg adapter", "fedavg", {"tuning": "adapter"}),
     System("FedAvg LoRA", "fedavg", {"tuning": "lora"}),
     System("FedAvg prompt", "fedavg", {"tuning": "prompt"}),
     System("FedAvg bias", "fedavg", {"tuning": "bias"}),
     System("FedAvg classifier", "fedavg", {"tuning": "classifier"}),
     System("FedAvg full", "fedavg", {"tuning": "full", "learning_rate": 1e-4}),
+    System("FedAvg last 3 blocks", "fedavg", FEDP3),
+    # Other federated baselines.
     System("FedProx adapter", "fedprox", {"tuning": "adapter"}),
+    System("MOON adapter", "moon", {"tuning": "adapter"}),
+    System("FedKD adapter", "fedkd", {"tuning": "adapter"}),
+    System("FedDC adapter", "feddc", {"tuning": "adapter"}),
+    System("soft targets", "soft_targets", FEDP3),
+    System("SP", "sp", FEDP3),
+    System("CRD", "crd", FEDP3),
+    System("DKD", "dkd", FEDP3),
+    # The prompt paper.
+    System("prompt_pfl", "prompt_pfl", PROMPT_PFL, baseline=False),
+    System("prompt_pfl AS1 (no prompts, not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
+    System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
+    System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
+    System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
+    # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers.
+    System("FedP3", "fedp3", FEDP3 | {"weight": WEIGHT}, baseline=False),
+    System("FedP3 all answers", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "all"}, baseline=False),
+    System("FedP3 random filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "random"}, baseline=False),
+    System("FedP3 student filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "student"}, baseline=False),
+    System("FedP3 teacher filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "teacher"}, baseline=False),
+    System("FedP3 Eq. 11 filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "eq11"}, baseline=False),
+    System("FedP3 lambda = 1", "fedp3", FEDP3 | {"weight": 1.0}, baseline=False),
+    # FedDAT: without parts of the teacher, and tested by other parts.
+    System("FedDAT", "feddat", baseline=False),
+    System("FedDAT without frozen", "feddat", {"ablation": "frozen"}, baseline=False),
+    System("FedDAT without local", "feddat", {"ablation": "local"}, baseline=False),
+    System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False),
+    System("FedDAT, local adapter tested", "feddat", {"inference": "local"}, baseline=False),
+    System("FedDAT, both adapters tested", "feddat", {"inference": "both"}, baseline=False),
+    # What sites teach each other without weights, and split learning; the latter counts batches, not passes.
+    System("CreamFL", "creamfl", baseline=False),
+    System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
 )
 
 
@@ -55,9 +104,7 @@ def chosen(names: Sequence[str]) -> tuple[System, ...]:
         return SYSTEMS
     found: dict[str, System] = {}
     for name in names:
-        own = [system for system in SYSTEMS if name in (system.label, system.method)]
-        if not own and name in method_names():
-            own = [System(name, name)]
+        own = [s for s in SYSTEMS if name == s.label or (name == s.method and not s.centralised)]
         if not own:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")
         found |= {system.label: system for system in own}

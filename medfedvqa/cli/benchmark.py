@@ -46,9 +46,8 @@ def benchmark(
     if scale:
         if reader != PHANTOM:
             raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
-        counts = [int(count) for count in scale.split(",") if count.strip().isdigit()]
         found: dict[str, dict[int, float]] = {system.label: {} for system in systems}
-        for count in counts:
+        for count in numbers(scale):
             sites = phantom.organs(count)
             grid = Grid(reader, root, out / f"{count}-sites", systems, seeds, spent, sites, backbone)
             _complete(console, grid, workers)
@@ -65,6 +64,14 @@ def benchmark(
     draw_convergence(out, results)
     _show(console, results)
     console.print(f"Table, plot and runs are in [bold]{out}[/]", soft_wrap=True)
+
+
+def numbers(listed: str) -> list[int]:
+    """Numbers of sites, as `5,10,25`. Raises `ConfigError` for anything else."""
+    parts = [part.strip() for part in listed.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ConfigError("--scale takes numbers of sites with commas between, as 5,10,25")
+    return [int(part) for part in parts]
 
 
 def _complete(console: Console, grid: Grid, workers: int) -> None:

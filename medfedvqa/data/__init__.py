@@ -7,7 +7,7 @@ from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, organs, read
 from medfedvqa.data.schema import Row, VQAData, fold
-from medfedvqa.data.site import Examples, SiteData, build_site, load_site
+from medfedvqa.data.site import Examples, SiteData, build_site, load_site, united
 from medfedvqa.data.transforms import views
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "partition",
     "public_pairs",
     "read",
+    "united",
     "views",
 ]

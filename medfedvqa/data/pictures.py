@@ -10,12 +10,21 @@ from medfedvqa.data.schema import Row
 class Pictures:
     """The distinct pictures of a site, one row for each. Nothing is decoded before the first `load`."""
 
-    def __init__(self, rows: Sequence[Row], load: Callable[[Row, int], torch.Tensor]) -> None:
-        self._rows = tuple(rows)
-        self._load = load
+    def __init__(self, sources: Sequence[tuple[Row, Callable[[Row, int], torch.Tensor]]]) -> None:
+        """`sources`: for each picture, a row that shows it, and what loads a row's picture at a size."""
+        self._sources = tuple(sources)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Pictures"]) -> "Pictures":
+        """The pictures of several sites, one site after the other."""
+        return cls([source for part in parts for source in part._sources])
+
+    def only(self, number: int) -> "Pictures":
+        """A single one of them."""
+        return Pictures([self._sources[number]])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._sources)
 
     def load(self, size: int) -> torch.Tensor:
         """All pictures as float32 [n, 1, size, size] in 0..1. What lasts is made of them once (`Site.derive`).
@@ -23,6 +32,6 @@ class Pictures:
         Raises `DataError` with the row's index for a picture that is missing or cannot be decoded.
         """
         pixels = torch.empty(len(self), 1, size, size)
-        for picture, row in zip(pixels, self._rows, strict=True):
-            picture.copy_(self._load(row, size))
+        for picture, (row, load) in zip(pixels, self._sources, strict=True):
+            picture.copy_(load(row, size))
         return pixels

@@ -9,6 +9,7 @@ from medfedvqa.methods import fedkd as fedkd
 from medfedvqa.methods import fedp3 as fedp3
 from medfedvqa.methods import fedprox as fedprox
 from medfedvqa.methods import local as local
+from medfedvqa.methods import medical as medical
 from medfedvqa.methods import moon as moon
 from medfedvqa.methods import prompt_pfl as prompt_pfl
 from medfedvqa.methods import unicon as unicon

@@ -1,9 +1,6 @@
-"""What methods have in common whose sites train a model and whose server averages what they share.
+"""What methods have in common whose sites train a model and whose server averages what they share."""
 
-A method of this family is a local loss (`row_loss`, `penalty`), or a local round of its own (`local`).
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -11,27 +8,15 @@ import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS, Examples, fold
+from medfedvqa.data import CLOSED_ANSWERS, fold
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.base import (
-    SCORED,
-    Hub,
-    Method,
-    MethodConfig,
-    Site,
-    State,
-    Tensors,
-    counts,
-    scored,
-    tensors_of,
-    trained_by_rounds,
-    validated,
-)
-from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
+from medfedvqa.methods.alone import Alone, AloneConfig
+from medfedvqa.methods.base import SCORED, Hub, MethodConfig, Site, State, Tensors, counts
+from medfedvqa.methods.learning import Learner
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
-from medfedvqa.models import HEAD, BackboneShape, Depth, HeadConfig, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
-from privacy import Cost, DPSettings
+from privacy import DPSettings
 
 ROWS = "train_rows"
 """The weight of a site in a mean by rows."""
@@ -52,18 +37,9 @@ class TunedConfig(MethodConfig, frozen=True):
         return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
 
 
-class AveragingConfig(TunedConfig, frozen=True):
+class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     """Options that all of these methods have."""
 
-    rounds: int = Field(10, ge=1, description="rounds of local training and averaging")
-    local_epochs: int = Field(2, ge=1, description="passes over the site's rows per round")
-    local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
-    batch_rows: int = Field(32, ge=1, description="rows per batch, whole patients")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adamw", description="local optimiser, new in every round")
-    learning_rate: float = Field(1e-3, gt=0, description="first learning rate")
-    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
-    decay_every: int = Field(10, ge=1, description="rounds between decays")
-    weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
@@ -83,11 +59,6 @@ class AveragingConfig(TunedConfig, frozen=True):
             raise ValueError("give at least two answers, each once, in lower case and with single spaces")
         return answers
 
-    @property
-    def learning(self) -> LearningConfig:
-        """The site's local training."""
-        return LearningConfig(**{name: getattr(self, name) for name in LearningConfig.__dataclass_fields__})
-
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""
         return HeadConfig(answers, self.hidden, self.dropout)
@@ -96,27 +67,25 @@ class AveragingConfig(TunedConfig, frozen=True):
 Config = TypeVar("Config", bound=AveragingConfig)
 
 
-class Averaging(Method[Config]):
+class Averaging(Alone[Config]):
     """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
 
-    separable: ClassVar[bool] = True
-    """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
     compares_features: ClassVar[bool] = False
     """Whether the method works on features, which do not move where the answer head alone is trained."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
-        if dp is not None and not self.separable:
-            raise ConfigError(
-                f"the loss of '{self.name}' compares rows of different patients, so no single patient's part in it can "
-                "be bounded: it does not train under differential privacy"
-            )
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
         if config.unseen and not (self.shares and self._common):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The public list, if the head is shared."""
+        return self.config.answers if self._common else None
 
     @property
     def shares(self) -> bool:
@@ -128,11 +97,6 @@ class Averaging(Method[Config]):
         """The mean of every round."""
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
         return {"start": how, "train": how} if self.shares else {}
-
-    @property
-    def passes(self) -> int:
-        """How many steps are taken where plain averaging takes one: under differential privacy each is paid for."""
-        return 1
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
@@ -150,16 +114,6 @@ class Averaging(Method[Config]):
             (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*SCORED), down)),
         )
 
-    def tasks(self) -> Iterator[tuple[str, int]]:
-        """The first round, the others, and the evaluation."""
-        return trained_by_rounds(self.config.rounds)
-
-    def cost(self, task: str) -> Cost:
-        """Local steps; nothing else depends on data."""
-        if self.dp is None or task == "evaluate":
-            return Cost()
-        return Cost(steps=self.passes * self.config.learning.steps(self.dp))
-
     def setup(self, site: Site) -> State:
         """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
         model = self.model(site)
@@ -167,33 +121,19 @@ class Averaging(Method[Config]):
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))
         return {"values": values}
 
-    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The first round, from values that all sites have."""
-        return self.train(site, state, received, round)
-
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A round from the mean of the last one. Raises `ConfigError` at a site that the job only tests."""
         if site.name in self.config.unseen:
             raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
-        learner = self.learner(site)
-        start: Values = {**state["values"], **tensors_of(received, site.device)}
-        state = self.local(learner, state, start, round, site.task_seed("train", round))
-        state |= validated(state, self.right(learner, state["values"], site.data.validate))
-        shared = self.shared(site.backbone.shape)
+        return super().train(site, state, received, round)
+
+    def reply(self, learner: Learner, state: State) -> Tensors:
+        """What the site trained of the shared part."""
+        shared = self.shared(learner.site.backbone.shape)
         reply = {name: state["values"][name].numpy(force=True) for name in shared}
         if shared and self.config.weighting == "rows":
             reply[ROWS] = np.array(len(learner.train_rows), np.int64)
-        return state, reply
-
-    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows that the model answers right, and what the free baselines score."""
-        tested = self.tested(site, state, tensors_of(received, site.device))
-        right = self.right(self.learner(site), tested, site.data.test)
-        return scored(state, site.data, right)
-
-    def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
-        """Whether a site with these values answers each row right, bool [rows]."""
-        return learner.right(values, examples)
+        return reply
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
@@ -217,37 +157,14 @@ class Averaging(Method[Config]):
 
     def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
         """A model for the site's answer space."""
-        answers = len(self.config.answers if self._common else site.data.answers)
-        return TunedModel(site.backbone, tuning, self.config.head_of(answers))
+        answers = self.answers or site.data.answers
+        return TunedModel(site.backbone, tuning, self.config.head_of(len(answers)))
 
-    def depth(self, site: Site) -> Depth:
-        """How deep the models that see a site's rows reach into the backbone."""
-        return self.model(site).depth
-
-    def learner(self, site: Site) -> Learner:
-        """The site's trainer, private if the job is."""
-        answers = self.config.answers if self._common else None
-        private = None if self.dp is None else (self.dp, self.noise)
-        return Learner(site, self.model(site), self.config.learning, answers, private, self.depth(site))
-
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
-        """A site's round: its new state, with the trained values under "values"."""
-        loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
-        return {**state, "values": learner.train(start, loss, round, seed, penalty)}
-
-    def tested(self, site: Site, state: State, mean: Values) -> Values:
-        """The values that the site tests."""
+    def tested(self, site: Site, state: State, received: Values) -> Values:
+        """The last mean, or the site's own model."""
         if self.config.evaluated == "shared" or site.name in self.config.unseen:
-            return state["values"] | mean
+            return state["values"] | received
         return dict(state["values"])
-
-    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
-        """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
-        return answer_losses(learner.model)
-
-    def penalty(self, state: State, start: Values) -> Penalty | None:
-        """Terms of the loss that depend on no data."""
-        return None
 
     @property
     def _common(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
-from medfedvqa.data import SiteData
+from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.on_shares import DRAWING, OnShares
@@ -205,6 +205,13 @@ class Method(ABC, Generic[Config]):
         """All that a site trains, of what it keeps."""
         values: Mapping[str, torch.Tensor] = state["values"]
         return values
+
+    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """How a site's model looks at each part of the pictures of some of its rows, [rows, parts], line by line.
+
+        For the site's own eyes: no task sends it. Raises `ConfigError` if there is nothing to show.
+        """
+        raise ConfigError(f"the method '{self.name}' has no attention over pictures to show")
 
     @abstractmethod
     def setup(self, site: Site) -> State:

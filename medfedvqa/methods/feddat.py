@@ -16,7 +16,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import Site, State, register
 from medfedvqa.methods.learning import Learner, Rows
-from medfedvqa.models import HEAD, TunedModel, Values, divergence
+from medfedvqa.models import HEAD, AnswerModel, Values, divergence
 from privacy import DPSettings
 
 LOCAL, FROZEN = "local", "frozen"
@@ -113,9 +113,9 @@ class FedDAT(Averaging[FedDATConfig]):
         local = {name: local[name] for name in frozen}
         return local if self.config.ablation == "frozen" else averaged(frozen, local)
 
-    def tested(self, site: Site, state: State, mean: Values) -> Values:
+    def tested(self, site: Site, state: State, received: Values) -> Values:
         """See `Averaging.tested`; `inference` chooses the adapter."""
-        values = super().tested(site, state, mean)
+        values = super().tested(site, state, received)
         match self.config.inference:
             case "local":
                 return values | state[LOCAL]
@@ -125,7 +125,7 @@ class FedDAT(Averaging[FedDATConfig]):
 
     def _losses(
         self,
-        model: TunedModel,
+        model: AnswerModel,
         values: Values,
         rows: Rows,
         weight: float,

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from medfedvqa.data import Examples, batches, numbered
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import Site
-from medfedvqa.models import Cache, Depth, TunedModel, Values
+from medfedvqa.models import AnswerModel, Cache, Depth, Values
 from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, Separate
 
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """How a site trains; `AveragingConfig` documents each field."""
+    """How a site trains; `AloneConfig` documents each field."""
 
     local_epochs: int
     local_unit: Literal["epochs", "batches"]
@@ -64,7 +64,7 @@ Penalty = Callable[[Values], torch.Tensor]
 """Terms of the loss that depend on no data."""
 
 
-def answer_losses(model: TunedModel) -> RowLoss:
+def answer_losses(model: AnswerModel) -> RowLoss:
     """Cross-entropy of each row."""
 
     def loss(values: Values, rows: Rows) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Learner:
     def __init__(
         self,
         site: Site,
-        model: TunedModel,
+        model: AnswerModel,
         config: LearningConfig,
         answers: tuple[str, ...] | None = None,
         private: tuple[DPSettings, NoiseLevels] | None = None,
@@ -115,8 +115,8 @@ class Learner:
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
         train = self.encoded(site.data.train)
-        self.train_rows = _some(train, train.answers >= 0)
-        self._cache = cached(site, depth or model.depth)
+        self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
+        self._cache = cached(site, depth or model.depth, model.cache)
 
     def train(
         self, start: Mapping[str, torch.Tensor], loss: RowLoss, round: int, seed: int, penalty: Penalty | None = None
@@ -167,7 +167,7 @@ class Learner:
 
     @torch.no_grad()
     def right(
-        self, values: Mapping[str, torch.Tensor], examples: Examples, model: TunedModel | None = None
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None
     ) -> torch.Tensor:
         """Whether the model, or another one, with these values answers each row right, bool [rows]."""
         model = model or self.model
@@ -207,13 +207,13 @@ class Learner:
         return chain.from_iterable(islice(epochs, config.local_epochs))
 
 
-def cached(site: Site, depth: Depth) -> Cache:
-    """The part of the site's backbone that is frozen at this depth, computed once for all its rows."""
+def cached(site: Site, depth: Depth, make: Callable[[Depth, torch.Tensor, Sequence[str]], Cache]) -> Cache:
+    """What is frozen at this depth, computed once for all the site's rows by `make`: that of a backbone or a model."""
 
     def freeze() -> Cache:
         data, backbone = site.data, site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        return backbone.cache(depth, data.pictures.load(backbone.shape.image_size), questions)
+        return make(depth, data.pictures.load(backbone.shape.image_size), questions)
 
     return site.derive(("cache", tuple(sorted(depth.items()))), freeze)
 
@@ -223,8 +223,3 @@ def _gradients(loss: torch.Tensor, values: Values) -> tuple[torch.Tensor, ...]:
     if any(gradient is None for gradient in gradients):
         raise ConfigError("a trained parameter took no part in the loss: leave it out of what is tuned")
     return gradients
-
-
-def _some(examples: Examples, kept: torch.Tensor) -> Examples:
-    questions = tuple(question for question, keep in zip(examples.questions, kept.tolist(), strict=True) if keep)
-    return Examples(questions, examples.answers[kept], examples.pictures[kept], examples.patients[kept])

@@ -15,7 +15,7 @@ from pydantic import Field
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State
 from medfedvqa.methods.learning import Learner, RowLoss, Rows, answer_losses
-from medfedvqa.models import TunedModel, Values
+from medfedvqa.models import AnswerModel, Values
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Outputs:
 
 
 def outputs(
-    model: TunedModel, values: Mapping[str, torch.Tensor], rows: Rows, dropout: torch.Generator | None
+    model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, dropout: torch.Generator | None
 ) -> Outputs:
     """With these values; dropout only with a generator to draw from."""
     features = model.features(values, rows.batch)
@@ -57,7 +57,7 @@ class Preserving(Averaging[Config]):
         loss = self.taught(learner.model, start) if taught else answer_losses(learner.model)
         return {**state, "values": learner.train(start, loss, round, seed)}
 
-    def taught(self, model: TunedModel, start: Values) -> RowLoss:
+    def taught(self, model: AnswerModel, start: Values) -> RowLoss:
         """Cross-entropy plus the weighted term; the teacher has the values `start`."""
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import (
     ACCURACY,
@@ -170,6 +171,10 @@ class PromptPFL(Method[PromptPFLConfig]):
         if self._trains_alone:
             others["local_correct"] = int(trainer.right(self._alone(site, round), test, None).sum())
         return scored(state, site.data, right, **others)
+
+    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """See `Method.attention`: with the site's own prompts; shared ones are not kept."""
+        return self._trainer(site).attention(state, examples)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and mixing, then the evaluation with the last shared prompts."""

@@ -77,6 +77,16 @@ class SiteTrainer:
             right[part] = model(batch, shared).argmax(dim=1).eq(batch.answers).cpu()
         return right
 
+    @torch.no_grad()
+    def attention(self, state: State, rows: Examples) -> torch.Tensor:
+        """How the backbone with the model's own prompts looks at each patch of these rows, [rows, patches]."""
+        backbone, model = self._site.backbone, self._restore(state)
+        # Attention is computed in the last block: what is kept of a picture must lie below it.
+        depth = {tower: max(1, blocks) for tower, blocks in prompt_depth(backbone.shape, self._model).items()}
+        cache = backbone.cache(depth, self._site.data.pictures.load(backbone.shape.image_size), rows.questions)
+        batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
+        return backbone.attention(batch, model.tuned(batch, None, model.prompts))
+
     def prompts(self, state: State) -> Tensors:
         """The local prompts, float32 [blocks, tokens, width] each."""
         return {name: tensor.numpy(force=True) for name, tensor in state["model"].items() if name.startswith("prompt.")}

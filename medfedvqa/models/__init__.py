@@ -1,5 +1,6 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
+from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
@@ -7,7 +8,7 @@ from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, we
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, HeadConfig, TunedModel, trained_shapes
+from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, trained_shapes
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
 from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
 
@@ -17,15 +18,19 @@ __all__ = [
     "PROMPT",
     "TEXT",
     "AnswerHead",
+    "AnswerModel",
     "Backbone",
     "BackboneShape",
     "Batch",
     "Cache",
     "ClipBackbone",
+    "ClipFusion",
     "Contrast",
     "Depth",
+    "EnhancedAttention",
     "HeadConfig",
     "ModelConfig",
+    "NetworkConfig",
     "PairedModel",
     "PromptShape",
     "Prompts",
@@ -34,6 +39,7 @@ __all__ = [
     "Shapes",
     "SiteModel",
     "SiteNetworks",
+    "StackedAttention",
     "TowerShape",
     "TunedModel",
     "Tuning",

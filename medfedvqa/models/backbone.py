@@ -97,6 +97,20 @@ class Words:
     """bool [texts, tokens]."""
 
 
+def looked_at(
+    queries: torch.Tensor, keys: torch.Tensor, patches: int, visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    """How much of its attention each position gives to each of the last keys, a picture's: [items, positions, patches].
+
+    Queries and keys are [items, heads, positions, width]; a mean over heads. `visible`: which keys may be looked at,
+    broadcast to the scores.
+    """
+    scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return scores.softmax(dim=-1).mean(dim=1)[..., -patches:]
+
+
 class Batch(Protocol):
     """Rows of a site as one kind of backbone takes them; made by its cache."""
 
@@ -162,6 +176,14 @@ class Backbone(ABC):
     def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         """Features of the rows of a batch, [rows, width]. Raises `ConfigError` where there is no common space."""
 
+    @abstractmethod
+    def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
+        """How much of the last block's attention to the picture each of its patches has, [rows, patches], line by line.
+
+        A mean over attention heads; the weights of a row sum to 1. Raises `ConfigError` for a batch of a cache that
+        holds features, since nothing is tuned in the blocks, and for a picture that no position stands for.
+        """
+
     def words(self, texts: Sequence[str], tokens: int) -> Words:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""
-        raise ConfigError("this backbone gives no embeddings of single tokens: choose a CLIP")
+        raise ConfigError("this backbone gives no embeddings of single tokens: choose another")

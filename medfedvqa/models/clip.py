@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from open_clip.model import CLIP, CustomTextCLIP
@@ -10,6 +11,7 @@ from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words
+from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
 
@@ -74,12 +76,10 @@ class ClipBackbone(Backbone):
         return ClipCache(self, depth, pictures, questions)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        whole = _Whole(self.clip)
-        if not tuning.weights:
-            return whole(batch, tuning, join)
-        weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
-        found: torch.Tensor = functional_call(whole, weights, (batch, tuning, join))
-        return found
+        return _with(tuning, _Whole(self.clip), batch, tuning, join)
+
+    def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
+        return _with(tuning, _Looking(self.clip), batch, tuning)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> Words:
@@ -89,6 +89,13 @@ class ClipBackbone(Backbone):
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
         mean, std = (torch.tensor(each, device=self.device).view(3, 1, 1) for each in (self.mean, self.std))
         return (grey.to(self.device).expand(-1, 3, -1, -1) - mean) / std
+
+
+def _with(tuning: Tuning, module: nn.Module, *arguments: Any) -> torch.Tensor:
+    """What a module over CLIP gives, with other weights in the place of CLIP's where they are tuned."""
+    weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
+    found: torch.Tensor = functional_call(module, weights, arguments) if weights else module(*arguments)
+    return found
 
 
 class _Whole(nn.Module):
@@ -102,8 +109,7 @@ class _Whole(nn.Module):
         image, text = towers(self.clip, batch.depth)
         seen, read = batch.pictures.start, batch.questions.start
         if batch.depth[IMAGE]:
-            hidden = image.trunk(seen) if _raw(image.layers, batch.depth[IMAGE]) else seen
-            seen = image.features(hidden, tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
+            seen = image.features(_hidden(image, batch), tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
         if batch.depth[TEXT]:
             hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
             read = text.features(hidden, batch.words, tuning.prompts.get(TEXT), tuning.adapters.get(TEXT, NOTHING))
@@ -111,6 +117,23 @@ class _Whole(nn.Module):
         if join == "product":
             parts.append(image.embed(seen)[batch.pictures.item] * text.embed(read)[batch.questions.item])
         return torch.cat(parts, dim=-1)
+
+
+class _Looking(_Whole):
+    """How the picture's pooled position looks at its patches in the last block: the same for every question."""
+
+    def forward(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
+        if not batch.depth[IMAGE]:
+            raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
+        image, _ = towers(self.clip, batch.depth)
+        seen = image.attention(_hidden(image, batch), tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
+        return seen[batch.pictures.item]
+
+
+def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
+    """The distinct pictures below the tuned blocks, [pictures, tokens, width]."""
+    start = batch.pictures.start
+    return image.trunk(start) if _raw(image.layers, batch.depth[IMAGE]) else start
 
 
 def towers(clip: CLIP | CustomTextCLIP, depth: Depth) -> tuple[ImageTower, TextTower]:
@@ -136,17 +159,12 @@ class ClipCache:
     """
 
     def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
-        size = backbone.shape.image_size
-        if pictures.shape[1:] != (1, size, size):
-            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        check_size(pictures, backbone.shape.image_size)
         self._device, self._depth = backbone.device, depth
         image, text = towers(backbone.clip, depth)
         self._by_state = 0 < depth[TEXT] <= text.layers
-        different = list(dict.fromkeys(questions))
-        # Questions that differ in case or spaces alone have the same tokens.
-        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
-        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
-        tokens = tokens.to(self._device)
+        self._asked = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._asked.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
         with torch.no_grad():
             self._pictures = torch.cat([_see(backbone, image, depth[IMAGE], grey) for grey in pictures.split(CHUNK)])
@@ -159,10 +177,7 @@ class ClipCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+        return self._asked.ids(questions)
 
     def batch(
         self,

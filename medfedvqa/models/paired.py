@@ -63,6 +63,11 @@ class PairedModel(TunedModel):
         parts = self._parts(values, batch)
         return {m: F.normalize(F.linear(part, values[PROJECTION + m]), dim=-1) for m, part in parts.items()}
 
+    def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        if IMAGE not in self.sees:
+            raise ConfigError("the site's model sees no pictures, so there is no attention over them to show")
+        return super().attention(values, batch)
+
     def _parts(self, values: Mapping[str, torch.Tensor], batch: Any) -> Values:
         towers = self.backbone.shape.towers
         found = super().features(values, batch).split([facts.width for facts in towers.values()], dim=-1)

@@ -158,7 +158,7 @@ def same_rows(sent: torch.Tensor) -> torch.Tensor:
 
 def _cut(shape: BackboneShape, width: int) -> Shapes:
     if not shape.words:
-        raise ConfigError("this backbone gives no embeddings of single tokens: choose a CLIP")
+        raise ConfigError("this backbone gives no embeddings of single tokens: choose another")
     return {
         f"{MHA}weight": (width, shape.width),
         f"{MHA}bias": (width,),

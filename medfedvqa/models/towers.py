@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from open_clip.transformer import ResidualAttentionBlock, TextTransformer, Visio
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING
+from medfedvqa.models.backbone import NOTHING, looked_at
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
 
@@ -54,6 +54,25 @@ class ImageTower:
         if self.visual.pool_type == "tok":
             return self.visual.ln_post(_run(blocks, hidden, Aligned(), prompts, pool=True, adapters=adapters)[:, 0])
         return self.visual._pool(_run(blocks, hidden, Aligned(), prompts, adapters=adapters))[0]
+
+    def attention(
+        self, hidden: torch.Tensor, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+    ) -> torch.Tensor:
+        """The trunk's output to how the pooled position of the last block looks at each patch, [n, patches].
+
+        Raises `ConfigError` for a tower that pools by a mean.
+        """
+        if self.visual.pool_type != "tok":
+            raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
+        *below, last = self.visual.transformer.resblocks[-self.tuned :]
+        adapters, tokens, lower = _last(adapters, self.layers - self.tuned), None, None
+        if prompts is not None:
+            tokens = _project(last, prompts, -1)
+            lower = replace(prompts, keys=prompts.keys[..., :-1, :, :], values=prompts.values[..., :-1, :, :])
+        hidden = _run(below, hidden, Aligned(), lower, adapters=adapters)
+        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, pool=True)
+        seen = looked_at(queries, keys, hidden.shape[1] - 1)[:, 0]
+        return seen / seen.sum(dim=1, keepdim=True)
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
@@ -184,10 +203,25 @@ def _block(
     pool: bool,
 ) -> torch.Tensor:
     """One residual attention block; with `pool` only the pooled positions of it, [items, 1, width]."""
+    *heads, mask = _heads(block, hidden, layout, prompts, mask, pool)
+    attended = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
+    attended = attended if pool else layout.pack(attended)
+    hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
+    return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+
+
+def _heads(
+    block: ResidualAttentionBlock,
+    hidden: torch.Tensor,
+    layout: Layout,
+    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    mask: torch.Tensor | None,
+    pool: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Queries, keys and values, each [items, heads, positions, width], and what is added to their scores."""
     attention, normed = block.attn, block.ln_1(hidden)
     weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, hidden.shape[-1]
     if pool:
-        hidden = layout.pooled(hidden)
         queries = F.linear(layout.pooled(normed), weight[:width], bias[:width])
         keys, values = layout.pad(F.linear(normed, weight[width:], bias[width:])).chunk(2, dim=-1)
     else:
@@ -203,10 +237,7 @@ def _block(
         if mask is not None:  # every position sees all prompts
             mask = F.pad(mask, (prompts[0].shape[1], 0))
     heads = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (queries, keys, values))
-    attended = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
-    attended = attended if pool else layout.pack(attended)
-    hidden = hidden + block.ls_1(attention.out_proj(attended))
-    return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    return *heads, mask
 
 
 def _embed(features: torch.Tensor, projection: nn.Parameter | nn.Linear | None) -> torch.Tensor:

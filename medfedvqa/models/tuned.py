@@ -1,6 +1,7 @@
 """A VQA model as a function of what is trained in it: tuned parts of a frozen backbone, and an answer head."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Tuning
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values
 
 HEAD = "head."
@@ -36,12 +37,49 @@ class HeadConfig:
         }
 
 
-@dataclass(frozen=True)
-class TunedModel:
+class AnswerModel(ABC):
     """What a method trains, without its values: these are arguments, so that a teacher is the same model with others.
 
-    Values are named as `TuningConfig` and `HeadConfig` name them.
+    The values of what answers from features begin with `HEAD`.
     """
+
+    @property
+    @abstractmethod
+    def depth(self) -> Depth:
+        """How deep something is tuned in the backbone, by tower; empty for a model that has none of its own to tune."""
+
+    @abstractmethod
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+        """What a site computes once for its rows, as `Backbone.cache`; `pictures` have the backbone's size."""
+
+    @abstractmethod
+    def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
+        """Values before the first step; `head` draws the head's."""
+
+    @abstractmethod
+    def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        """What the head sees, [rows, width]."""
+
+    @abstractmethod
+    def answer(
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Features [rows, width] to logits [rows, answers]; dropout only with a generator to draw from."""
+
+    def logits(
+        self, values: Mapping[str, torch.Tensor], batch: Any, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Of the rows of a batch, [rows, answers]."""
+        return self.answer(values, self.features(values, batch), generator)
+
+    @abstractmethod
+    def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        """How much each row's answer looks at each part of its picture, [rows, parts], line by line; sums to 1."""
+
+
+@dataclass(frozen=True)
+class TunedModel(AnswerModel):
+    """A frozen backbone, tuned, with an answer head. Values are named as `TuningConfig` and `HeadConfig` name them."""
 
     backbone: Backbone
     tuning: TuningConfig
@@ -54,11 +92,13 @@ class TunedModel:
 
     @property
     def depth(self) -> Depth:
-        """For the backbone's cache."""
         return self.tuning.depth(self.shape)
 
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+        return self.backbone.cache(depth, pictures, questions)
+
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """Values before the first step; `head` draws the head's, uniform in +-1/sqrt(inputs) as torch's default."""
+        """The head's are uniform in +-1/sqrt(inputs), as torch's default."""
         shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
         inputs = {"hidden": shape.width, "answers": self.head.hidden}
@@ -68,7 +108,6 @@ class TunedModel:
         return {name: value.to(device) for name, value in values.items()}
 
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """What the head sees, [rows, width]."""
         return self.backbone.features(batch, self.tuned(values))
 
     def tuned(self, values: Mapping[str, torch.Tensor]) -> Tuning:
@@ -78,18 +117,14 @@ class TunedModel:
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Features [rows, width] to logits [rows, answers]; dropout only with a generator to draw from."""
         hidden = F.linear(features, values[f"{HEAD}hidden.weight"], values[f"{HEAD}hidden.bias"]).relu()
         if generator is not None:
             kept = torch.rand(hidden.shape, generator=generator).to(hidden.device) >= self.head.dropout
             hidden = hidden * kept / (1 - self.head.dropout)
         return F.linear(hidden, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 
-    def logits(
-        self, values: Mapping[str, torch.Tensor], batch: Any, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
-        """Of the rows of a batch, [rows, answers]."""
-        return self.answer(values, self.features(values, batch), generator)
+    def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        return self.backbone.attention(batch, self.tuned(values))
 
 
 def trained_shapes(shape: BackboneShape, tuning: TuningConfig, head: HeadConfig) -> Shapes:

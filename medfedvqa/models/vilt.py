@@ -14,7 +14,8 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words, looked_at
+from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.prompts import JoinedPrompts
 
 JOINT = "joint"
@@ -74,9 +75,27 @@ class ViltBackbone(Backbone):
     def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         if join != "concat":
             raise ConfigError("ViLT has no common space of images and texts; join its features by 'concat'")
-        weights = {f"vilt.{name}": weight for name, weight in tuning.weights.items()}
-        found: torch.Tensor = functional_call(_Whole(self.vilt), weights, (batch, tuning))
-        return found
+        return _with(tuning, _Whole(self.vilt), batch)
+
+    def attention(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
+        if not batch.depth:
+            raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
+        return _with(tuning, _Looking(self.vilt), batch)
+
+    @torch.no_grad()
+    def words(self, texts: Sequence[str], tokens: int) -> Words:
+        ids = self.tokenize(list(texts)).to(self.device)
+        present = torch.arange(1, tokens + 1, device=self.device) < (ids >= 0).sum(dim=1, keepdim=True) - 1
+        pieces = F.pad(ids, (0, tokens), value=-1)[:, 1 : tokens + 1].clamp(min=0)
+        embedding = self.vilt.embeddings.text_embeddings.word_embeddings
+        return Words(embedding(pieces) * present[..., None], present)
+
+
+def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
+    """What a module over ViLT gives, with other weights in the place of ViLT's where they are tuned."""
+    weights = {f"vilt.{name}": weight for name, weight in tuning.weights.items()}
+    found: torch.Tensor = functional_call(module, weights, (batch, tuning))
+    return found
 
 
 class _Whole(nn.Module):
@@ -96,7 +115,16 @@ class _Whole(nn.Module):
         words, patches = batch.questions, batch.pictures
         if batch.depth > layers:
             words, patches = embedded_words(self.vilt, words), embedded_patches(self.vilt, patches)
-        return encoded(self.vilt, words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters)
+        return self.last(words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters)
+
+    def last(self, *arguments: Any) -> torch.Tensor:
+        """What is wanted of the embeddings."""
+        return encoded(self.vilt, *arguments)
+
+
+class _Looking(_Whole):
+    def last(self, *arguments: Any) -> torch.Tensor:
+        return looked(self.vilt, *arguments)
 
 
 def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -122,18 +150,58 @@ def encoded(
     adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = NOTHING,
 ) -> torch.Tensor:
     """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
+    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters)
+    last = len(vilt.encoder.layer) - 1
+    hidden = _block(vilt.encoder.layer[last], hidden, visible, _tokens(vilt, prompts, last), pool=True)
+    hidden = adapters[last](hidden) if last in adapters else hidden
+    pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
+    return pooled
+
+
+def looked(
+    vilt: Any,
+    words: torch.Tensor,
+    patches: torch.Tensor,
+    lengths: torch.Tensor,
+    prompts: JoinedPrompts | None,
+    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+) -> torch.Tensor:
+    """How a question's tokens, all alike, look at each patch in the last block, [rows, patches]; sums to 1."""
+    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters)
+    tokens = _tokens(vilt, prompts, len(vilt.encoder.layer) - 1)
+    queries, keys, _, seen = _heads(vilt.encoder.layer[-1], hidden, visible, tokens, pool=False)
+    # The picture's own first position stands for no patch.
+    asked = hidden.shape[1] - patches.shape[1]
+    found = looked_at(queries[:, :, :asked], keys, patches.shape[1] - 1, seen)
+    found = (found * visible[:, 0, 0, :asked, None]).sum(dim=1)
+    return found / found.sum(dim=1, keepdim=True)
+
+
+def _below(
+    vilt: Any,
+    words: torch.Tensor,
+    patches: torch.Tensor,
+    lengths: torch.Tensor,
+    prompts: JoinedPrompts | None,
+    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings up to the last block, and which positions may be looked at, bool [rows, 1, 1, tokens]."""
     words = words[:, : int(lengths.max())]
     hidden = torch.cat([words, patches], dim=1)
     visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
     visible = F.pad(visible, (0, patches.shape[1]), value=True)[:, None, None]
-    blocks = vilt.encoder.layer
-    unprompted = len(blocks) if prompts is None else len(blocks) - prompts.keys.shape[-3]
-    for index, block in enumerate(blocks):
-        tokens = None if prompts is None or index < unprompted else _projected(block, prompts, index - unprompted)
-        hidden = _block(block, hidden, visible, tokens, pool=index == len(blocks) - 1)
+    for index, block in enumerate(vilt.encoder.layer[:-1]):
+        hidden = _block(block, hidden, visible, _tokens(vilt, prompts, index), pool=False)
         hidden = adapters[index](hidden) if index in adapters else hidden
-    pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
-    return pooled
+    return hidden, visible
+
+
+def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The prompt tokens of one block; None where it has none."""
+    blocks = vilt.encoder.layer
+    if prompts is None or index < len(blocks) - prompts.keys.shape[-3]:
+        return None
+    return _projected(blocks[index], prompts, index - len(blocks))
 
 
 def _projected(block: Any, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,10 +225,24 @@ def _block(
 
     `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
     """
+    *heads, visible = _heads(block, hidden, visible, prompts, pool)
+    attended = F.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2).flatten(2)
+    hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
+    grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
+    return grown
+
+
+def _heads(
+    block: Any,
+    hidden: torch.Tensor,
+    visible: torch.Tensor,
+    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    pool: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values, each [rows, heads, positions, width], and which keys may be looked at."""
     attention, normed = block.attention.attention, block.layernorm_before(hidden)
     keys, values = attention.key(normed), attention.value(normed)
-    if pool:
-        hidden, normed = hidden[:, :1], normed[:, :1]
+    normed = normed[:, :1] if pool else normed
     if prompts is not None:
         keys, values = (
             torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
@@ -169,10 +251,7 @@ def _block(
         visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
     parts = attention.query(normed), keys, values
     heads = (part.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2) for part in parts)
-    attended = F.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2).flatten(2)
-    hidden = hidden + block.attention.output.dense(attended)
-    grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
-    return grown
+    return *heads, visible
 
 
 class ViltCache:
@@ -183,16 +262,13 @@ class ViltCache:
     """
 
     def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
-        size, layers = backbone.shape.image_size, len(backbone.vilt.encoder.layer)
-        if pictures.shape[1:] != (1, size, size):
-            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+        check_size(pictures, backbone.shape.image_size)
+        layers = len(backbone.vilt.encoder.layer)
         if depth[JOINT] > layers + 1:
             raise ConfigError(f"ViLT has {layers} blocks: tune fewer")
         self._vilt, self._depth, self._device = backbone.vilt, depth[JOINT], backbone.device
-        different = list(dict.fromkeys(questions))
-        # Questions that differ in case or spaces alone have the same tokens.
-        tokens, numbers = torch.unique(backbone.tokenize(different), dim=0, return_inverse=True)
-        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+        self._asked = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._asked.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
             self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in pictures.split(CHUNK)])
@@ -207,10 +283,7 @@ class ViltCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+        return self._asked.ids(questions)
 
     def batch(
         self,

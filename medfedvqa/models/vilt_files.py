@@ -40,6 +40,7 @@ def vilt_shape(architecture: str) -> BackboneShape:
         embed=0,
         image_size=facts["image_size"],
         context=facts["max_position_embeddings"],
+        words=width,
         build=partial(_build, facts),
     )
 

@@ -138,10 +138,13 @@ class SiteModel(nn.Module):
         `local`: prompts to use instead of the model's own. Each may be [owners, blocks, length, width]: then the
         batch was gathered with owners, and the gradient of each slice is that owner's alone.
         """
-        local = self.prompts if local is None else local
+        tuning = self.tuned(batch, shared, self.prompts if local is None else local)
+        return self.head(self._backbone.features(batch, tuning, self.config.features), generator)
+
+    def tuned(self, batch: Batch, shared: Prompts | None, local: Prompts) -> Tuning:
+        """These prompts, joined, as the backbone takes them."""
         joined = {name.removeprefix(PROMPT): self._joined(name, local, shared, batch) for name in local}
-        features = self._backbone.features(batch, Tuning(prompts=joined), self.config.features)
-        return self.head(features, generator)
+        return Tuning(prompts=joined)
 
     def _joined(self, name: str, local: Prompts, shared: Prompts | None, batch: Batch) -> JoinedPrompts:
         own, owner = local[name], None

@@ -9,7 +9,8 @@ from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.systems import SYSTEMS, System, chosen
 from medfedvqa.benchmark.table import best_baseline, markdown
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import create
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.methods import create, method_names
 
 BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
 PAIR = (
@@ -57,9 +58,61 @@ def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path: Path) -> None:
+    """The model of FedAvg, trained on the union of rows; nothing travels."""
+    both = (System("CT", "local", {"tuning": "classifier"}, centralised=True), System("DT", "local", PAIR[0].options))
+    grid = Grid("phantom", None, tmp_path, both, 1, BUDGET, ("site-001", "site-002"))
+    assert len(list(run(grid, 1))) == 2
+    results = outcomes(grid)
+    together, apart = results["CT"][0], results["DT"][0]
+    assert (together.bytes_up, together.bytes_down) == (0, 0) and together.parameters == apart.parameters
+    assert {site: len(rows) for site, rows in together.right.items()} == {s: len(p) for s, p in apart.right.items()}
+    assert len(together.validated["all sites"]) == 2 and together.patients == apart.patients
+    assert not (grid.folder(both[0], 0) / "sites").exists()
+
+
+def test_no_job_is_centralised() -> None:
+    """It is a line of the benchmark; neither a method nor an option of one."""
+    for job in ({"method": "centralised"}, {"method": "local", "options": {"centralised": True}}):
+        with pytest.raises(ConfigError, match="centralised"):
+            JobSpec.from_dict(job)
+    assert [system.label for system in SYSTEMS if system.centralised] == ["centralised"]
+    assert not any(system.centralised for system in chosen(["local"])) and not chosen(["centralised"])[0].baseline
+
+
+def test_every_method_has_a_line_and_the_papers_proposals_are_no_baselines() -> None:
+    """What is compared with the best baseline must not be it."""
+    assert {system.method for system in SYSTEMS} == set(method_names())
+    proposed = {"prompt_pfl", "fedp3", "feddat", "creamfl", "unicon"}
+    assert all(system.baseline is not (system.method in proposed) for system in SYSTEMS if not system.centralised)
+
+
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
 def test_every_system_is_a_valid_job_under_the_common_budget(system: System) -> None:
-    create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}))
+    create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}), secagg=system.secagg)
+
+
+def test_a_system_on_shares_is_refused_before_anything_runs_where_there_are_too_few_sites(tmp_path: Path) -> None:
+    grid = Grid("phantom", None, tmp_path, (*PAIR, *chosen(["unicon"])), 1, BUDGET, ("chest", "head"))
+    with pytest.raises(ConfigError, match="at least 3 sites"):
+        list(run(grid, 1))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> None:
+    """UniCon's sites average under masks, CreamFL's send representations; both are scored row by row."""
+    few = {"rounds": 1, "steps": 2, "batch_rows": 16, "blocks": 1, "public_pairs": 8, "server_epochs": 1}
+    grid = Grid("phantom", None, tmp_path, chosen(["unicon", "creamfl"]), 1, BUDGET | few, ("chest", "head", "abdomen"))
+    assert len(list(run(grid, 1))) == 2
+    results = outcomes(grid)
+    for label in ("UniCon", "CreamFL"):
+        own = results[label][0]
+        assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
+        assert own.bytes_up > 0 and own.bytes_down > 0 and own.parameters > 0
+    assert results["CreamFL"][0].bytes_up >= 2 * 8 * 256 * 4  # both modalities, float32
+    assert not results["UniCon"][0].validated and len(results["CreamFL"][0].validated["chest"]) == 1
 
 
 def test_labels_and_folders_are_distinct() -> None:
@@ -78,5 +131,6 @@ def test_systems_are_chosen_by_label_or_by_method() -> None:
 def test_the_papers_own_ablations_stand_beside_runs_of_this_project(data: str) -> None:
     labels = {system.label for system in SYSTEMS}
     rows = {row.name: row for row in PRINTED[data].rows}
+    assert {row.label for row in rows.values()} - {""} <= labels
     assert all(rows[name].label in labels for name in ("AS1", "AS2", "AS3", "AS4", "PM"))
     assert all(len(row.figures) == len(PRINTED[data].columns) for row in rows.values())

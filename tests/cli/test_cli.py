@@ -92,6 +92,9 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "head,chest"], "at least 3 sites"),
         (["run", "prompt_pfl", "--data", "phantom", "--committee", "3"], "ask for secure aggregation as well"),
         (["privacy", "plan", "prompt_pfl"], "--epsilon"),
+        (["benchmark", "--data", "phantom", "--scale", "abc"], "--scale takes numbers"),
+        (["benchmark", "--data", "phantom", "--scale", "3,five"], "--scale takes numbers"),
+        (["benchmark", "--data", "phantom", "--scale", "0"], "--scale takes numbers"),
         (["privacy", "spent", "--site", "/nowhere/site.yml"], "site.yml"),
     ],
 )
@@ -99,7 +102,7 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
     medfedvqa: Callable[..., Any], arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     """A user's mistake gives an error that names it, no traceback, and no output folder."""
-    out = ["--out", str(tmp_path / "run")] if arguments[0] == "run" else []
+    out = ["--out", str(tmp_path / "run")] if arguments[0] in ("run", "benchmark") else []
     done = medfedvqa(*arguments, *out)
     assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

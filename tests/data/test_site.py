@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfedvqa.data import Row, Split, VQAData, build_site
+from medfedvqa.data import Row, Split, VQAData, build_site, load_site, united
 from medfedvqa.errors import DataError
 
 FACTS = [  # split, answer, patient, image
@@ -83,3 +83,33 @@ def test_a_row_without_a_patient_is_refused_by_its_index(nobody: str) -> None:
 def test_the_cohort_is_everybody_whose_rows_a_model_is_trained_or_chosen_by() -> None:
     """Test patients are asked, and tell nothing."""
     assert site_of(FACTS).trained_patients == {"a", "b"}
+
+
+def test_united_sites_keep_their_rows_patients_pictures_and_answers() -> None:
+    """Row by row the same question, answer and pixels; no patient or picture of two sites is taken for one."""
+    sites = [load_site("phantom", None, name, Split(), 0) for name in ("site-001", "site-002")]
+    union = united(sites)
+    assert len(union.pictures) == sum(len(site.pictures) for site in sites)
+    pixels, own = union.pictures.load(16), [site.pictures.load(16) for site in sites]
+    for number, part in enumerate(union.parts):
+        first = 0
+        for site, theirs in zip(sites, own, strict=True):
+            rows = site.parts[number]
+            mine = part.chosen(torch.arange(first, first + len(rows)))
+            first += len(rows)
+            assert mine.questions == rows.questions
+            assert [union.answers[a] for a in mine.answers] == [site.answers[a] for a in rows.answers]
+            assert torch.equal(pixels[mine.pictures], theirs[rows.pictures])
+    patients = set(union.train.patients[: len(sites[0].train)].tolist())
+    assert not patients & set(union.train.patients[len(sites[0].train) :].tolist())
+    assert union.trained_patients == sites[0].trained_patients | sites[1].trained_patients
+
+
+def test_a_single_row_takes_its_own_picture_with_it() -> None:
+    site = load_site("phantom", None, "site-001", Split(), 0)
+    one = site.only("train", 3)
+    assert (len(one.train), len(one.validate), len(one.test), len(one.pictures)) == (0, 0, 1, 1)
+    assert one.test.questions[0] == site.train.questions[3]
+    assert torch.equal(one.pictures.load(16)[0], site.pictures.load(16)[site.train.pictures[3]])
+    with pytest.raises(DataError, match="numbered from 0"):
+        site.only("test", len(site.test))

@@ -1,6 +1,5 @@
 """Small sites in memory, and a federation of them that goes through the real server's hub."""
 
-import copy
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -35,12 +34,6 @@ def small_site(backbone: Backbone, name: str, questions: int = 3, seed: int = 0)
     ]
     data = build_site(VQAData("small", ("chest",), rows, drawn), "chest", Split())
     return Site(name, data, backbone, "cpu", seed, RepeatableRandomness(number))
-
-
-@pytest.fixture(scope="session")
-def single(backbone: Backbone) -> Backbone:
-    """The tiny CLIP in float32, as sites have it."""
-    return replace(backbone, clip=copy.deepcopy(backbone.clip).float())
 
 
 @pytest.fixture

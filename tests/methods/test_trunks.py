@@ -56,6 +56,15 @@ def test_feddat_runs_on_vilt(site, vilt, federation, small):
     }
 
 
+def test_unicon_runs_on_vilt(site, vilt, federation):
+    """Answers are ViLT's own word pieces."""
+    options = {"rounds": 1, "steps": 2, "batch_rows": 4, "blocks": 1, "width": 16, "space": 8, "aggregate": "none"}
+    method = create("unicon", options)
+    run = federation(method, two(site, vilt))
+    scores = run.run()
+    assert traffic_is_declared(run, method) and all(found["rows"] > 0 for found in scores.values())
+
+
 def test_prompts_run_on_vilt(site, vilt, federation):
     """prompt_pfl has one prompt, for keys and values of the joint attention."""
     method = create("prompt_pfl", PROMPTS)

@@ -52,6 +52,16 @@ def test_a_model_of_one_modality_is_blind_to_the_other(backbone: Any, sees: str,
     assert None not in torch.autograd.grad(logits.square().sum(), list(values.values()), allow_unused=True)
 
 
+def test_a_model_that_sees_no_pictures_has_no_map_of_attention(backbone: Any) -> None:
+    """Its backbone's would show what the model never looked at."""
+    for sees, kind in ((("image",), "lora"), (BOTH, "lora")):
+        made = model(backbone, sees, kind)
+        assert made.attention(initial(made), batch(made, [0, 1], [0, 1])).shape == (2, 16)
+    made = model(backbone, ("text",))
+    with pytest.raises(ConfigError, match="sees no pictures"):
+        made.attention(initial(made), batch(made, [0, 1], [0, 1]))
+
+
 def test_representations_are_unit_vectors_of_what_is_seen(backbone: Any) -> None:
     """One for each row and modality, in the common space."""
     for sees in (BOTH, ("image",), ("text",)):

@@ -187,6 +187,16 @@ def test_features_of_a_pair_are_computed_once(exact):
     assert cache.nbytes - before == 6 * 16 * 8
 
 
+def test_words_are_what_lies_between_class_and_separator(vilt):
+    """Embeddings of a text's own pieces, cut at the number asked for, zeros beyond its end; of the shape's width."""
+    words = vilt.words(("is it", "masses is it a what", ""), 4)
+    assert words.present.tolist() == [[True, True, False, False], [True] * 4, [False] * 4]
+    table = vilt.parameter("embeddings.text_embeddings.word_embeddings.weight")
+    assert torch.equal(words.values[0, :2], table[vilt.tokenize(["is it"])[0, 1:3]])
+    assert not words.values[~words.present].any() and words.values.shape[-1] == vilt.shape.words
+    assert vilt.words(("is",), 20).present.sum() == 1
+
+
 def test_the_shape_of_the_published_vilt_is_known_without_its_files():
     """12 blocks of width 768; adapters of reduction 16 are FedDAT's 894,528 floats."""
     shape = shape_of("vilt-b32@anywhere")

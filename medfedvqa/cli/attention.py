@@ -1,0 +1,117 @@
+"""`medfedvqa attention`: where a model looks in one of the site's own pictures. For the site's own eyes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from medfedvqa.cli.roots import find_root
+from medfedvqa.cli.run import DataOption, RootOption
+from medfedvqa.data import Examples, Split, load_site
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.attention import draw_attention
+from medfedvqa.evaluation.results import RESULTS
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.state import StateFile
+from medfedvqa.methods import Site, State
+from medfedvqa.models import Backbone, bundled_for, load_backbone
+from medfedvqa.models.backbone import Tuning
+
+WARNING = "The picture shows a patient's image and question: it must not leave this site."
+
+
+def attention(
+    site: Annotated[str, typer.Option(help="Path of a site.yml; or the site's name in a run, or its organ in a set.")],
+    row: Annotated[int, typer.Option(help="Which of the site's own rows, from 0.", min=0)],
+    out: Annotated[Path, typer.Option(help="The PNG to write on this machine; must not exist.")],
+    run: Annotated[
+        Path | None, typer.Option(help="A finished run's folder: its method, and the model that the site kept.")
+    ] = None,
+    part: Annotated[str, typer.Option(help="Of which rows: train, validate or test.")] = "test",
+    data: DataOption = "",
+    data_root: RootOption = None,
+    backbone: Annotated[
+        str, typer.Option(help="Without a run: the backbone as it is; by default one that has not seen the data.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Without a run: of the split and the phantom set.", min=0)] = 0,
+) -> None:
+    """Draw where a model looks in one of the site's own pictures. Patient data: nothing is sent, and nothing may be."""
+    check_place(out)
+    if part not in ("train", "validate", "test"):
+        raise ConfigError("--part is train, validate or test")
+    here, kept = _from_run(run, site) if run else (_bare(site, data, data_root, backbone, seed), None)
+    own = Site(here.name, here.data.only(part, row), here.backbone, here.device, here.seed)
+    rows = own.data.test
+    if kept is None:
+        weights = bare_attention(own.backbone, own, rows)
+    else:
+        job, state = kept
+        weights = job.build().attention(own, state, rows)
+    picture = own.data.pictures.load(own.backbone.shape.image_size)[0]
+    _write(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
+    Console().print(f"[bold]{WARNING}[/] It is in {out}", soft_wrap=True)
+
+
+def bare_attention(backbone: Backbone, site: Site, rows: Examples) -> torch.Tensor:
+    """Of a backbone with nothing tuned in it, [rows, patches]."""
+    pictures = site.data.pictures.load(backbone.shape.image_size)
+    cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
+    batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
+    with torch.no_grad():
+        return backbone.attention(batch, Tuning())
+
+
+def check_place(out: Path) -> None:
+    """Raises `ConfigError` unless `out` is a new PNG in a folder of this machine."""
+    if "://" in str(out) or str(out).startswith(("http:", "https:", "s3:", "ftp:", "gs:", "//")):
+        raise ConfigError("the picture shows patient data: give a file on this machine, not an address")
+    if out.suffix.lower() != ".png" or not out.parent.is_dir():
+        raise ConfigError("give --out as a file .png in a folder that exists")
+    if out.exists():
+        raise ConfigError("the file of --out exists already: choose another name")
+
+
+def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
+    """A site of a run as it was, and what it kept. Raises `ConfigError`."""
+    try:
+        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
+    fields = ("method", "options", "split", "seed", "secagg")
+    job = JobSpec.from_dict({field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]})
+    is_file = name.endswith((".yml", ".yaml"))
+    path = Path(name) if is_file else run / "sites" / name / "site.yml"
+    config = load_site_config(path, path.resolve().parent.name if is_file else name)
+    files = sorted(config.state.glob("*.pt"))
+    if len(files) != 1:
+        raise ConfigError(f"the site keeps the state of {len(files)} jobs; the map needs that of one")
+    saved = StateFile(config.state, files[0].stem).load()
+    if saved is None:
+        raise ConfigError("the site's state is gone")
+    own = load_site(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
+    loaded = load_backbone(job.backbone, config.backbones, config.device)
+    return Site(config.name, own, loaded, config.device, job.seed), (job, saved.state)
+
+
+def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> Site:
+    """A site's rows, from its site.yml or from a data set, with a backbone."""
+    files, device = {}, "cpu"
+    if name.endswith((".yml", ".yaml")):
+        config = load_site_config(Path(name), Path(name).resolve().parent.name)
+        reader, root, organ = config.data.reader, config.data.root, config.data.organ
+        files, device = config.backbones, config.device
+    else:
+        (reader, root), organ = find_root(data, data_root), name
+    own = load_site(reader, root, organ, Split(seed=seed), seed)
+    return Site(organ, own, load_backbone(backbone or bundled_for(reader), files, device), device, seed)
+
+
+def _write(out: Path, content: bytes) -> None:
+    """For the site's own account only; never over a file that is there."""
+    with open(out, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)

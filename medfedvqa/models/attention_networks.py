@@ -1,0 +1,338 @@
+"""Networks of medical visual question answering that a site trains from nothing: SAN, and its kin MEVF and PubMedCLIP.
+
+They are small, since a site has some hundred pictures. No row depends on another (there is no batch normalisation),
+and nothing of them depends on a site's data but the values: words are the bundled byte-pair encoding's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
+from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
+from medfedvqa.models.clip import IMAGE
+from medfedvqa.models.distinct import DistinctQuestions
+from medfedvqa.models.tuned import HEAD, AnswerModel
+from medfedvqa.models.tuning import Shapes, Values
+
+SEEN = (1, 16, 32, 64, 64)
+"""Channels of the convolutional encoder, each layer of which halves the picture's side."""
+CODED = (1, 16, 32, 32, 16)
+"""Channels of the auto-encoder's encoder; the decoder has them in reverse."""
+REDUCTION = 2 ** (len(SEEN) - 1)
+"""Pixels along the side of a region."""
+NOISE = 0.1
+"""Standard deviation of what is added to the pixels, in 0..1, that the auto-encoder is to take away."""
+
+Named = Mapping[str, torch.Tensor]
+
+_vocabulary = lru_cache(ShortVocabulary)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """`pixels`: a picture's side; `width`: of states; `hops`: of attention; `dropout`: before answers."""
+
+    pixels: int = 128
+    width: int = 128
+    hops: int = 2
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.pixels % REDUCTION or min(self.pixels, self.width, self.hops) < 1:
+            raise ConfigError(f"a picture's side is a multiple of {REDUCTION} pixels; width and hops are positive")
+
+
+@dataclass(frozen=True)
+class NetworkBatch:
+    """Rows of a site, each picture and each question only once."""
+
+    pixels: torch.Tensor
+    """Grey, float32 [pictures, 1, size, size] in 0..1."""
+    clip: torch.Tensor | None
+    """Features of a frozen CLIP, [pictures, width], where a network takes them."""
+    picture: torch.Tensor
+    """Which one each row has, int64 [rows]; so `question`."""
+    words: torch.Tensor
+    """Token ids, int64 [questions, context], 0 beyond a question's end."""
+    question: torch.Tensor
+    answers: torch.Tensor
+    """int64 [rows]."""
+
+    @property
+    def owners(self) -> Mapping[str, torch.Tensor | None]:
+        return {}
+
+
+class NetworkCache:
+    """A site's pictures at the network's size, and its questions as token ids; see `Cache`."""
+
+    def __init__(
+        self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str
+    ) -> None:
+        self._device, self._pictures, self._clip = device, pictures.to(device), clip
+        self._asked = DistinctQuestions(questions, _vocabulary())
+        self._words = self._asked.tokens.to(device)
+
+    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
+        """See `Cache`."""
+        return self._asked.ids(questions)
+
+    def batch(
+        self,
+        pictures: torch.Tensor,
+        questions: torch.Tensor,
+        answers: torch.Tensor,
+        owners: torch.Tensor | None = None,
+    ) -> NetworkBatch:
+        """See `Cache`. Raises `ConfigError` for owners: nothing here has values for each of them."""
+        if owners is not None:
+            raise ConfigError("these networks have no values of several owners")
+        shown, picture = torch.unique(pictures.to(self._device), return_inverse=True)
+        asked, question = torch.unique(questions.to(self._device), return_inverse=True)
+        clip = None if self._clip is None else self._clip[shown]
+        words = self._words[asked]
+        return NetworkBatch(self._pictures[shown], clip, picture, words, question, answers.to(self._device))
+
+
+@dataclass(frozen=True)
+class Network(AnswerModel):
+    """What the three have in common: a question reader (an LSTM over words), and a linear answer layer."""
+
+    answers: int
+    config: NetworkConfig
+    device: str = "cpu"
+
+    @property
+    def depth(self) -> Depth:
+        return {}
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+        return NetworkCache(F.adaptive_avg_pool2d(pictures, self.config.pixels), None, questions, self.device)
+
+    def shapes(self) -> Shapes:
+        """All that is trained, by name."""
+        width = self.config.width
+        return {
+            "words.weight": (VOCABULARY, width // 2),
+            "reader.input.weight": (4 * width, width // 2),
+            "reader.input.bias": (4 * width,),
+            "reader.state.weight": (4 * width, width),
+            f"{HEAD}answers.weight": (self.answers, width),
+            f"{HEAD}answers.bias": (self.answers,),
+        }
+
+    def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
+        """Biases are 0; weights are uniform, before rectifiers as K. He et al. (ICCV 2015) have them."""
+        values = {}
+        for name, size in sorted(self.shapes().items()):
+            inputs = torch.Size(size[1:]).numel()
+            if name.startswith(DECODER):
+                inputs = 4 * size[0]  # of 16 places of a kernel, a pixel has 4
+            bound = 0.0 if name.endswith("bias") else ((6 if len(size) == 4 else 1) / inputs) ** 0.5
+            drawn = torch.empty(size).uniform_(-bound, bound, generator=head if name.startswith(HEAD) else generator)
+            values[name] = drawn.to(self.device)
+        return values
+
+    def answer(self, values: Named, features: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        if generator is not None:
+            kept = torch.rand(features.shape, generator=generator).to(features.device) >= self.config.dropout
+            features = features * kept / (1 - self.config.dropout)
+        return F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
+
+    def read(self, values: Named, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The reader's state after each word, [questions, words, width], and which words there are, bool."""
+        there = words[:, : int((words > 0).sum(dim=1).max())] > 0
+        inputs = F.embedding(words[:, : there.shape[1]], values["words.weight"])
+        inputs = F.linear(inputs, values["reader.input.weight"], values["reader.input.bias"])
+        state = memory = inputs.new_zeros(len(words), self.config.width)
+        states = []
+        for number, own in enumerate(there.unbind(dim=1)):
+            gates = inputs[:, number] + F.linear(state, values["reader.state.weight"])
+            let_in, kept, new, shown = gates.chunk(4, dim=1)
+            remembered = kept.sigmoid() * memory + let_in.sigmoid() * new.tanh()
+            memory = torch.where(own[:, None], remembered, memory)
+            state = torch.where(own[:, None], shown.sigmoid() * remembered.tanh(), state)
+            states.append(state)
+        return torch.stack(states, dim=1), there
+
+
+@dataclass(frozen=True)
+class StackedAttention(Network):
+    """A stacked attention network (Z. Yang et al., CVPR 2016, Eqs. 15 to 22) on a small convolutional encoder."""
+
+    @property
+    def channels(self) -> int:
+        """Of a region."""
+        return SEEN[-1]
+
+    def shapes(self) -> Shapes:
+        width = self.config.width
+        shapes = super().shapes() | _convolutions(ENCODER, SEEN)
+        shapes |= {"regions.weight": (width, self.channels), "regions.bias": (width,)}
+        for hop in range(self.config.hops):
+            shapes |= {
+                f"hop.{hop}.regions.weight": (width, width),
+                f"hop.{hop}.query.weight": (width, width),
+                f"hop.{hop}.query.bias": (width,),
+                f"hop.{hop}.score.weight": (1, width),
+            }
+        return shapes
+
+    def features(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
+        return self._attended(values, batch)[0]
+
+    def attention(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
+        """The last hop's."""
+        return self._attended(values, batch)[1]
+
+    def seen(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
+        """Regions of pictures, [pictures, regions, channels], line by line."""
+        return _regions(_convolved(values, ENCODER, SEEN, pixels))
+
+    def _attended(self, values: Named, batch: NetworkBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is asked, refined by each hop, [rows, width], and the last hop's weights, [rows, regions]."""
+        seen = self.seen(values, batch.pixels)
+        regions = F.linear(seen, values["regions.weight"], values["regions.bias"]).tanh()[batch.picture]
+        states, _ = self.read(values, batch.words)
+        query = states[:, -1][batch.question]
+        for hop in range(self.config.hops):
+            own = {part: values[f"hop.{hop}.{part}"] for part in HOP}
+            asked = F.linear(query, own["query.weight"], own["query.bias"])[:, None]
+            hidden = (F.linear(regions, own["regions.weight"]) + asked).tanh()
+            weights = F.linear(hidden, own["score.weight"])[..., 0].softmax(dim=1)
+            query = query + (weights[..., None] * regions).sum(dim=1)
+        return query, weights
+
+
+class Denoising:
+    """A convolutional auto-encoder that takes noise away; its encoder's regions are features."""
+
+    @property
+    def coder(self) -> Shapes:
+        """The auto-encoder's part of what is trained."""
+        shapes = _convolutions(CODER, CODED)
+        for layer, (inputs, outputs) in enumerate(zip(CODED[:0:-1], CODED[-2::-1], strict=True)):
+            shapes |= {f"{DECODER}{layer}.weight": (inputs, outputs, 4, 4), f"{DECODER}{layer}.bias": (outputs,)}
+        return shapes
+
+    def reconstruction(self, values: Named, batch: NetworkBatch, generator: torch.Generator | None) -> torch.Tensor:
+        """Mean squared error over a row's picture, [rows]; noise only with a generator to draw from."""
+        pixels = batch.pixels
+        if generator is not None:
+            pixels = pixels + NOISE * torch.randn(pixels.shape, generator=generator).to(pixels.device)
+        errors = (self.decoded(values, self.coded(values, pixels)) - batch.pixels).square().mean(dim=(1, 2, 3))
+        return errors[batch.picture]
+
+    def coded(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
+        """[pictures, channels, side, side]."""
+        return _convolved(values, CODER, CODED, pixels)
+
+    def decoded(self, values: Named, hidden: torch.Tensor) -> torch.Tensor:
+        """The inverse of `coded`, [pictures, 1, size, size]."""
+        last = len(CODED) - 2
+        for layer in range(last + 1):
+            weight, bias = values[f"{DECODER}{layer}.weight"], values[f"{DECODER}{layer}.bias"]
+            hidden = F.conv_transpose2d(hidden, weight, bias, stride=2, padding=1)
+            hidden = hidden if layer == last else hidden.relu()
+        return hidden
+
+
+@dataclass(frozen=True)
+class EnhancedAttention(Denoising, StackedAttention):
+    """Stacked attention over the regions of both encoders, side by side (MEVF; B. Nguyen et al., MICCAI 2019)."""
+
+    @property
+    def channels(self) -> int:
+        return SEEN[-1] + CODED[-1]
+
+    def shapes(self) -> Shapes:
+        return super().shapes() | self.coder
+
+    def seen(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().seen(values, pixels), _regions(self.coded(values, pixels))], dim=2)
+
+
+@dataclass(frozen=True)
+class ClipFusion(Denoising, Network):
+    """Features of a frozen CLIP and the auto-encoder, fused with the question (PubMedCLIP; S. Eslami et al., 2023).
+
+    The fused features are weighed, one by one, by what is asked for: a short form of question-conditioned reasoning
+    (QCR; L. Zhan et al., ACM MM 2020).
+    """
+
+    backbone: Backbone = field(kw_only=True)
+
+    @property
+    def channels(self) -> int:
+        """Of a picture: CLIP's width, and the auto-encoder's regions."""
+        return self.backbone.shape.towers[IMAGE].width + CODED[-1] * (self.config.pixels // REDUCTION) ** 2
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+        pixels = F.adaptive_avg_pool2d(pictures, self.config.pixels)
+        return NetworkCache(pixels, image_features(self.backbone, pictures), questions, self.device)
+
+    def shapes(self) -> Shapes:
+        width = self.config.width
+        return {
+            **super().shapes(),
+            **self.coder,
+            "picture.weight": (width, self.channels),
+            "picture.bias": (width,),
+            "asked.weight": (width, width),
+            "asked.bias": (width,),
+            "words.score.weight": (1, width),
+            "reasoning.weight": (width, width),
+            "reasoning.bias": (width,),
+        }
+
+    def features(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
+        coded = self.coded(values, batch.pixels).flatten(1)
+        picture = F.linear(torch.cat([batch.clip, coded], dim=1), values["picture.weight"], values["picture.bias"])
+        states, there = self.read(values, batch.words)
+        asked = F.linear(states[:, -1], values["asked.weight"], values["asked.bias"]).relu()
+        scores = F.linear(states.tanh(), values["words.score.weight"])[..., 0]
+        weights = scores.masked_fill(~there, -torch.inf).softmax(dim=1)
+        condition = (weights[..., None] * states).sum(dim=1)
+        gate = F.linear(condition, values["reasoning.weight"], values["reasoning.bias"]).sigmoid()
+        return picture.relu()[batch.picture] * (asked * gate)[batch.question]
+
+    def attention(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
+        raise ConfigError("this network takes a picture's features whole: it has no attention over regions to show")
+
+
+ENCODER, CODER, DECODER = "image.", "coder.", "decoder."
+HOP = ("regions.weight", "query.weight", "query.bias", "score.weight")
+
+
+@torch.no_grad()
+def image_features(backbone: Backbone, pictures: torch.Tensor) -> torch.Tensor:
+    """Of a frozen CLIP's image tower, [pictures, width]."""
+    cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 0), pictures, ("",))
+    nothing = torch.zeros(len(pictures), dtype=torch.int64)
+    batch: Any = cache.batch(torch.arange(len(pictures)), nothing, nothing)
+    return backbone.features(batch, Tuning())[:, : backbone.shape.towers[IMAGE].width]
+
+
+def _convolutions(name: str, channels: Sequence[int]) -> Shapes:
+    shapes: Shapes = {}
+    for layer, (inputs, outputs) in enumerate(zip(channels, channels[1:], strict=False)):
+        shapes |= {f"{name}{layer}.weight": (outputs, inputs, 3, 3), f"{name}{layer}.bias": (outputs,)}
+    return shapes
+
+
+def _convolved(values: Named, name: str, channels: Sequence[int], pixels: torch.Tensor) -> torch.Tensor:
+    for layer in range(len(channels) - 1):
+        weight, bias = values[f"{name}{layer}.weight"], values[f"{name}{layer}.bias"]
+        pixels = F.conv2d(pixels, weight, bias, stride=2, padding=1).relu()
+    return pixels
+
+
+def _regions(maps: torch.Tensor) -> torch.Tensor:
+    """[pictures, channels, side, side] to [pictures, regions, channels], line by line."""
+    return maps.flatten(2).transpose(1, 2)

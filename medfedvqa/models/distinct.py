@@ -1,0 +1,31 @@
+"""What the caches of all models begin with: pictures of the right size, and each question only once."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from medfedvqa.errors import ConfigError
+
+
+class DistinctQuestions:
+    """A site's questions as token ids; those that differ in case or spaces alone have the same and are one."""
+
+    def __init__(self, questions: Sequence[str], tokenize: Callable[[list[str]], torch.Tensor]) -> None:
+        """`tokenize`: questions to ids, int64 [questions, context]."""
+        different = list(dict.fromkeys(questions))
+        self.tokens, numbers = torch.unique(tokenize(different), dim=0, return_inverse=True)
+        """int64 [distinct, context]."""
+        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+
+    def ids(self, questions: Sequence[str]) -> torch.Tensor:
+        """Which of the distinct ones each is, int64 [questions]. Raises `ConfigError` for one that was not given."""
+        try:
+            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
+        except KeyError:
+            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+
+
+def check_size(pictures: torch.Tensor, size: int) -> None:
+    """Raises `ConfigError` unless these are grey pictures of a backbone's size, [pictures, 1, size, size]."""
+    if pictures.shape[1:] != (1, size, size):
+        raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
