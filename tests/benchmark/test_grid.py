@@ -104,7 +104,8 @@ def test_a_system_on_shares_is_refused_before_anything_runs_where_there_are_too_
 def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> None:
     """UniCon's sites average under masks, CreamFL's send representations; both are scored row by row."""
     few = {"rounds": 1, "steps": 2, "batch_rows": 16, "blocks": 1, "public_pairs": 8, "server_epochs": 1}
-    grid = Grid("phantom", None, tmp_path, chosen(["unicon", "creamfl"]), 1, BUDGET | few, ("chest", "head", "abdomen"))
+    sites = ("site-001", "site-002", "site-003")
+    grid = Grid("phantom", None, tmp_path, chosen(["unicon", "creamfl"]), 1, BUDGET | few, sites)
     assert len(list(run(grid, 1))) == 2
     results = outcomes(grid)
     for label in ("UniCon", "CreamFL"):
@@ -112,7 +113,7 @@ def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> Non
         assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
         assert own.bytes_up > 0 and own.bytes_down > 0 and own.parameters > 0
     assert results["CreamFL"][0].bytes_up >= 2 * 8 * 256 * 4  # both modalities, float32
-    assert not results["UniCon"][0].validated and len(results["CreamFL"][0].validated["chest"]) == 1
+    assert not results["UniCon"][0].validated and len(results["CreamFL"][0].validated["site-001"]) == 1
 
 
 def test_labels_and_folders_are_distinct() -> None:
