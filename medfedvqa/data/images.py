@@ -28,7 +28,9 @@ def square(grey: np.ndarray, size: int) -> torch.Tensor:
 
     Returns float32 [1, size, size] on the scale of the input.
     """
-    channels = torch.from_numpy(np.ascontiguousarray(grey, dtype=np.float32))[None]
+    channels = torch.from_numpy(np.array(grey, dtype=np.float32, order="C"))[None]
+    if grey.shape == (size, size):
+        return channels
     squared: torch.Tensor = _square(size)(channels).as_tensor()
     return squared.contiguous()
 

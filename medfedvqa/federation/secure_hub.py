@@ -220,14 +220,17 @@ def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str
 
 def _not_waited_for(sites: tuple[str, ...]) -> Excused:
     """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
-    dead one is accused, and gives up at about the same moment."""
+    dead one is accused, and gives up at about the same moment. Once a site says that it has died itself, nobody else is
+    to blame, and all will answer."""
     accused_at: dict[str, float] = {}
 
     def excused(replies: Mapping[str, Reply]) -> Collection[str]:
-        now = time.monotonic()
-        for site in _accusations(sites, replies).values():
+        now, accusations = time.monotonic(), _accusations(sites, replies)
+        if any(site == accuser for accuser, site in accusations.items()):
+            return []
+        for site in accusations.values():
             accused_at.setdefault(site, now)
-        grace = attempts.MESSAGE_TIMEOUT / 4 if len(replies) < len(sites) - 1 else 0
+        grace = attempts.MESSAGE_TIMEOUT / 2 if len(replies) < len(sites) - 1 else 0
         return [site for site, since in accused_at.items() if now >= since + grace]
 
     return excused

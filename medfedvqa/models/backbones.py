@@ -17,11 +17,9 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import open_clip
 import torch
-from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Backbone, BackboneShape, TowerShape
@@ -29,6 +27,9 @@ from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVoca
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP, CustomTextCLIP
 
 BUNDLED_ARCHITECTURE = "medclip"
 HUB = "hf-hub:"
@@ -39,6 +40,10 @@ PROJECTION = ("", ".weight", ".bias")
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
+
+IMAGE_DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "image_size": 224}
+TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "context_length": 77}
+"""What open_clip takes where a configuration says nothing."""
 
 
 def shape_of(name: str) -> BackboneShape:
@@ -104,6 +109,9 @@ def _configuration(architecture: str) -> dict[str, Any]:
     """What open_clip builds a model from. Raises `BackboneError` if there is no such architecture."""
     if architecture == BUNDLED_ARCHITECTURE:
         return ARCHITECTURE
+    # open_clip takes seconds to import, and most commands, and servers, load no model.
+    import open_clip
+
     try:
         configuration = open_clip.get_model_config(architecture)
     except Exception as error:  # the hub's client raises a dozen kinds
@@ -116,17 +124,17 @@ def _configuration(architecture: str) -> dict[str, Any]:
 def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
     if reason := _unsupported(configuration):
         raise BackboneError(f"the backbone '{name}' cannot take prompts: {reason}; use a plain ViT CLIP as ViT-B-32")
-    vision, text = CLIPVisionCfg(**configuration["vision_cfg"]), CLIPTextCfg(**configuration["text_cfg"])
+    vision, text = IMAGE_DEFAULTS | configuration["vision_cfg"], TEXT_DEFAULTS | configuration["text_cfg"]
     own = "text." if configuration.get("custom_text") else ""
     return BackboneShape(
         towers={
-            IMAGE: _tower(vision.layers, vision.width, vision.width // vision.head_width, "visual."),
-            TEXT: _tower(text.layers, text.width, text.heads, own),
+            IMAGE: _tower(vision["layers"], vision["width"], vision["width"] // vision["head_width"], "visual."),
+            TEXT: _tower(text["layers"], text["width"], text["heads"], own),
         },
         embed=configuration["embed_dim"],
-        image_size=vision.image_size,
-        context=text.context_length,
-        words=text.width,
+        image_size=vision["image_size"],
+        context=text["context_length"],
+        words=text["width"],
         build=partial(_build, configuration),
         aside=("logit_scale", "logit_bias", "visual.proj", *(f"{own}text_projection{part}" for part in PROJECTION)),
     )
@@ -158,7 +166,7 @@ def _unsupported(configuration: Mapping[str, Any]) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _from_file(name: str, architecture: str, configuration: dict[str, Any], path: Path) -> CLIP | CustomTextCLIP:
+def _from_file(name: str, architecture: str, configuration: dict[str, Any], path: Path) -> "CLIP | CustomTextCLIP":
     if not path.is_file():
         hint = "`medfedvqa pretrain` makes it" if name in BUNDLED else "check the path that this machine gives for it"
         raise BackboneError(f"the {architecture} checkpoint of the backbone '{name}' is missing; {hint}")
@@ -167,13 +175,17 @@ def _from_file(name: str, architecture: str, configuration: dict[str, Any], path
     return clip
 
 
-def _build(configuration: dict[str, Any]) -> CLIP | CustomTextCLIP:
+def _build(configuration: dict[str, Any]) -> "CLIP | CustomTextCLIP":
+    from open_clip.model import CLIP, CustomTextCLIP
+
     options = dict(configuration)
     kind = CustomTextCLIP if options.pop("custom_text", False) else CLIP
     return kind(**options)
 
 
-def _from_open_clip(name: str) -> CLIP | CustomTextCLIP:
+def _from_open_clip(name: str) -> "CLIP | CustomTextCLIP":
+    import open_clip
+
     architecture, tag, activation = name, None, {}
     if not name.startswith(HUB):
         architecture, _, tag = name.partition("/")
@@ -192,9 +204,11 @@ def _from_open_clip(name: str) -> CLIP | CustomTextCLIP:
         ) from None
 
 
-def _normalisation(architecture: str, clip: CLIP | CustomTextCLIP) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalisation(architecture: str, clip: "CLIP | CustomTextCLIP") -> tuple[tuple[float, ...], tuple[float, ...]]:
     if architecture == BUNDLED_ARCHITECTURE:
         return MEAN, STD
+    import open_clip
+
     preprocessing = open_clip.get_model_preprocess_cfg(clip)
     mean = preprocessing.get("mean") or open_clip.OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or open_clip.OPENAI_DATASET_STD
@@ -204,6 +218,8 @@ def _normalisation(architecture: str, clip: CLIP | CustomTextCLIP) -> tuple[tupl
 def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
     if architecture == BUNDLED_ARCHITECTURE:
         return ShortVocabulary()
+    import open_clip
+
     try:
         return open_clip.get_tokenizer(architecture)
     except Exception as error:  # some architectures fetch their vocabulary from the hub

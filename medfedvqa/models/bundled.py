@@ -1,11 +1,12 @@
 """The project's own small CLIP: its architecture and its tokenizer. `pretraining` makes its weights."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from open_clip.model import CLIP
-from open_clip.tokenizer import SimpleTokenizer
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
 
 VOCABULARY = 8192
 """Token ids: 512 bytes, 7,678 merges, start and end. Small, since the table is a third of the weights."""
@@ -34,8 +35,11 @@ BUNDLED = {
 }
 
 
-def build() -> CLIP:
+def build() -> "CLIP":
     """The architecture with random weights, float32."""
+    # open_clip takes seconds to import, and most commands load no model.
+    from open_clip.model import CLIP
+
     return CLIP(**ARCHITECTURE)
 
 
@@ -46,6 +50,8 @@ class ShortVocabulary:
     """
 
     def __init__(self) -> None:
+        from open_clip.tokenizer import SimpleTokenizer
+
         self._full = SimpleTokenizer(context_length=CONTEXT)
         merges = VOCABULARY - 512 - 2
         self._full.bpe_ranks = {pair: rank for pair, rank in self._full.bpe_ranks.items() if rank < merges}

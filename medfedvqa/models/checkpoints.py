@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from open_clip.factory import load_state_dict
 from torch import nn
 
 from medfedvqa.errors import BackboneError
@@ -25,6 +24,9 @@ def fill(
 
     `name`: of the backbone, for messages. No message holds a path.
     """
+    # open_clip takes seconds to import, and most commands load no model.
+    from open_clip.factory import load_state_dict
+
     try:
         weights = renamed(load_state_dict(str(path), device="cpu", weights_only=True))
         found = {key: tuple(tensor.shape) for key, tensor in weights.items()}

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from open_clip.model import CLIP, CustomTextCLIP
 from torch import nn
 from torch.func import functional_call
 
@@ -14,6 +13,9 @@ from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, F
 from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP, CustomTextCLIP
 
 IMAGE, TEXT = "image", "text"
 
@@ -55,7 +57,7 @@ class ClipBackbone(Backbone):
     """A frozen CLIP of open_clip."""
 
     name: str
-    clip: CLIP | CustomTextCLIP = field(repr=False)
+    clip: "CLIP | CustomTextCLIP" = field(repr=False)
     tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
     """Questions to token ids, int64 [questions, context]."""
     mean: tuple[float, ...]
@@ -101,7 +103,7 @@ def _with(tuning: Tuning, module: nn.Module, *arguments: Any) -> torch.Tensor:
 class _Whole(nn.Module):
     """All that is computed for a batch, as one module, so that other weights can stand in for CLIP's."""
 
-    def __init__(self, clip: CLIP | CustomTextCLIP) -> None:
+    def __init__(self, clip: "CLIP | CustomTextCLIP") -> None:
         super().__init__()
         self.clip = clip
 
@@ -136,7 +138,7 @@ def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
     return image.trunk(start) if _raw(image.layers, batch.depth[IMAGE]) else start
 
 
-def towers(clip: CLIP | CustomTextCLIP, depth: Depth) -> tuple[ImageTower, TextTower]:
+def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[ImageTower, TextTower]:
     """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
     # What is tuned as a whole has all its blocks above the cut, and where nothing is, one is as good as any.
     image, text = ImageTower(clip.visual, 1), TextTower(clip, 1)

@@ -9,17 +9,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from open_clip.model import CLIP, CustomTextCLIP
-from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
 from torch import nn
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import NOTHING, looked_at
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP, CustomTextCLIP
+    from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
 
 Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 """By block, counted from the tower's first: applied to what the block gives."""
@@ -29,7 +32,7 @@ Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 class ImageTower:
     """The image tower, tuned in its last `tuned` blocks."""
 
-    visual: VisionTransformer
+    visual: "VisionTransformer"
     tuned: int
 
     def __post_init__(self) -> None:
@@ -83,7 +86,7 @@ class ImageTower:
 class TextTower:
     """The text tower, tuned in its last `tuned` blocks."""
 
-    clip: CLIP | CustomTextCLIP
+    clip: "CLIP | CustomTextCLIP"
     tuned: int
 
     def __post_init__(self) -> None:
@@ -95,9 +98,9 @@ class TextTower:
         return len(self._text.transformer.resblocks)
 
     @property
-    def _text(self) -> CLIP | TextTransformer:
+    def _text(self) -> "CLIP | TextTransformer":
         """Where this kind of CLIP keeps its text tower."""
-        return self.clip.text if isinstance(self.clip, CustomTextCLIP) else self.clip
+        return getattr(self.clip, "text", self.clip)
 
     def beginnings(self, tokens: torch.Tensor) -> Beginnings:
         """The distinct beginnings of token ids [n, context]."""
@@ -163,7 +166,7 @@ def _last(adapters: Adapters, first: int) -> Adapters:
 
 
 def _run(
-    blocks: Sequence[ResidualAttentionBlock],
+    blocks: "Sequence[ResidualAttentionBlock]",
     hidden: torch.Tensor,
     layout: Layout,
     prompts: JoinedPrompts | None = None,
@@ -183,7 +186,7 @@ def _run(
     return hidden
 
 
-def _project(block: ResidualAttentionBlock, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _project(block: "ResidualAttentionBlock", prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One block's prompt tokens as projected keys and values, each [1 or items, tokens, width] (Eqs. 4-5)."""
     keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
     if prompts.placing == "before":
@@ -195,7 +198,7 @@ def _project(block: ResidualAttentionBlock, prompts: JoinedPrompts, index: int) 
 
 
 def _block(
-    block: ResidualAttentionBlock,
+    block: "ResidualAttentionBlock",
     hidden: torch.Tensor,
     layout: Layout,
     prompts: tuple[torch.Tensor, torch.Tensor] | None,
@@ -211,7 +214,7 @@ def _block(
 
 
 def _heads(
-    block: ResidualAttentionBlock,
+    block: "ResidualAttentionBlock",
     hidden: torch.Tensor,
     layout: Layout,
     prompts: tuple[torch.Tensor, torch.Tensor] | None,

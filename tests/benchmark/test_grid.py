@@ -21,7 +21,7 @@ PAIR = (
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Grid:
-    return Grid("phantom", None, tmp_path, PAIR, 2, BUDGET, ("chest", "head"))
+    return Grid("phantom", None, tmp_path, PAIR, 2, BUDGET, ("site-001", "site-002"))
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Gri
         assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
         assert label in FREE or (own.parameters > 0 and own.seconds > 0)
     classifier = results["FedAvg classifier"][0]
-    assert len(classifier.validated["chest"]) == 2 and classifier.bytes_up > 0
+    assert len(classifier.validated["site-001"]) == 2 and classifier.bytes_up > 0
     text = markdown(grid, results)
     assert all(f"| {label} |" in text for label in results)
     assert best_baseline(grid, results) != "AS2"

@@ -108,6 +108,13 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_command_starts_without_what_only_some_need() -> None:
+    """Each of these takes seconds to import."""
+    heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib"}
+    code = f"import sys, medfedvqa.cli; raise SystemExit(bool({heavy} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medfedvqa.data.images import load_image, square
+from medfedvqa.data.images import _square, load_image, square
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (48, 64), (300, 200), (17, 91), (32, 32)])
@@ -19,6 +19,15 @@ def test_aspect_is_kept_and_the_rest_is_black(shape: tuple[int, int]) -> None:
         assert abs(int(filled.sum()) / 32 - side / max(shape)) <= 1 / 32
         before, after = (int(ends.to(int).argmax()) for ends in (filled, filled.flip(0)))
         assert abs(before - after) <= 1
+
+
+def test_a_picture_that_fits_is_taken_as_it_is() -> None:
+    """To the bit what the transforms make of it, and a copy."""
+    grey = np.random.default_rng(0).uniform(0, 255, (24, 24)).astype(np.float32)
+    picture = square(grey, 24)
+    assert torch.equal(picture, _square(24)(torch.from_numpy(grey)[None]).as_tensor())
+    grey[:] = 0
+    assert picture.all()
 
 
 def test_left_stays_left_and_top_stays_top() -> None:

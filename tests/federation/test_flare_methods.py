@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
 ]
 
-SITES = ("abdomen", "chest", "head")
+SITES = ("site-001", "site-002", "site-003")
 BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,

@@ -33,7 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
 ]
 
-SITES = ("abdomen", "chest", "head")
+SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
+"""Each one's phantom rows."""
 BACKBONE = "medclip@random"
 ROUNDS = 3
 OPTIONS = {"rounds": ROUNDS, "local_epochs": 12, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
@@ -55,7 +56,7 @@ def site_file(random_backbone: Path) -> SiteFile:
     """The text of a phantom site's `site.yml`; keywords change what it says."""
 
     def text(name: str, **changes: object) -> str:
-        facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], "state": "../state"}
+        facts = {"reader": "phantom", "organ": SITES[name], "methods": ["prompt_pfl"], "state": "../state"}
         return site_yaml(**{**facts, "audit": "../audit", "backbones": {BACKBONE: str(random_backbone)}, **changes})
 
     return text
@@ -90,7 +91,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -
         (folder / name).mkdir()
         (folder / name / "site.yml").write_text(site_file(name, state="state", audit="audit"))
         configs[name] = load_site_config(folder / name / "site.yml", name)
-    serve_job(JOB, SITES, LocalEngine(configs, JOB, "undisturbed").call, folder, "local")
+    serve_job(JOB, tuple(SITES), LocalEngine(configs, JOB, "undisturbed").call, folder, "local")
     return arrays(folder)
 
 

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
 ]
 
-ORGANS = {"abdomen": "abdomen", "chest": "chest", "head": "head", "thorax": "chest"}
+ORGANS = {"abdomen": "site-001", "chest": "site-002", "head": "site-003", "thorax": "site-004"}
 BACKBONE = "medclip@random"
 ROUNDS = 3
 OPTIONS = {"rounds": ROUNDS, "local_epochs": 6, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}

@@ -25,6 +25,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
+"""Each one's phantom rows."""
+
 Job = Callable[..., JobSpec]
 SiteFiles = Callable[..., dict[str, Path]]
 
@@ -38,7 +41,7 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
         for name in names:
             folder = tmp_path / "sites" / name
             folder.mkdir(parents=True, exist_ok=True)
-            own = {"organ": name} | {place: str(folder / place) for place in ("state", "audit", "ledger")}
+            own = {"organ": SITES[name]} | {place: str(folder / place) for place in ("state", "audit", "ledger")}
             facts = {"reader": "phantom", "methods": ["prompt_pfl"], **own, **changes}
             paths[name] = folder / "site.yml"
             paths[name].write_text(site_yaml(backbones={"medclip@random": str(random_backbone)}, **facts))

@@ -316,6 +316,12 @@ def test_the_hub_leaves_out_the_site_that_broke_off_and_no_other(answers: list[t
     assert hub_told(answers).history.left_out == {"d": 0}
 
 
+def test_once_the_dead_one_says_so_nobody_is_left_out_for_being_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waited for it are accused as well, and may answer as late as they like."""
+    monkeypatch.setattr("medfedvqa.federation.attempt.MESSAGE_TIMEOUT", 0.0)
+    assert hub_told([("a", "b"), ("c", "b"), ("d", "d"), ("b", "d")]).history.left_out == {"d": 0}
+
+
 def test_an_attempt_that_nobody_answers_ends_the_job() -> None:
     """All sites are dead: there is nobody to repeat it with."""
     hub = hub_told([])

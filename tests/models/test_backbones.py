@@ -7,13 +7,14 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from open_clip.transformer import QuickGELU
 from safetensors.torch import save_file
 
 import medfedvqa.models
 from medfedvqa.errors import BackboneError
 from medfedvqa.models import BackboneShape, TowerShape, bundled_for, load_backbone, seen_by, shape_of
+from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS
 from medfedvqa.models.bundled import BUNDLED, BundledModel, build
 
 TINY = {
@@ -26,6 +27,12 @@ TINY_SHAPE = BackboneShape(
 )
 SECRET = "hospital-folder"
 """Part of every path in these tests; no message may hold it."""
+
+
+def test_what_a_configuration_leaves_out_is_what_open_clip_takes() -> None:
+    """So that a shape needs no open_clip, which takes seconds to import."""
+    assert vars(CLIPVisionCfg()).items() >= IMAGE_DEFAULTS.items()
+    assert vars(CLIPTextCfg()).items() >= TEXT_DEFAULTS.items()
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """A site's end of the wire, as FLARE sees it."""
 
+import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
@@ -12,6 +14,8 @@ from medfedvqa.federation.flare.mail import SiteMail
 
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks
+
+_SITE_SIDE = "medfedvqa.federation.flare.site_side"
 
 
 class SiteExecutor(Executor):
@@ -26,7 +30,6 @@ class SiteExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """See `SiteTasks.answer`."""
         if self._tasks is None:
-            # Imported late for the same reason as at the server.
             from medfedvqa.federation.flare.site_side import SiteTasks
 
             self._tasks = SiteTasks(self.job, self._mail)
@@ -34,6 +37,9 @@ class SiteExecutor(Executor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """From its start the site takes mail of others, if the job has any; at its end the site's log says so."""
+        if event_type == EventType.START_RUN:
+            # Imported late for the same reason as at the server, and while the server does the same.
+            threading.Thread(target=import_module, args=(_SITE_SIDE,), daemon=True).start()
         if event_type == EventType.START_RUN and self.job.get("secagg"):
             self._mail = SiteMail(fl_ctx.get_engine(), fl_ctx.get_job_id())
         if event_type == EventType.END_RUN:
