@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 COMMAND = [str(Path(sys.executable).with_name("medfedvqa"))]
+SITES = ("site-001", "site-002", "site-003")
 QUICK = [
     "-O",
     "local_unit=batches",
@@ -35,6 +36,7 @@ def installed(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 def run_arguments(backbone: Path, out: Path, *more: str) -> list[str]:
     chosen = ["--data", "phantom", "--backbone", "medclip@random", "--backbone-file", str(backbone)]
+    chosen += [part for site in SITES for part in ("--site", site)]
     return ["run", "prompt_pfl", *chosen, "--local-epochs", "1", *QUICK, "--out", str(out), *more]
 
 
@@ -49,7 +51,7 @@ def test_run_then_verify_then_show(random_backbone: Path, tmp_path: Path) -> Non
     assert verify.returncode == 0 and verify.stdout.count("intact") == 3
     show = installed("audit", "show", str(out))
     assert show.returncode == 0 and "prompt.image" in show.stdout and "6 x 4" not in show.stdout
-    log = out / "sites" / "head" / "audit" / "log.jsonl"
+    log = out / "sites" / SITES[2] / "audit" / "log.jsonl"
     log.write_text(log.read_text().replace('"round":1', '"round":7', 1))
     broken = installed("audit", "verify", str(out))
     assert broken.returncode == 1 and "BROKEN" in broken.stdout and broken.stdout.count("intact") == 2

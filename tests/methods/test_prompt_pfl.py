@@ -19,6 +19,7 @@ from medfedvqa.models import shape_of
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 PROMPTS = {"prompt.image", "prompt.text"}
+SMALL = ("site-001", "site-002", "site-003")
 
 
 def serve(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> dict:
@@ -65,10 +66,10 @@ def test_shapes_that_travel_do_not_tell_the_answer_space(sites: Sites, quick_job
 @pytest.mark.slow
 def test_without_sharing_every_site_trains_as_if_alone(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """AS2 among three sites equals AS2 at one site, and equals the row 'local' of a run that shares."""
-    among = serve(quick_job(ablation="AS2"), sites(), tmp_path / "among")
-    alone = serve(quick_job(ablation="AS2"), sites("chest"), tmp_path / "alone")
-    sharing = serve(quick_job(local_baseline=True), sites(), tmp_path / "sharing")
-    assert among["sites"]["chest"]["correct"] == alone["sites"]["chest"]["correct"]
+    among = serve(quick_job(ablation="AS2"), sites(*SMALL), tmp_path / "among")
+    alone = serve(quick_job(ablation="AS2"), sites(SMALL[0]), tmp_path / "alone")
+    sharing = serve(quick_job(local_baseline=True), sites(*SMALL), tmp_path / "sharing")
+    assert among["sites"][SMALL[0]]["correct"] == alone["sites"][SMALL[0]]["correct"]
     for site, facts in sharing["sites"].items():
         assert facts["baselines"]["local"]["correct"] == among["sites"][site]["correct"]
 
@@ -76,8 +77,8 @@ def test_without_sharing_every_site_trains_as_if_alone(sites: Sites, quick_job: 
 @pytest.mark.slow
 def test_the_order_of_sites_changes_nothing(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """Synchronous exchange is permutation-equivariant: the same prompts and counts, whoever is asked first."""
-    serve(quick_job(), sites("chest", "abdomen", "head"), tmp_path / "one")
-    serve(quick_job(), sites("head", "abdomen", "chest"), tmp_path / "other")
+    serve(quick_job(), sites(*SMALL), tmp_path / "one")
+    serve(quick_job(), sites(*SMALL[::-1]), tmp_path / "other")
     one, other = last_shared(tmp_path / "one"), last_shared(tmp_path / "other")
     for site, tensors in one.items():
         for name, array in tensors.items():
@@ -87,9 +88,9 @@ def test_the_order_of_sites_changes_nothing(sites: Sites, quick_job: Job, tmp_pa
 @pytest.mark.slow
 def test_two_sites_receive_each_other_s_prompts(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """T=2: the shared prompt is the other site's local prompt, bit for bit."""
-    serve(quick_job(), sites("chest", "head"), tmp_path / "run")
+    serve(quick_job(), sites(*SMALL[:2]), tmp_path / "run")
     transcript = load_transcript(tmp_path / "run")
-    for site, other in (("chest", "head"), ("head", "chest")):
+    for site, other in (SMALL[:2], SMALL[1::-1]):
         for name in PROMPTS:
             assert np.array_equal(transcript.shared[site][name], transcript.uploads[other][name])
 
@@ -97,18 +98,18 @@ def test_two_sites_receive_each_other_s_prompts(sites: Sites, quick_job: Job, tm
 @pytest.mark.slow
 def test_sequential_order_lets_later_sites_see_newer_prompts(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """Algorithm 1 literally: asking one site after the other changes what the last one trained with."""
-    serve(quick_job(), sites(), tmp_path / "synchronous")
-    serve(quick_job(order="sequential"), sites(), tmp_path / "sequential")
+    serve(quick_job(), sites(*SMALL), tmp_path / "synchronous")
+    serve(quick_job(order="sequential"), sites(*SMALL), tmp_path / "sequential")
     uploads = [load_transcript(tmp_path / order).uploads for order in ("synchronous", "sequential")]
-    assert np.array_equal(uploads[0]["chest"]["prompt.image"], uploads[1]["chest"]["prompt.image"])
-    assert not np.array_equal(uploads[0]["head"]["prompt.image"], uploads[1]["head"]["prompt.image"])
+    assert np.array_equal(uploads[0][SMALL[0]]["prompt.image"], uploads[1][SMALL[0]]["prompt.image"])
+    assert not np.array_equal(uploads[0][SMALL[2]]["prompt.image"], uploads[1][SMALL[2]]["prompt.image"])
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """Two runs of one job agree in every bit of every prompt."""
     for name in ("first", "second"):
-        serve(quick_job(), sites(), tmp_path / name)
+        serve(quick_job(), sites(*SMALL), tmp_path / name)
     first, second = (load_transcript(tmp_path / name).uploads for name in ("first", "second"))
     for site, tensors in first.items():
         for name, array in tensors.items():
@@ -118,7 +119,7 @@ def test_the_same_seed_gives_the_same_bits(sites: Sites, quick_job: Job, tmp_pat
 def test_sharing_needs_two_sites(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """One site cannot share; nothing is trained and nothing is written."""
     with pytest.raises(ConfigError, match="at least 2 sites"):
-        serve(quick_job(), sites("chest"), tmp_path / "run")
+        serve(quick_job(), sites(SMALL[0]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
