@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,19 +62,36 @@ def job_of(method: str) -> JobSpec:
     return JobSpec(method=method, options=options, data="phantom", backbone=BACKBONE, secagg=secagg)
 
 
+@pytest.fixture(scope="module")
+def submitted(federation: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The id of a method's job. The next method's is submitted behind it: while one ends, another begins."""
+    folder = tmp_path_factory.mktemp("jobs")
+    nvflare = Path(sys.executable).with_name("nvflare")
+
+    @cache
+    def submit(method: str) -> str:
+        export_job(job_of(method), folder / method)
+        command = [nvflare, "job", "submit", "-j", folder / method, "--startup-kit", federation.admin_kit]
+        answer = subprocess.run(
+            [*command, "--format", "json"], capture_output=True, text=True, check=True, timeout=PATIENCE
+        )
+        return str(json.loads(answer.stdout)["data"]["job_id"])
+
+    def job_and_next(method: str) -> str:
+        names = method_names()
+        ids = [submit(name) for name in names[names.index(method) :][:2]]
+        return ids[0]
+
+    return job_and_next
+
+
 @pytest.mark.parametrize("method", method_names())
 def test_a_submitted_job_runs_and_logs_the_bytes_that_are_declared(
-    method: str, federation: LoopbackFederation, tmp_path: Path
+    method: str, federation: LoopbackFederation, submitted: Callable[[str], str]
 ) -> None:
-    """The job finishes, every site's log verifies, and each release and message is as large as the exchange says."""
-    job = job_of(method)
-    export_job(job, tmp_path / "job")
-    nvflare = Path(sys.executable).with_name("nvflare")
-    command = [nvflare, "job", "submit", "-j", tmp_path / "job", "--startup-kit", federation.admin_kit]
-    answer = subprocess.run(
-        [*command, "--format", "json"], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    job_id = json.loads(answer.stdout)["data"]["job_id"]
+    """It finishes, beside another job at the same sites; every log verifies, and each release and message is as large
+    as the exchange says."""
+    job, job_id = job_of(method), submitted(method)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = json.loads((federation.results(job_id) / "results.json").read_text())
     assert (results["status"], results["method"]) == ("finished", method)

@@ -108,7 +108,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Pa
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[LoopbackFederation]:
     """Four phantom sites and a server, all on the loopback interface."""
-    environment = {SITE_PATIENCE: "60"}
+    environment = {SITE_PATIENCE: "45"}
     with LoopbackFederation(tmp_path_factory.mktemp("federation"), paths, environment) as federation:
         yield federation
 
