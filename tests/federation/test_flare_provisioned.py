@@ -205,7 +205,7 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)
-    assert not (federation.kits / "head" / job_id / "launch.json").exists()
+    wait_for(lambda: not (federation.kits / "head" / job_id / "launch.json").exists())
 
 
 def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFederation, job_folder: Path) -> None:
@@ -214,8 +214,9 @@ def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFed
     wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 1))
     federation.abort(job_id)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:ABORTED"
-    wait_for(lambda: not any(federation.processes(site, job=True) for site in SITES))
-    assert not list(federation.kits.glob(f"*/{job_id}/launch.json"))
+    # What a restart would need goes once the process is gone, so that none begins afterwards.
+    wait_for(lambda: not list(federation.kits.glob(f"*/{job_id}/launch.json")))
+    assert not any(federation.processes(site, job=True) for site in SITES)
 
 
 def test_a_site_whose_policy_does_not_allow_the_method_refuses_and_the_job_says_which_site_and_why(

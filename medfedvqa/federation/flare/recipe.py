@@ -15,7 +15,7 @@ from medfedvqa.federation.flare.executor import SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.job import JobSpec
 
-TASK_INTERVAL = 0.1  # seconds between a site's questions for work; FLARE's default is 2
+TASK_INTERVAL = 0.05  # seconds between a site's questions for work; FLARE's default is 2
 
 _INLINE = {"np_download_chunk_size": 0, "tensor_download_chunk_size": 0}
 """Arrays travel inside the messages, instead of being fetched by the receiver afterwards."""
