@@ -40,8 +40,8 @@ class SiteExecutor(Executor):
         if event_type == EventType.START_RUN:
             # Imported late for the same reason as at the server, and while the server does the same.
             threading.Thread(target=import_module, args=(_SITE_SIDE,), daemon=True).start()
-        if event_type == EventType.START_RUN and self.job.get("secagg"):
-            self._mail = SiteMail(fl_ctx.get_engine(), fl_ctx.get_job_id())
+            if self.job.get("secagg"):
+                self._mail = SiteMail(fl_ctx.get_engine(), fl_ctx.get_job_id())
         if event_type == EventType.END_RUN:
             if self._mail is not None:
                 self._mail.close()
