@@ -67,8 +67,8 @@ def _reading(reference: str) -> str:
     return (
         "Accuracy on closed questions: mean over seeds, its standard deviation, and the 95 % interval of that mean on "
         "these test rows (sites: Wilson; average: variance recovery). p: paired permutation test over patients against "
-        f"{reference}, the best of the baselines, corrected after Holm for all rows. Bytes per site and round; seconds "
-        "per round of all sites in turn, one thread."
+        f"{reference}, the best of the baselines, corrected after Holm for all rows. Bytes per site and round; s are "
+        "processor seconds per round, of all sites together."
     )
 
 
