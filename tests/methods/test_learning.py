@@ -15,7 +15,7 @@ from medfedvqa.methods.learning import Learner, LearningConfig, answer_losses
 from medfedvqa.models import HeadConfig, TunedModel, TuningConfig
 from privacy import DPSettings, NoiseLevels, PatientSampler
 
-OPTIONS = {"rounds": 10, "local_epochs": 2, "learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
+OPTIONS = {"rounds": 5, "local_epochs": 2, "learning_rate": 0.002, "decay": 0.3, "decay_every": 2}
 
 
 @pytest.mark.slow
