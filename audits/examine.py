@@ -198,9 +198,8 @@ class _Seen:
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             self.releases += 1
-            if self.receipts:
-                self.answered.add(matching(line))
-                self.answered &= self.receipts.keys()
+            if self.receipts and (digest := matching(line)) in self.receipts:
+                self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
         elif line.event == CLOSE:
