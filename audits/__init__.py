@@ -1,34 +1,75 @@
 """What may leave a site, the gate through which it leaves, and the log that shows afterwards what did."""
 
-from audits.errors import AuditError, JobRefused, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
+from audits.checkpoint import Checkpoint, origin_of
+from audits.errors import (
+    AuditError,
+    ForkFound,
+    JobRefused,
+    LogError,
+    NoteError,
+    PolicyError,
+    Reason,
+    ReceiptRefused,
+    ReleaseRefused,
+)
+from audits.evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
+from audits.examine import (
+    EXIT_CODES,
+    Examination,
+    Judgement,
+    Part,
+    State,
+    check_site,
+    examine,
+    sites_of,
+)
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
 from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
-from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
+from audits.proofs import Proven, check, prove
+from audits.retention import RETENTION_DAYS, expire
+from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
+from audits.witness import Witness
 
 __all__ = [
     "AuditError",
+    "AuditKey",
     "AuditLog",
     "Charged",
+    "Checkpoint",
+    "Claims",
+    "EXIT_CODES",
     "Entry",
     "Event",
+    "Evidence",
+    "Examination",
     "Exchange",
+    "ForkFound",
     "Gate",
     "JobContext",
     "JobRefused",
+    "Judgement",
     "Kind",
     "LogError",
+    "Note",
+    "NoteError",
     "Offer",
     "Outcome",
+    "Part",
     "PolicyError",
     "Protection",
+    "Proven",
+    "RECEIPTS",
+    "RETENTION_DAYS",
     "Reason",
     "ReceiptRefused",
     "ReleaseRefused",
     "Row",
     "Sharing",
     "SitePolicy",
+    "State",
     "TaskSpec",
     "TensorRecord",
     "TensorSpec",
@@ -36,11 +77,23 @@ __all__ = [
     "Tensors",
     "Totals",
     "Verdict",
+    "VerifierKey",
+    "Walk",
+    "Witness",
     "canonical",
+    "check",
+    "check_site",
+    "claims_on",
     "describe",
+    "examine",
+    "expire",
     "find_logs",
     "leaf_hash",
+    "origin_of",
+    "prove",
     "read",
+    "receipts_of",
+    "sites_of",
     "totals",
     "verify",
 ]
