@@ -41,7 +41,7 @@ _JOB = _coding(ENTITY_ROLES, "20", "Job")
 
 _OF_JOB = ("method", "round", "task", "exchange", "code_version", "code_digest", "model_digest")
 _ELSEWHERE = frozenset(
-    ("leaf_hash", "time", "site", "event", "actor", "job", "peer", "tensors", "policy", "outcome", "reason", *_OF_JOB)
+    ("leaf_hash", "time", "site", "event", "actor", "job", "peer", "tensors", "policy", "reason", *_OF_JOB)
 )
 
 

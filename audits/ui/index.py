@@ -6,18 +6,14 @@ page shows is read from the logs again. Memory does not grow with the logs.
 
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from audits.errors import LogError
 from audits.exchange import Kind
 from audits.log import GENESIS, LOG_NAME, MAX_LINE, Entry, Outcome, parse_line
 
-BATCH = 500  # entries that are indexed at a time
 POINTS = 240  # steps of a course that a page draws at most
 
 _SCHEMA = """
@@ -35,12 +31,12 @@ CREATE TABLE spent (site TEXT, job TEXT, delta REAL, charges INTEGER, before REA
 """
 _ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?)"
 _PASSED = (
-    "INSERT INTO passed VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
-    "entries = entries + excluded.entries, nbytes = nbytes + excluded.nbytes, last = max(last, excluded.last)"
+    "INSERT INTO passed VALUES (?,?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
+    "entries = entries + 1, nbytes = nbytes + excluded.nbytes, last = max(last, excluded.last)"
 )
 _TENSOR = (
-    "INSERT INTO tensors VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
-    "messages = messages + excluded.messages, nbytes = nbytes + excluded.nbytes"
+    "INSERT INTO tensors VALUES (?,?,?,?,?,?,?,1,?) ON CONFLICT DO UPDATE SET "
+    "messages = messages + 1, nbytes = nbytes + excluded.nbytes"
 )
 _SPENT = (
     "INSERT INTO spent VALUES (?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
@@ -133,10 +129,15 @@ class _Place:
 
     folder: Path
     inode: int = 0
+    seen: tuple[int, int] = (0, 0)
     size: int = 0
     entries: int = 0
     head: str = GENESIS
     broken: str | None = None
+
+    def rewritten(self, found: os.stat_result) -> bool:
+        """Whether the file was written to since it was `seen` (size, time), and did not grow."""
+        return found.st_size == self.seen[0] and found.st_mtime_ns != self.seen[1]
 
 
 class Index:
@@ -164,26 +165,27 @@ class Index:
         for site, place in self._places.items():
             try:
                 found = os.stat(place.folder / LOG_NAME)
-                if found.st_ino != place.inode or found.st_size < place.size:
-                    place = self._forgotten(site, found.st_ino)
+                if found.st_ino != place.inode or found.st_size < place.size or place.rewritten(found):
+                    place = self._forgotten(site)
                 if found.st_size > place.size and not place.broken:
                     self._grow(site, place)
+                place.inode, place.seen = found.st_ino, (found.st_size, found.st_mtime_ns)
             except OSError as error:
                 raise LogError(f"the audit log of {site} cannot be read ({error.strerror})") from None
             except sqlite3.Error:
                 place.inode = 0  # what was half taken in is forgotten the next time
                 raise LogError("the index cannot be written: make room where temporary files go") from None
 
-    def _forgotten(self, site: str, inode: int) -> _Place:
+    def _forgotten(self, site: str) -> _Place:
         for table in ("entries", "passed", "tensors", "spent"):
             self._db.execute(f"DELETE FROM {table} WHERE site = ?", (site,))
-        self._places[site] = _Place(self._places[site].folder, inode)
+        self._places[site] = _Place(self._places[site].folder)
         return self._places[site]
 
     def _grow(self, site: str, place: _Place) -> None:
-        fitting = self._fitting(place, _lines(place.folder / LOG_NAME, place.size))
-        while batch := list(islice(fitting, BATCH)):
-            self._insert(site, batch)
+        with self._db:
+            for begin, entry in self._fitting(place, _lines(place.folder / LOG_NAME, place.size)):
+                self._insert(site, begin, entry)
 
     def _fitting(self, place: _Place, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Entry]]:
         """Entries with where they stand, as long as each follows the one before."""
@@ -201,29 +203,20 @@ class Index:
             place.size, place.entries, place.head = begin + len(line), place.entries + 1, entry.leaf_hash
             yield begin, entry
 
-    def _insert(self, site: str, batch: Iterable[tuple[int, Entry]]) -> None:
-        passed, passed_bytes = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
-        messages, tensor_bytes = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        last: dict[tuple[str, str, str, str], str] = {}
-        with self._db:
-            for place, entry in batch:
-                job, outcome = entry.job or "", str(entry.outcome or "")
-                key = site, job, str(entry.event), outcome
-                passed[key] += 1
-                passed_bytes[key] += entry.nbytes
-                last[key] = max(last.get(key, ""), entry.time)
-                if entry.outcome in (Outcome.SENT, Outcome.ACCEPTED):
-                    for tensor in entry.tensors:
-                        way = str(entry.direction), str(entry.peer)
-                        name = (site, job, *way, tensor.name, str(tensor.kind), str(tensor.protection))
-                        messages[name] += 1
-                        tensor_bytes[name] += tensor.nbytes
-                self._db.execute(_ENTRY, _row(site, place, entry, job, outcome))
-                if entry.epsilon_after is not None:
-                    delta = (entry.dp_event or {}).get("delta")
-                    self._db.execute(_SPENT, (site, job, delta, entry.epsilon_before, entry.epsilon_after))
-            self._db.executemany(_PASSED, ((*key, passed[key], passed_bytes[key], last[key]) for key in passed))
-            self._db.executemany(_TENSOR, ((*key, messages[key], tensor_bytes[key]) for key in messages))
+    def _insert(self, site: str, begin: int, entry: Entry) -> None:
+        job, outcome = entry.job or "", str(entry.outcome or "")
+        kinds = sum({_BITS[tensor.kind] for tensor in entry.tensors})
+        epsilons, event = (entry.epsilon_before, entry.epsilon_after), str(entry.event)
+        charged = entry.epsilon_after is not None
+        row = site, entry.seq, begin, entry.time, job, event, outcome, kinds, charged, *epsilons
+        self._db.execute(_ENTRY, row)
+        self._db.execute(_PASSED, (site, job, event, outcome, entry.nbytes, entry.time))
+        if charged:
+            self._db.execute(_SPENT, (site, job, (entry.dp_event or {}).get("delta"), *epsilons))
+        if entry.outcome in (Outcome.SENT, Outcome.ACCEPTED):
+            way = site, job, str(entry.direction), str(entry.peer)
+            rows = ((*way, one.name, str(one.kind), str(one.protection), one.nbytes) for one in entry.tensors)
+            self._db.executemany(_TENSOR, rows)
 
     def count(self, asked: Filter) -> int:
         """How many entries are as asked for."""
@@ -305,13 +298,6 @@ class Index:
         query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
             GROUP BY seq / ? ORDER BY max(seq)"""
         return self._db.execute(query, (site, stretch)).fetchall()
-
-
-def _row(site: str, place: int, entry: Entry, job: str, outcome: str) -> tuple[Any, ...]:
-    kinds = sum({_BITS[tensor.kind] for tensor in entry.tensors})
-    charged = entry.epsilon_after is not None
-    about = entry.time, job, str(entry.event), outcome, kinds, charged, entry.epsilon_before, entry.epsilon_after
-    return (site, entry.seq, place, *about)
 
 
 def _lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
