@@ -1,28 +1,48 @@
 """What may leave a site, the gate through which it leaves, and the log that shows afterwards what did."""
 
-from audits.errors import AuditError, JobRefused, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
+from audits.checkpoint import Checkpoint, origin_of
+from audits.errors import (
+    AuditError,
+    ForkFound,
+    JobRefused,
+    LogError,
+    NoteError,
+    PolicyError,
+    Reason,
+    ReceiptRefused,
+    ReleaseRefused,
+)
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
 from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
-from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
+from audits.retention import RETENTION_DAYS, expire
+from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
+from audits.witness import Witness
 
 __all__ = [
     "AuditError",
+    "AuditKey",
     "AuditLog",
     "Charged",
+    "Checkpoint",
     "Entry",
     "Event",
     "Exchange",
+    "ForkFound",
     "Gate",
     "JobContext",
     "JobRefused",
     "Kind",
     "LogError",
+    "Note",
+    "NoteError",
     "Offer",
     "Outcome",
     "PolicyError",
     "Protection",
+    "RETENTION_DAYS",
     "Reason",
     "ReceiptRefused",
     "ReleaseRefused",
@@ -36,10 +56,15 @@ __all__ = [
     "Tensors",
     "Totals",
     "Verdict",
+    "VerifierKey",
+    "Walk",
+    "Witness",
     "canonical",
     "describe",
+    "expire",
     "find_logs",
     "leaf_hash",
+    "origin_of",
     "read",
     "totals",
     "verify",

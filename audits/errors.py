@@ -27,6 +27,14 @@ class LogError(AuditError):
     """The audit log cannot be written or read; while it cannot be written, nothing leaves."""
 
 
+class NoteError(LogError):
+    """A key, note or checkpoint is damaged, or not what it should be; never stops training, is logged as a finding."""
+
+
+class ForkFound(NoteError):
+    """Two signed checkpoints of one log that cannot both be true: it was forked, rewritten or rolled back."""
+
+
 class Reason(StrEnum):
     """The closed set of sentences that explain a refusal.
 

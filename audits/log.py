@@ -13,19 +13,34 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from audits.anchor import Anchor, Link, signed_size
+from audits.checkpoint import Checkpoint
 from audits.errors import LogError
 from audits.exchange import Kind, Protection, canonical
+from audits.note import AuditKey, Note, VerifierKey
+from audits.segments import (
+    LOG_NAME,
+    MAX_LINE,
+    closed_segments,
+    first_entry,
+    last_line,
+    lines_from,
+    lines_of,
+    segment_name,
+    sync_folder,
+)
 
-LOG_NAME = "log.jsonl"
 GENESIS = "0" * 64
-MAX_LINE = 1 << 24  # bytes; bounds the memory that reading a damaged log can take
+SEGMENT_BYTES = 1 << 26
+"""A segment that has so many is closed, and the next entry begins another."""
 
 
 class Event(StrEnum):
@@ -36,6 +51,9 @@ class Event(StrEnum):
     RELEASE = "release"
     RECOVERED = "recovered"
     CLOSE = "close"
+    WIRE = "wire"
+    EXPIRED = "expired"
+    FINDING = "finding"
 
 
 class Outcome(StrEnum):
@@ -61,7 +79,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field is in every line, `null` where it does not apply.
+    """One event. Every field but `wire` is in every line, `null` where it does not apply.
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
@@ -94,10 +112,14 @@ class Entry:
     epsilon_after: float | None = None
     outcome: Outcome | None = None
     reason: str | None = None
+    wire: Mapping[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
-        return vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
+        found = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
+        if self.wire is None:
+            del found["wire"]  # logs from before this field have lines without it, and stay as they are
+        return found
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Entry":
@@ -115,7 +137,7 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"}
+_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash", "wire"}
 
 
 def leaf_hash(record: Mapping[str, Any]) -> str:
@@ -132,8 +154,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
+    named = record.get("wire", {}) is not None and record.keys() - {"wire"} == _HASHED
     # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
-    if set(record) != _HASHED or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
+    if not named or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry of this version is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
@@ -144,25 +167,64 @@ def parse_line(line: bytes) -> dict[str, Any]:
 class AuditLog:
     """Appends to the chain in `folder`; safe for several threads and processes, each process with its own object.
 
-    Raises `LogError` if the folder or the file cannot be created.
+    With a key it signs checkpoints. Raises `LogError` if the folder or the file cannot be created.
     """
 
-    def __init__(self, folder: Path, site: str) -> None:
-        self.site = site
-        self._path = folder / LOG_NAME
-        self._head = _Head()
+    def __init__(
+        self, folder: Path, site: str, key: AuditKey | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.site, self.folder = site, folder
+        self._path, self._limit = folder / LOG_NAME, segment_bytes
+        self._compared = False  # with the last checkpoint
+        self._signed = (0, 0, 0)  # where the last one was made here: entries, inode and offset
         self._thread = threading.Lock()
         with _reported("opened"):
             made = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            self._closer = weakref.finalize(self, os.close, self._file)
+            self._open()
             for parent in {folder, *(path.parent for path in made)}:
-                _sync_folder(parent)
+                sync_folder(parent)
+            self._anchor = Anchor(folder, key) if key else None
 
     def close(self) -> None:
-        """Gives the file back; every entry is on disk already."""
+        """Signs what is not signed yet, if it holds a key, and gives the files back; entries are on disk already."""
+        if self._closer.alive and self._anchor:
+            try:
+                self.checkpoint()
+            finally:
+                self._closer()
+                self._anchor.close()
         self._closer()
+
+    def checkpoint(self) -> Note:
+        """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key."""
+        with self._thread, _reported("signed"), self._locked():
+            head, _ = self._refreshed()
+            leaf = bytes.fromhex(head.leaf)
+            note = self._anchored.sign(head.entries, leaf, lambda begin: self._links(begin, head.entries))
+            self._signed = head.entries, os.fstat(self._file).st_ino, head.size
+            return note
+
+    def proof(self, old: int, note: Note) -> list[bytes]:
+        """That a signed checkpoint continues the log as it was with `old` entries."""
+        with self._thread, _reported("read"):
+            return self._anchored.proof(old, Checkpoint.parse(note.text).size)
+
+    def contradicts(self, note: Note) -> bool:
+        """Whether a checkpoint of this log, signed with its key, is of other entries than those signed here."""
+        with self._thread, _reported("read"):
+            last = self._anchored.last()
+            return self._anchored.contradicts(Checkpoint.parse(note.text), last.size if last else 0)
+
+    def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
+        """Stores the cosignatures of this log's checkpoints by these keys; how many were new. Raises `LogError`."""
+        with self._thread, _reported("written"), self._locked():
+            return self._anchored.cosigned(notes, keys)
+
+    def keep_hashes(self) -> None:
+        """Returns once the leaf hashes of all signed entries are on disk apart from their lines."""
+        with self._thread, _reported("written"):
+            self._anchored.sync()
 
     def append(self, event: Event, **said: Any) -> Entry:
         """Adds an entry with these fields and returns once it is on disk.
@@ -176,6 +238,8 @@ class AuditLog:
                 os.ftruncate(self._file, head.size)
                 reason = f"the last {torn} bytes, left by a crash, were cut off"
                 head = self._write(head, self._entry(head, Event.RECOVERED, {"reason": reason}))
+            if head.size >= self._limit:
+                head = self._roll()
             entry = self._entry(head, event, said)
             self._write(head, entry)
             return entry
@@ -214,11 +278,45 @@ class AuditLog:
     def _locked(self) -> Iterator[None]:
         if not self._closer.alive:
             raise LogError("the audit log was closed: open it again before the site goes on")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        while True:
+            file = self._file
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not self._rolled():
+                break
+            self._reopen()  # gives the lock back as well
         try:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._closer = weakref.finalize(self, os.close, self._file)
+        self._head = _Head()
+
+    def _reopen(self) -> None:
+        """Goes on with the file that has taken the name; gives the lock of the one before back."""
+        before = self._closer
+        self._open()
+        before()
+
+    def _rolled(self) -> bool:
+        """Whether the file has become a closed segment, here or in another process."""
+        found = os.fstat(self._file)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(found, os.stat(self._path)):
+                return False
+        return any(os.path.samestat(found, path.stat()) for path in closed_segments(self.folder).values())
+
+    def _roll(self) -> "_Head":
+        """Closes the segment and begins another; wherever a crash comes, what is there is the whole log."""
+        os.rename(self._path, self.folder / segment_name(first_entry(self._path)))
+        before = self._closer
+        self._open()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        before()
+        sync_folder(self.folder)
+        return self._refreshed()[0]
 
     def _refreshed(self) -> tuple["_Head", int]:
         """The head of the chain, and how many bytes of a torn line follow it."""
@@ -226,10 +324,41 @@ class AuditLog:
         if not os.path.samestat(found, os.stat(self._path)) or found.st_size < self._head.size:
             raise LogError("the audit log was replaced or shortened while in use: have it verified before going on")
         if found.st_size > self._head.size:
-            line, end = _last_line(self._file, found.st_size)
+            line, end = last_line(self._file, found.st_size)
             if line:
                 self._head = self._head_after(line, end)
+        if not self._head.entries:
+            self._head = self._head_before()
+        if not self._compared and signed_size(self.folder) > self._head.entries:
+            raise LogError("the audit log ends before its last signed checkpoint: it was cut, have it verified")
+        self._compared = True
         return self._head, found.st_size - self._head.size
+
+    def _head_before(self) -> "_Head":
+        """Where the last closed segment ends."""
+        for path in reversed(closed_segments(self.folder).values()):
+            with open(path, "rb") as file:
+                line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
+            return self._head_after(line, 0)
+        return _Head()
+
+    def _links(self, begin: int, end: int) -> Iterator[Link]:
+        """How these entries are chained."""
+        if begin == end:
+            return
+        if self._signed[:2] == (begin, os.fstat(self._file).st_ino):
+            lines = lines_of(self._path, offset=self._signed[2])
+        else:
+            lines = lines_from(self.folder, begin)
+        for line in islice(lines, end - begin):
+            record = parse_line(line)
+            yield bytes.fromhex(record["prev_hash"]), bytes.fromhex(record["leaf_hash"])
+
+    @property
+    def _anchored(self) -> Anchor:
+        if self._anchor is None:
+            raise LogError("the audit log was opened without a key, and cannot be signed")
+        return self._anchor
 
     def _head_after(self, line: bytes, end: int) -> "_Head":
         try:
@@ -250,35 +379,12 @@ class _Head:
     leaf: str = GENESIS
 
 
-def _last_line(file: int, size: int) -> tuple[bytes, int]:
-    """The last complete line of a file of that size, and the offset of its end; empty if there is none."""
-    span = 1 << 16
-    while True:
-        begin = max(0, size - span)
-        block = os.pread(file, size - begin, begin)
-        end = block.rfind(b"\n") + 1
-        line = block.rfind(b"\n", 0, max(end - 1, 0)) + 1
-        if line or begin == 0:
-            return block[line:end], begin + end
-        if span > 2 * MAX_LINE:
-            raise LogError("the audit log ends in a line longer than any entry: have it verified")
-        span *= 2
-
-
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise LogError(f"the audit log cannot be {what} ({error.strerror}): nothing leaves until it can") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _tensor(record: Mapping[str, Any]) -> TensorRecord:

@@ -1,12 +1,18 @@
 """Reads audit logs: whether the chain holds, and what crossed the site's border. Memory does not grow with the log."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from audits.anchor import TREE, expired_frontier, expired_leaf
 from audits.errors import LogError
-from audits.log import GENESIS, LOG_NAME, MAX_LINE, Entry, Outcome, TensorRecord, parse_line
+from audits.lines import EXPIRED, Line, read_line
+from audits.log import GENESIS, Entry, Outcome, TensorRecord, parse_line
+from audits.retention import expired_to
+from audits.segments import LOG_NAME, MAX_LINE, first_entry, lines_of, segments
+from audits.tree import Frontier
 
 
 @dataclass(frozen=True)
@@ -63,22 +69,68 @@ class Totals:
     tensors: tuple[TensorTotal, ...]
 
 
+class Walk:
+    """Follows the chain in a folder over all segments: iterate to the end, then ask for the verdict.
+
+    Lines that expired are made up for by their hashes, if the log itself says that they did.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `LogError` if there is no log to read."""
+        self._folder = folder
+        self._files = _files(folder)
+        self.first, self.entries, self.torn_bytes = 0, 0, 0
+        self.head, self.bad = GENESIS, ""
+        self.tree = Frontier()
+
+    def __iter__(self) -> Iterator[Line]:
+        """The entries that hold, in order, up to the first that does not."""
+        expired = 0
+        try:
+            self._begin()
+            for raw in _lines(self._files):
+                if not raw.endswith(b"\n") and len(raw) <= MAX_LINE:
+                    self.torn_bytes = len(raw)
+                    break
+                line = read_line(raw)
+                if line.seq != self.entries:
+                    raise LogError(f"entry number {self.entries} is due, and number {line.seq} stands there")
+                if line.prev_hash != self.head:
+                    raise LogError("the entry does not follow the one before it")
+                self.tree.append(bytes.fromhex(line.leaf_hash))
+                self.entries, self.head = self.entries + 1, line.leaf_hash
+                if line.event == EXPIRED:
+                    expired = max(expired, expired_to(json.loads(line.reason)))
+                yield line
+        except LogError as error:
+            self.bad = str(error)
+            return
+        if self.first > expired:
+            self.entries, self.bad = (
+                0,
+                f"entries 0 to {self.first - 1} are missing, and the log does not say they expired",
+            )
+
+    def verdict(self) -> Verdict:
+        """What was found."""
+        if self.bad:
+            return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad)
+        return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes)
+
+    def _begin(self) -> None:
+        first = first_entry(self._files[0])
+        if first and (self._folder / TREE).is_file():
+            self.tree = expired_frontier(self._folder, first)
+            self.first = self.entries = first
+            self.head = expired_leaf(self._folder, first - 1).hex()
+
+
 def verify(folder: Path) -> Verdict:
     """Follows the chain in `folder` from its first entry. Raises `LogError` if there is no log to read."""
-    entries, head = 0, GENESIS
-    for line in _lines(folder):
-        if not line.endswith(b"\n") and len(line) <= MAX_LINE:
-            return Verdict(entries, head, torn_bytes=len(line))
-        try:
-            record = parse_line(line)
-            if record["seq"] != entries:
-                raise LogError(f"entry number {entries} is due, and number {record['seq']} stands there")
-            if record["prev_hash"] != head:
-                raise LogError("the entry does not follow the one before it")
-        except LogError as error:
-            return Verdict(entries, head, first_bad=entries, reason=str(error))
-        entries, head = entries + 1, record["leaf_hash"]
-    return Verdict(entries, head)
+    walk = Walk(folder)
+    for _ in walk:
+        pass
+    return walk.verdict()
 
 
 def read(folder: Path) -> Iterator[Entry]:
@@ -86,7 +138,9 @@ def read(folder: Path) -> Iterator[Entry]:
 
     Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
     """
-    for position, line in enumerate(_lines(folder)):
+    files = _files(folder)
+    first = first_entry(files[0]) or 0
+    for position, line in enumerate(_lines(files), first):
         if line.endswith(b"\n") or len(line) > MAX_LINE:
             try:
                 yield Entry.from_record(parse_line(line))
@@ -129,20 +183,25 @@ def find_logs(folder: Path) -> dict[str, Path]:
 
     Raises `LogError` if there is none.
     """
-    if (folder / LOG_NAME).is_file():
+    if segments(folder):
         home = folder.resolve()
         return {(home.parent if home.name == "audit" else home).name: folder}
-    logs = {log.parent.parent.name: log.parent for log in sorted(folder.glob(f"sites/*/audit/{LOG_NAME}"))}
+    logs = {place.parent.name: place for place in sorted(folder.glob("sites/*/audit")) if segments(place)}
     if not logs:
         raise LogError(f"there is no audit log here: point at a run's output, or at a folder that holds {LOG_NAME}")
     return logs
 
 
-def _lines(folder: Path) -> Iterator[bytes]:
-    """Lines with their line feeds, none longer than one byte more than an entry may take."""
+def _files(folder: Path) -> list[Path]:
+    files = segments(folder)
+    if not files:
+        raise LogError("the audit log cannot be read: there is none in this folder")
+    return files
+
+
+def _lines(files: list[Path]) -> Iterator[bytes]:
     try:
-        with open(folder / LOG_NAME, "rb") as log:
-            while line := log.readline(MAX_LINE + 1):
-                yield line
+        for path in files:
+            yield from lines_of(path)
     except OSError as error:
         raise LogError(f"the audit log cannot be read ({error.strerror})") from None

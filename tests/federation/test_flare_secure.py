@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from audits import Event, Outcome, read, verify
-from audits.log import LOG_NAME
+from audits.segments import LOG_NAME
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
 from medfedvqa.federation.flare.loopback import LoopbackFederation

@@ -1,0 +1,143 @@
+"""Checkpoints: signed heads of a log's tree, and the files that hold them.
+
+Source: C2SP tlog-checkpoint. The text is the log's origin, its size and root, and a line with the time.
+"""
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from audits.errors import NoteError
+from audits.note import DASH, MAX_NOTE, AuditKey, Note
+from audits.tree import HASH_BYTES
+
+ORIGIN = "medfedvqa/audit/"
+CHECKPOINTS = "checkpoints"
+TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
+MAX_LINES = 1000
+_END = re.compile(DASH.encode() + rb"[^\n]*\n\n")
+_SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def origin_of(site: str) -> str:
+    """The name of a site's log, and of the key that signs it."""
+    return ORIGIN + site
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a log had come to: its number of entries and their root; `said` are further lines, such as the time."""
+
+    origin: str
+    size: int
+    root: bytes
+    said: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As it is signed; `parse` reads it."""
+        lines = self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.said
+        return "".join(f"{line}\n" for line in lines)
+
+    @classmethod
+    def parse(cls, text: str) -> "Checkpoint":
+        """Raises `NoteError` unless the text is a checkpoint, written in the one way."""
+        try:
+            origin, size, root, *said = text.removesuffix("\n").split("\n")
+            found = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(said))
+        except (ValueError, binascii.Error):
+            raise NoteError("this note is no checkpoint") from None
+        if not _SIZE.fullmatch(size) or len(found.root) != HASH_BYTES or not all((origin, *said)) or found.text != text:
+            raise NoteError("this note is no checkpoint")
+        return found
+
+
+def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
+    """A checkpoint of the log that has the key's name, of now."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return key.sign(Checkpoint(key.public.name, size, root, (f"time {now}",)).text)
+
+
+class NoteFile:
+    """Notes one after the other, each followed by an empty line; only ever added to. Writers take turns by a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # As they were when this object last read or wrote.
+        self._size = -1
+        self._latest: Note | None = None
+
+    def __iter__(self) -> Iterator[Note]:
+        """The notes, without what a crash left of the last; none if there is no file. Raises `NoteError`."""
+        lines: list[str] = []
+        for line in self._lines():
+            lines.append(line)
+            if line == "\n" and len(lines) > 1 and lines[-2].startswith(DASH):
+                yield Note.parse("".join(lines[:-1]))
+                lines.clear()
+            if len(lines) > MAX_LINES:
+                raise NoteError("the file of checkpoints holds a note longer than any that is written")
+
+    def latest(self) -> Note | None:
+        """The note of the largest tree among the last ones. Raises `NoteError`."""
+        if self._changed():
+            block, ends = self._tail()
+            records = [block[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+            notes = [Note.parse(record[:-1].decode(errors="replace")) for record in records]
+            self._latest = max(notes, key=_size_of, default=None)
+            self._size = -1 if len(block) > ends[-1] else self._found()
+        return self._latest
+
+    def append(self, notes: Iterable[Note]) -> None:
+        """Adds notes and returns once they are on disk; cuts off what a crash left. Raises `NoteError`, `OSError`."""
+        added = list(notes)
+        latest = self.latest()
+        with open(self.path, "ab") as file:
+            if self._size < 0:
+                block, ends = self._tail()
+                file.truncate(file.tell() - (len(block) - ends[-1]))
+            self._size = -1
+            file.write("".join(f"{note}\n" for note in added).encode())
+            file.flush()
+            os.fsync(file.fileno())
+            self._size = file.tell()
+        self._latest = max([latest, *added] if latest else added, key=_size_of)
+
+    def _changed(self) -> bool:
+        return self._size < 0 or self._found() != self._size
+
+    def _found(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            with open(self.path, encoding="utf-8", errors="replace", newline="\n") as file:
+                while line := file.readline(MAX_NOTE):
+                    yield line
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
+
+    def _tail(self) -> tuple[bytes, list[int]]:
+        """The end of the file, and where in it notes begin or end; what follows the last of these was torn."""
+        try:
+            with open(self.path, "rb") as file:
+                begin = max(0, file.seek(0, os.SEEK_END) - TAIL)
+                file.seek(begin)
+                block = file.read()
+        except FileNotFoundError:
+            return b"", [0]
+        ends = [match.end() for match in _END.finditer(block)]
+        if begin and not ends:
+            raise NoteError("the file of checkpoints ends in what is no note: have the log verified")
+        return block, ends if begin else [0, *ends]
+
+
+def _size_of(note: Note) -> int:
+    return Checkpoint.parse(note.text).size

@@ -1,0 +1,191 @@
+"""Signed notes, and the keys that sign them: texts that people and tools outside this project can check as well.
+
+Sources: C2SP signed-note (Ed25519, type 1) and C2SP tlog-cosignature (timestamped Ed25519, type 4), both version 1.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from audits.errors import NoteError
+
+MAX_NOTE = 1 << 16  # bytes
+_SIGNED, _COSIGNED = 1, 4  # types of keys
+_KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
+_NAME = re.compile(r"[^\s+\x00-\x1f]{1,200}")
+DASH = "\u2014 "
+
+
+def key_name(name: str) -> str:
+    """The name, if a key may have it: no space, no plus. Raises `NoteError`."""
+    if not _NAME.fullmatch(name):
+        raise NoteError("a key's name has 1 to 200 characters, without spaces and plus signs: rename the site")
+    return name
+
+
+@dataclass(frozen=True)
+class VerifierKey:
+    """A public key and whose it is; as text `NAME+ID+KEY`, as other tools for signed notes take it."""
+
+    name: str
+    raw: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> "VerifierKey":
+        """Reads what `str` wrote. Raises `NoteError`."""
+        try:
+            name, found, coded = text.strip().split("+", 2)
+            raw = base64.b64decode(coded, validate=True)
+            key = cls(key_name(name), raw[1:])
+        except (ValueError, binascii.Error):
+            raise NoteError("this is no verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
+        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _KEY_BYTES or key._id(_SIGNED).hex() != found:
+            raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")
+        return key
+
+    def __str__(self) -> str:
+        coded = base64.b64encode(bytes([_SIGNED]) + self.raw).decode()
+        return f"{self.name}+{self._id(_SIGNED).hex()}+{coded}"
+
+    def signed(self, note: "Note") -> bool:
+        """Whether the note has this key's signature."""
+        return any(self._verifies(sig[_ID_BYTES:], note.text) for sig in note.of(self.name, self._id(_SIGNED)))
+
+    def cosigned(self, note: "Note") -> int | None:
+        """When this key cosigned the note, in seconds since 1970; None if it did not."""
+        for signature in note.of(self.name, self._id(_COSIGNED)):
+            rest = signature[_ID_BYTES:]
+            time = int.from_bytes(rest[:_TIME_BYTES], "big")
+            if self._verifies(rest[_TIME_BYTES:], _cosigned_text(note.text, time)):
+                return time
+        return None
+
+    def _id(self, kind: int) -> bytes:
+        return hashlib.sha256(self.name.encode() + b"\n" + bytes([kind]) + self.raw).digest()[:_ID_BYTES]
+
+    @cached_property
+    def _public(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(self.raw)
+
+    def _verifies(self, signature: bytes, text: str) -> bool:
+        try:
+            self._public.verify(signature, text.encode())
+        except InvalidSignature:
+            return False
+        return True
+
+
+class AuditKey:
+    """A private Ed25519 key, kept in a file that only its owner can read, and the name under which it signs."""
+
+    def __init__(self, name: str, private: Ed25519PrivateKey) -> None:
+        """Raises `NoteError` if no key may have the name."""
+        self._private = private
+        self.public = VerifierKey(key_name(name), private.public_key().public_bytes_raw())
+
+    @classmethod
+    def at(cls, path: Path, name: str) -> "AuditKey":
+        """The key in the file, made if there is none, with mode 0600.
+
+        Raises `NoteError` if others may read the file, if it holds no key, or if none can be made.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = _create(path)
+            with path.open("rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    raise NoteError("the audit key can be read by others: chmod 600, or make a new one")
+                raw = made or file.read(_KEY_BYTES + 1)
+        except OSError as error:
+            raise NoteError(f"the audit key can be neither read nor made ({error.strerror})") from None
+        if len(raw) != _KEY_BYTES:
+            raise NoteError("the audit key's file holds no key of 32 bytes: restore it, or make a new one")
+        return cls(name, Ed25519PrivateKey.from_private_bytes(raw))
+
+    def named(self, name: str) -> "AuditKey":
+        """The same key under another name."""
+        return AuditKey(name, self._private)
+
+    def sign(self, text: str) -> "Note":
+        """A note with this key's signature."""
+        signature = self.public._id(_SIGNED) + self._private.sign(text.encode())
+        return Note(text, ((self.public.name, signature),))
+
+    def cosign(self, note: "Note", time: int) -> "Note":
+        """The note with nothing but this key's cosignature. `time`: seconds since 1970."""
+        signature = self._private.sign(_cosigned_text(note.text, time).encode())
+        whole = self.public._id(_COSIGNED) + time.to_bytes(_TIME_BYTES, "big") + signature
+        return Note(note.text, ((self.public.name, whole),))
+
+
+@dataclass(frozen=True)
+class Note:
+    """A text, which ends in a line feed, and signatures: whose, and key id with what the key made of the text."""
+
+    text: str
+    signatures: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def parse(cls, written: str) -> "Note":
+        """Reads what `str` wrote. Raises `NoteError` for anything else."""
+        text, gap, block = written.rpartition("\n\n")
+        lines = block.split("\n")
+        if len(written) > MAX_NOTE or not gap or not text or lines.pop() != "" or not lines:
+            raise NoteError("this is no signed note")
+        return cls(text + "\n", tuple(map(_signature, lines)))
+
+    def __str__(self) -> str:
+        coded = ((name, base64.b64encode(raw).decode()) for name, raw in self.signatures)
+        return f"{self.text}\n" + "".join(f"{DASH}{name} {signature}\n" for name, signature in coded)
+
+    def of(self, name: str, key_id: bytes) -> list[bytes]:
+        """The signatures of a key."""
+        return [raw for signer, raw in self.signatures if signer == name and raw[:_ID_BYTES] == key_id]
+
+    def joined(self, other: "Note") -> "Note":
+        """With the signatures of another note of the same text, each once."""
+        return replace(self, signatures=tuple(dict.fromkeys((*self.signatures, *other.signatures))))
+
+
+def _cosigned_text(text: str, time: int) -> str:
+    return f"cosignature/v1\ntime {time}\n{text}"
+
+
+def _signature(line: str) -> tuple[str, bytes]:
+    try:
+        name, coded = line.removeprefix(DASH).split(" ")
+        raw = base64.b64decode(coded, validate=True)
+    except (ValueError, binascii.Error):
+        raise NoteError("this is no signed note") from None
+    # A second way to write the same bytes would be a second note.
+    if not line.startswith(DASH) or base64.b64encode(raw).decode() != coded or len(raw) <= _ID_BYTES:
+        raise NoteError("this is no signed note")
+    return key_name(name), raw
+
+
+def _create(path: Path) -> bytes:
+    """A new key there; nothing if there is a file."""
+    if path.exists():
+        return b""
+    raw = Ed25519PrivateKey.generate().private_bytes_raw()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(partial, path)
+    except FileExistsError:
+        return b""
+    finally:
+        partial.unlink(missing_ok=True)
+    return raw

@@ -1,0 +1,219 @@
+"""Merkle trees over the leaf hashes of a log, and the two proofs that they give.
+
+Source: RFC 9162 (Certificate Transparency version 2.0), sections 2.1.1 to 2.1.4. A leaf is 32 bytes, an entry's
+`leaf_hash`; a node is SHA-256 over a byte 1 and the two below it; a tree without leaves has SHA-256 of nothing.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+HASH_BYTES = 32
+EMPTY_ROOT = hashlib.sha256().digest()
+
+Nodes = Callable[[int, int], bytes]
+"""The hash of the leaves from `index << level` on, `1 << level` of them, given level and index."""
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The node above these two."""
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+class Frontier:
+    """The right edge of a growing tree: as many hashes as its size has binary ones, enough for every later root."""
+
+    def __init__(self, size: int = 0, edge: Iterable[bytes] = ()) -> None:
+        """`edge`: the roots of the whole subtrees of a tree of that size, from the largest."""
+        self.size = size
+        self._edge = list(edge)
+
+    @classmethod
+    def of(cls, nodes: Nodes, size: int) -> "Frontier":
+        """That of a tree whose nodes can be asked for."""
+        levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
+        return cls(size, [nodes(level, (size >> level) - 1) for level in levels])
+
+    def append(self, leaf: bytes) -> list[bytes]:
+        """Adds a leaf; the nodes that are whole with it, from the leaf upwards."""
+        whole, size = [leaf], self.size
+        while size & 1:
+            whole.append(node_hash(self._edge.pop(), whole[-1]))
+            size >>= 1
+        self._edge.append(whole[-1])
+        self.size += 1
+        return whole
+
+    def root(self) -> bytes:
+        """The root over all leaves so far."""
+        if not self._edge:
+            return EMPTY_ROOT
+        root = self._edge[-1]
+        for node in reversed(self._edge[:-1]):
+            root = node_hash(node, root)
+        return root
+
+
+def root_of(nodes: Nodes, size: int) -> bytes:
+    """The root over the first `size` leaves."""
+    return Frontier.of(nodes, size).root()
+
+
+def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[bytes]:
+    """Shows that leaf `index` is one of the first `size`; section 2.1.3.1. Raises `ValueError` if it is not."""
+    if not 0 <= index < size:
+        raise ValueError("the tree has no such leaf")
+    proof, begin, end = [], 0, size
+    while end - begin > 1:
+        middle = begin + _split(end - begin)
+        if index < middle:
+            proof.append(_over(nodes, middle, end))
+            end = middle
+        else:
+            proof.append(_over(nodes, begin, middle))
+            begin = middle
+    return proof[::-1]
+
+
+def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
+    """Shows that the first `old` of `new` leaves are those of the older tree; section 2.1.4.1.
+
+    Empty where there is nothing to show: from no leaf, and from a tree to itself. Raises `ValueError` for `old > new`.
+    """
+    if not 0 <= old <= new:
+        raise ValueError("a tree is consistent with smaller ones only")
+    if old in (0, new):
+        return []
+    proof, begin, end, whole = [], 0, new, True
+    while old < end:
+        middle = begin + _split(end - begin)
+        if old <= middle:
+            proof.append(_over(nodes, middle, end))
+            end = middle
+        else:
+            proof.append(_over(nodes, begin, middle))
+            begin, whole = middle, False
+    return ([] if whole else [_over(nodes, begin, end)]) + proof[::-1]
+
+
+def includes(leaf: bytes, index: int, size: int, proof: Iterable[bytes], root: bytes) -> bool:
+    """Whether the proof shows that the tree has this leaf there; section 2.1.3.2."""
+    if not 0 <= index < size:
+        return False
+    at, last, found = index, size - 1, leaf
+    for node in proof:
+        if not last:
+            return False
+        if at & 1 or at == last:
+            found = node_hash(node, found)
+            at, last = _past_left(at, last)
+        else:
+            found = node_hash(found, node)
+        at, last = at >> 1, last >> 1
+    return not last and found == root
+
+
+def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iterable[bytes]) -> bool:
+    """Whether the proof shows that the newer tree begins with the leaves of the older; section 2.1.4.2."""
+    path = list(proof)
+    if old == 0 or old == new:
+        return not path and old_root == (EMPTY_ROOT if old == 0 else new_root)
+    if not 0 < old < new or not path:
+        return False
+    if old & (old - 1) == 0:
+        path.insert(0, old_root)
+    at, last = old - 1, new - 1
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    first = second = path[0]
+    for node in path[1:]:
+        if not last:
+            return False
+        if at & 1 or at == last:
+            first, second = node_hash(node, first), node_hash(node, second)
+            at, last = _past_left(at, last)
+        else:
+            second = node_hash(second, node)
+        at, last = at >> 1, last >> 1
+    return not last and (first, second) == (old_root, new_root)
+
+
+class TreeFile:
+    """All nodes of a log's tree in a file, 64 bytes a leaf, in the order in which they become whole.
+
+    It holds hashes only, of what the log says as well, and so may be made anew while the log is whole: nothing here is
+    synced before `sync`, and whoever opens it compares a root with a signed one.
+    """
+
+    def __init__(self, path: Path, write: bool = True) -> None:
+        """Raises `OSError`."""
+        self._file = os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, 0o640)
+
+    def close(self) -> None:
+        """Gives the file back."""
+        os.close(self._file)
+
+    def node(self, level: int, index: int) -> bytes:
+        """See `Nodes`. Raises `ValueError` if the file does not hold it."""
+        last = (index + 1 << level) - 1
+        found = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
+        if len(found) != HASH_BYTES:
+            raise ValueError("the tree's file ends before this node")
+        return found
+
+    def holds(self, size: int, root: bytes) -> bool:
+        """Whether the first `size` leaves have that root here."""
+        try:
+            return root_of(self.node, size) == root
+        except ValueError:
+            return False
+
+    def extend(self, size: int, leaves: Iterable[bytes]) -> int:
+        """Puts leaves behind the first `size`; how many there are then. What stood behind these is overwritten."""
+        frontier = Frontier.of(self.node, size)
+        at, block = HASH_BYTES * nodes_before(size), bytearray()
+        for leaf in leaves:
+            block += b"".join(frontier.append(leaf))
+            if len(block) > 1 << 20:
+                at, block = self._written(at, block), bytearray()
+        self._written(at, block)
+        return frontier.size
+
+    def sync(self) -> None:
+        """Returns once all of it is on disk."""
+        os.fsync(self._file)
+
+    def _written(self, at: int, block: bytearray) -> int:
+        rest = memoryview(block)
+        while rest:
+            done = os.pwrite(self._file, rest, at)
+            at, rest = at + done, rest[done:]
+        return at
+
+
+def nodes_before(leaf: int) -> int:
+    """How many nodes are whole before the leaf of that number is added."""
+    return 2 * leaf - leaf.bit_count()
+
+
+def _split(count: int) -> int:
+    """The largest power of two below `count`, which is at least 2."""
+    return 1 << (count - 1).bit_length() - 1
+
+
+def _over(nodes: Nodes, begin: int, end: int) -> bytes:
+    """The hash of these leaves, which lie as a split of the whole tree has them."""
+    count = end - begin
+    if count & (count - 1) == 0:
+        level = count.bit_length() - 1
+        return nodes(level, begin >> level)
+    middle = begin + _split(count)
+    return node_hash(_over(nodes, begin, middle), _over(nodes, middle, end))
+
+
+def _past_left(at: int, last: int) -> tuple[int, int]:
+    """Up to where this node is a right one, or the first."""
+    while at and not at & 1:
+        at, last = at >> 1, last >> 1
+    return at, last

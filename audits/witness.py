@@ -1,0 +1,150 @@
+"""What a site or the server keeps of others' logs, so that none of these can be rewritten unnoticed.
+
+For each log the last checkpoint that was cosigned here is remembered, and a newer one cosigned only if it is shown to
+continue it. Whoever shows two heads of one log that do not fit is refused, and both notes are kept.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from audits.checkpoint import Checkpoint, NoteFile
+from audits.errors import ForkFound, LogError, NoteError
+from audits.note import AuditKey, Note, VerifierKey
+from audits.segments import sync_folder
+from audits.tree import consistent
+
+WITNESSED, KEYS, EVIDENCE = "witnessed", "keys", "evidence-"
+MAX_EVIDENCE = 100
+"""Files; whoever relays notes could fill the disk with them."""
+MAX_PROOF = 128
+"""Hashes; twice the binary digits of the largest tree."""
+
+
+class Witness:
+    """Remembers in `folder`; safe for several threads and processes.
+
+    A log's key is the one that is pinned, or else the first that was shown. Raises `LogError` if the folder cannot be
+    made.
+    """
+
+    def __init__(self, folder: Path, key: AuditKey, pinned: Mapping[str, VerifierKey] | None = None) -> None:
+        """`pinned`: keys by their names."""
+        self.key, self._folder, self._pinned = key, folder, dict(pinned or {})
+        self._pinned[key.public.name] = key.public
+        with _reported():
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._locked() as known:
+                self._introduce(known, key.public)
+
+    def keys(self) -> dict[str, VerifierKey]:
+        """All keys that are known here, by name."""
+        with _reported(), self._locked() as known:
+            return known
+
+    def position(self, origin: str) -> Checkpoint | None:
+        """The last checkpoint of a log that was cosigned here. Raises `LogError`."""
+        note = self._last().get(origin)
+        return Checkpoint.parse(note.text) if note else None
+
+    def positions(self) -> dict[str, Note]:
+        """The last notes that were cosigned here, by origin. Raises `LogError`."""
+        return self._last()
+
+    def introduce(self, key: VerifierKey) -> None:
+        """Takes a key for that of its name, if it is the first one. Raises `ForkFound` if it is another one."""
+        with _reported(), self._locked() as known:
+            self._introduce(known, key)
+
+    def cosign(self, note: Note, proof: Sequence[bytes] = ()) -> Note:
+        """The note with its signature and this witness's, which is on disk before this returns.
+
+        `proof`: that the checkpoint continues the one of `position`. Raises `ForkFound` where two notes contradict each
+        other, `NoteError` where one is not signed by the log's key or the proof does not hold, `LogError`.
+        """
+        found = Checkpoint.parse(note.text)
+        with _reported(), self._locked() as known:
+            key = known.get(found.origin)
+            if key is None or not key.signed(note):
+                raise NoteError("the checkpoint is not signed by the key that is known as the log's")
+            last = self._last()
+            if found.origin in last:
+                self._check(last[found.origin], note, proof)
+            own = [signature for signature in note.signatures if signature[0] == found.origin]
+            cosigned = Note(note.text, tuple(own)).joined(self.key.cosign(note, int(time.time())))
+            self._keep(last | {found.origin: cosigned})
+            return cosigned
+
+    def accuse(self, one: Note, other: Note) -> None:
+        """Keeps two notes that are not shown to fit together, once. Raises `LogError`."""
+        text = "".join(f"{note}\n" for note in (one, other))
+        name = EVIDENCE + hashlib.sha256("".join(sorted((one.text, other.text))).encode()).hexdigest()[:16]
+        with _reported():
+            if len(list(self._folder.glob(f"{EVIDENCE}*"))) < MAX_EVIDENCE and not (self._folder / name).exists():
+                replace_durably(self._folder / name, text)
+
+    def _check(self, before: Note, note: Note, proof: Sequence[bytes]) -> None:
+        old, new = Checkpoint.parse(before.text), Checkpoint.parse(note.text)
+        if new.size < old.size:
+            if new.said <= old.said:
+                raise NoteError("the checkpoint is older than the one that was cosigned here")
+            self.accuse(before, note)
+            raise ForkFound("the log was rolled back: an earlier, larger checkpoint of it was cosigned here")
+        if len(proof) > MAX_PROOF or not consistent(old.size, new.size, old.root, new.root, proof):
+            self.accuse(before, note)
+            if new.size == old.size:
+                raise ForkFound("the log was forked or rewritten: two roots of it are signed for one size")
+            raise ForkFound("the checkpoint is not shown to continue the one that was cosigned here")
+
+    def _introduce(self, known: dict[str, VerifierKey], key: VerifierKey) -> None:
+        if known.get(key.name, key) != key:
+            raise ForkFound("the log's key is not the one that was known before: compare the keys by phone")
+        if key.name not in known:
+            known[key.name] = key
+            replace_durably(self._folder / KEYS, "".join(f"{one}\n" for one in known.values()))
+
+    def _last(self) -> dict[str, Note]:
+        return {Checkpoint.parse(note.text).origin: note for note in NoteFile(self._folder / WITNESSED)}
+
+    def _keep(self, notes: Mapping[str, Note]) -> None:
+        replace_durably(self._folder / WITNESSED, "".join(f"{note}\n" for note in notes.values()))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[dict[str, VerifierKey]]:
+        """Shuts other processes out; yields the known keys."""
+        with open(self._folder / ".witness", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield read_keys(self._folder / KEYS) | self._pinned
+
+
+def read_keys(path: Path) -> dict[str, VerifierKey]:
+    """The keys in a file, a line each, by name; the first counts. Raises `NoteError`, `OSError`."""
+    keys: dict[str, VerifierKey] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            key = VerifierKey.parse(line)
+            keys.setdefault(key.name, key)
+    return keys
+
+
+def replace_durably(path: Path, text: str) -> None:
+    """Puts a text in the place of a file, whole or not at all. Raises `OSError`."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"what is known of others' logs cannot be kept ({error.strerror})") from None

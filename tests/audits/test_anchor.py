@@ -1,0 +1,337 @@
+"""Checkpoints of a log, segments, retention and the witness: what survives crashes and shows tampering."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from test_tree import defined_root
+
+import audits
+from audits import (
+    AuditKey,
+    AuditLog,
+    Checkpoint,
+    Event,
+    ForkFound,
+    LogError,
+    Note,
+    NoteError,
+    Witness,
+    expire,
+    origin_of,
+    read,
+    verify,
+)
+from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.tree import consistent
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}
+SMALL = 1500  # bytes of a segment: three entries
+
+
+def key_of(place: Path, name: str = "chest") -> AuditKey:
+    return AuditKey.at(place / f"{name}.key", origin_of(name))
+
+
+def opened(place: Path, limit: int = SMALL) -> AuditLog:
+    return AuditLog(place / "audit", "chest", key_of(place), limit)
+
+
+def leaves(place: Path) -> list[bytes]:
+    return [bytes.fromhex(entry.leaf_hash) for entry in read(place / "audit")]
+
+
+def filled(log: AuditLog, entries: int) -> None:
+    for number in range(entries):
+        log.append(Event.RELEASE, round=number)
+
+
+def test_a_checkpoint_is_the_signed_root_of_all_entries(tmp_path: Path) -> None:
+    """By the recursive definition, over segments; signed once for one size, and consistent with those before."""
+    log, before = opened(tmp_path), None
+    for size in range(1, 12):
+        filled(log, 1)
+        note = log.checkpoint()
+        found = Checkpoint.parse(note.text)
+        assert (found.origin, found.size) == ("medfedvqa/audit/chest", size)
+        assert found.root == defined_root(leaves(tmp_path)) and key_of(tmp_path).public.signed(note)
+        assert log.checkpoint() == note
+        if before:
+            assert consistent(before.size, size, before.root, found.root, log.proof(before.size, note))
+        before = found
+    assert len(list((tmp_path / "audit").glob("log-*.jsonl"))) == 3
+    assert [Checkpoint.parse(note.text).size for note in NoteFile(tmp_path / "audit" / "checkpoints")] == [
+        *range(1, 12)
+    ]
+
+
+def test_closing_signs_what_is_not_signed(tmp_path: Path) -> None:
+    """The last checkpoint covers the last entry; one process's log goes on from another's checkpoints."""
+    for size in (3, 6):
+        log = opened(tmp_path)
+        filled(log, 3)
+        log.close()
+        note = NoteFile(tmp_path / "audit" / "checkpoints").latest()
+        assert note and Checkpoint.parse(note.text).size == size
+    assert verify(tmp_path / "audit").entries == 6
+
+
+def test_two_processes_roll_and_sign_one_log(tmp_path: Path) -> None:
+    """Each finds the segment that the other has begun."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    for _ in range(5):
+        filled(one, 2)
+        one.checkpoint()
+        filled(other, 3)
+        other.checkpoint()
+    assert verify(tmp_path / "audit").entries == 25
+    last = NoteFile(tmp_path / "audit" / "checkpoints").latest()
+    assert last and Checkpoint.parse(last.text).root == defined_root(leaves(tmp_path))
+
+
+@pytest.mark.parametrize("point", ["rename", "open"])
+def test_a_roll_that_is_interrupted_anywhere_loses_nothing(
+    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the file has its new name, after it, and before another begins: the next process goes on."""
+    log = opened(tmp_path)
+    filled(log, 3)
+
+    def die(*_: object, **__: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, point, die)
+        with pytest.raises(LogError):
+            log.append(Event.CLOSE)
+    assert verify(tmp_path / "audit").entries == 3
+    for again in (log, opened(tmp_path)):
+        filled(again, 1)
+    assert verify(tmp_path / "audit").entries == 5 and len(list(read(tmp_path / "audit"))) == 5
+
+
+def test_the_tree_is_made_anew_if_it_is_lost_or_spoilt(tmp_path: Path) -> None:
+    """Its file holds nothing that the log does not say, as long as no line is expired."""
+    log = opened(tmp_path)
+    filled(log, 5)
+    log.close()
+    for spoil in (lambda tree: tree.unlink(), lambda tree: tree.write_bytes(b"x" * 1000)):
+        spoil(tmp_path / "audit" / "tree")
+        log = opened(tmp_path)
+        filled(log, 1)
+        assert Checkpoint.parse(log.checkpoint().text).root == defined_root(leaves(tmp_path))
+        log.close()
+
+
+def test_a_log_that_was_cut_behind_its_checkpoint_takes_nothing(tmp_path: Path) -> None:
+    """Whole entries that were signed are missing: the site does not go on as if nothing had happened."""
+    log = opened(tmp_path, 1 << 20)
+    filled(log, 4)
+    log.close()
+    path = tmp_path / "audit" / "log.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    with pytest.raises(LogError, match="before its last signed checkpoint"):
+        opened(tmp_path).append(Event.OPEN)
+
+
+def test_a_rewritten_log_is_not_signed_again(tmp_path: Path) -> None:
+    """Other entries than were signed, even with a sound chain, get no checkpoint."""
+    log = opened(tmp_path, 1 << 20)
+    filled(log, 4)
+    log.close()
+    (tmp_path / "audit" / "log.jsonl").unlink()
+    other = AuditLog(tmp_path / "other", "chest")
+    filled(other, 5)
+    (tmp_path / "other" / "log.jsonl").rename(tmp_path / "audit" / "log.jsonl")
+    with pytest.raises(LogError, match="rewritten"):
+        opened(tmp_path, 1 << 20).checkpoint()
+
+
+FUTURE = datetime.now(UTC) + timedelta(days=2193)
+
+
+def test_expired_lines_go_and_their_hashes_stay(tmp_path: Path) -> None:
+    """The log says so; the chain, later checkpoints and proofs from before still hold."""
+    log = opened(tmp_path)
+    filled(log, 8)
+    before, all_leaves = Checkpoint.parse(log.checkpoint().text), leaves(tmp_path)
+    assert expire(log) == 0 and expire(log, now=FUTURE) == 2
+    first, *_, last = read(tmp_path / "audit")
+    assert (first.seq, last.event) == (6, Event.EXPIRED) and "entries 0 to 5 " in str(last.reason)
+    filled(log, 1)
+    note = log.checkpoint()
+    after = Checkpoint.parse(note.text)
+    assert after.root == defined_root(all_leaves[:6] + leaves(tmp_path))
+    assert consistent(before.size, after.size, before.root, after.root, log.proof(before.size, note))
+    assert verify(tmp_path / "audit").ok and verify(tmp_path / "audit").entries == after.size
+    log.close()
+    again = opened(tmp_path)
+    filled(again, 1)
+    again.close()
+    (tmp_path / "audit" / "tree").unlink()
+    assert not verify(tmp_path / "audit").ok
+
+
+def test_a_removed_segment_is_no_expired_one(tmp_path: Path) -> None:
+    """The log has to say that its lines are expired, and only the oldest may be."""
+    log = opened(tmp_path)
+    filled(log, 9)
+    log.close()
+    (tmp_path / "audit" / "log-000003.jsonl").rename(tmp_path / "kept")
+    assert verify(tmp_path / "audit").first_bad == 3
+    (tmp_path / "kept").rename(tmp_path / "audit" / "log-000003.jsonl")
+    (tmp_path / "audit" / "log-000000.jsonl").unlink()
+    assert verify(tmp_path / "audit").first_bad == 0
+
+
+def test_an_expiry_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash between the entry and the deletion leaves a log that holds, and lines that the next one deletes."""
+    log = opened(tmp_path)
+    filled(log, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            expire(log, now=FUTURE)
+    assert verify(tmp_path / "audit").ok and expire(log, now=FUTURE) >= 2
+    assert verify(tmp_path / "audit").ok
+
+
+FILL_A_DISK = """
+import sys
+from pathlib import Path
+from audits import AuditKey, AuditLog, Event, LogError
+place = Path(sys.argv[1])
+log = AuditLog(place / "audit", "chest", AuditKey.at(place / "audit.key", "medfedvqa/audit/chest"), 20_000)
+acknowledged = 0
+try:
+    while True:
+        acknowledged = log.append(Event.RELEASE, round=acknowledged).seq + 1
+        log.checkpoint()
+except LogError as error:
+    print(error)
+print(acknowledged, flush=True)
+"""
+
+
+def test_a_full_disk_stops_the_site_and_loses_no_entry(tmp_path: Path) -> None:
+    """On a real file system of 256 kB: what was acknowledged is there, and with room again the log goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(mounting, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        command = [sys.executable, "-c", FILL_A_DISK, str(disk)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        message, acknowledged = done.stdout.splitlines()
+        verdict = verify(disk / "audit")
+        assert "No space left on device" in message and verdict.ok and verdict.entries >= int(acknowledged) > 50
+        subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True)
+        log = AuditLog(disk / "audit", "chest", AuditKey.at(disk / "audit.key", origin_of("chest")), 20_000)
+        filled(log, 3)
+        log.close()
+        assert verify(disk / "audit").ok
+        last = NoteFile(disk / "audit" / "checkpoints").latest()
+        assert last and Checkpoint.parse(last.text).size == verify(disk / "audit").entries
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_cosignatures_are_stored_once_and_only_genuine_ones(tmp_path: Path) -> None:
+    """By known keys, of this log's own checkpoints."""
+    log, head, stranger = opened(tmp_path), key_of(tmp_path, "head"), key_of(tmp_path, "stranger")
+    filled(log, 2)
+    note = log.checkpoint()
+    good, unknown = note.joined(head.cosign(note, 7)), note.joined(stranger.cosign(note, 7))
+    forged = Note(note.text, (*note.signatures, (head.public.name, stranger.cosign(note, 7).signatures[0][1])))
+    other = head.sign(note.text)
+    assert log.cosigned([unknown, forged, other], [head.public]) == 0
+    assert log.cosigned([good, good], [head.public]) == 1 and log.cosigned([good], [head.public]) == 0
+    *_, stored = NoteFile(tmp_path / "audit" / "checkpoints")
+    assert head.public.cosigned(stored) == 7 and stored.text == note.text
+
+
+class Watched:
+    """A log that a witness has cosigned with five entries."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.log = place, opened(place)
+        self.witness = self.restarted()
+        self.witness.introduce(key_of(place).public)
+        filled(self.log, 5)
+        self.first = self.log.checkpoint()
+        self.witness.cosign(self.first)
+
+    def restarted(self) -> Witness:
+        return Witness(self.place / "head", key_of(self.place, "head"))
+
+    def evidence(self) -> list[Path]:
+        return list((self.place / "head").glob("evidence-*"))
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> None:
+    """After a restart as well; without the proof, or with one from elsewhere, it does not."""
+    filled(watched.log, 3)
+    note = watched.log.checkpoint()
+    proof = watched.log.proof(5, note)
+    for bad in ([], proof[:-1], watched.log.proof(4, note)):
+        with pytest.raises(ForkFound, match="not shown to continue"):
+            watched.restarted().cosign(note, bad)
+    cosigned = watched.restarted().cosign(note, proof)
+    assert key_of(watched.place, "head").public.cosigned(cosigned)
+    found = watched.restarted().position(origin_of("chest"))
+    assert found and found.size == 8
+    assert watched.restarted().cosign(note) and len(watched.evidence()) == 1
+
+
+def test_a_witness_refuses_and_keeps_a_fork(watched: Watched) -> None:
+    """Two roots for one size, both signed with the log's own key."""
+    forked = signed_checkpoint(key_of(watched.place), 5, bytes(32))
+    with pytest.raises(ForkFound, match="forked or rewritten"):
+        watched.restarted().cosign(forked)
+    (kept,) = watched.evidence()
+    assert [note.text for note in NoteFile(kept)] == [watched.first.text, forked.text]
+
+
+def test_a_witness_refuses_and_keeps_a_rollback(watched: Watched) -> None:
+    """A later signed, smaller tree; a checkpoint that is merely old is refused without blame."""
+    old = signed_checkpoint(key_of(watched.place), 3, bytes(32))
+    filled(watched.log, 1)
+    note = watched.log.checkpoint()
+    watched.witness.cosign(note, watched.log.proof(5, note))
+    with pytest.raises(NoteError, match="older") as caught:
+        watched.restarted().cosign(watched.first)
+    assert not isinstance(caught.value, ForkFound) and not watched.evidence()
+    with pytest.raises(NoteError, match="older"):
+        watched.restarted().cosign(old)
+    with pytest.raises(ForkFound, match="rolled back"):
+        watched.restarted().cosign(signed_checkpoint(key_of(watched.place), 3, bytes(32)))
+    assert len(watched.evidence()) == 1
+
+
+def test_a_witness_knows_each_log_by_one_key(watched: Watched) -> None:
+    """The first that it was shown, or the pinned one; another is refused."""
+    other = AuditKey.at(watched.place / "other.key", origin_of("chest"))
+    with pytest.raises(ForkFound, match="key is not the one"):
+        watched.restarted().introduce(other.public)
+    with pytest.raises(NoteError, match="not signed"):
+        watched.restarted().cosign(signed_checkpoint(other, 9, bytes(32)))
+    pinned = Witness(watched.place / "head", key_of(watched.place, "head"), {origin_of("chest"): other.public})
+    pinned.introduce(other.public)
+    with pytest.raises(ForkFound):
+        pinned.introduce(key_of(watched.place).public)
+
+
+def test_a_log_knows_checkpoints_that_are_not_its_own(watched: Watched) -> None:
+    """What others hold of it is compared with what it has: larger ones, and other roots."""
+    assert not watched.log.contradicts(watched.first)
+    for size, root in ((9, bytes(32)), (4, bytes(32))):
+        assert watched.log.contradicts(signed_checkpoint(key_of(watched.place), size, root))
