@@ -4,9 +4,8 @@ Every form says only what the log says. Memory does not grow with the log.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 
 from audits.errors import LogError
@@ -34,13 +33,13 @@ def export(logs: Mapping[str, Path], form: Format, out: Path) -> int:
     Raises `LogError` if a log does not hold, cannot be read, or changes meanwhile, or if `out` is there
     already or cannot be written; then there is no file.
     """
-    sound = {folder: _sound(site, folder) for site, folder in logs.items()}
+    ends = {folder: _end(site, folder) for site, folder in logs.items()}
     draft = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with open(draft, "xb", opener=_private) as file:
             count = 0
-            for folder, entries in sound.items():
-                for entry in islice(read(folder), entries):
+            for folder, end in ends.items():
+                for entry in _until(folder, end):
                     file.writelines(line + b"\n" for line in _WRITERS[form](entry))
                     count += 1
             file.flush()
@@ -55,12 +54,20 @@ def export(logs: Mapping[str, Path], form: Format, out: Path) -> int:
     return count
 
 
-def _sound(site: str, folder: Path) -> int:
-    """How many entries the log has, all of which hold."""
+def _end(site: str, folder: Path) -> int:
+    """The number after that of the last entry of a log that holds."""
     verdict = verify(folder)
     if not verdict.ok:
         raise LogError(f"nothing was exported: the log of {site} breaks at entry {verdict.first_bad}; have it verified")
     return verdict.entries
+
+
+def _until(folder: Path, end: int) -> Iterator[Entry]:
+    """The entries before the one of this number: of a log that grows, those that were verified."""
+    for entry in read(folder):
+        if entry.seq >= end:
+            return
+        yield entry
 
 
 def _private(path: str, flags: int) -> int:

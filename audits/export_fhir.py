@@ -27,6 +27,7 @@ _APPLICATION = _coding(DICOM, "110100", "Application Activity")
 _TYPES: Mapping[Event, tuple[Json, str]] = {
     Event.RELEASE: (_coding(DICOM, "110106", "Export"), "R"),
     Event.RECEIVE: (_coding(DICOM, "110107", "Import"), "C"),
+    Event.FINDING: (_coding(DICOM, "110113", "Security Alert"), "E"),
 }
 _SUBTYPES: Mapping[Event, Json] = {
     Event.OPEN: _coding(DICOM, "110120", "Application Start"),

@@ -14,6 +14,7 @@ from audits.log import Entry, Event, Outcome
 LOG_AUDIT = 13
 WARNING, NOTICE, INFO = 4, 5, 6
 ENTERPRISE = 32473  # the number that RFC 5612 sets aside for those who have none
+_SEVERITIES = {Event.FINDING: WARNING, Event.RECOVERED: NOTICE, Event.EXPIRED: NOTICE}
 _NAME = re.compile(r"[!-~]{1,255}")
 _SPECIAL = re.compile(r'(["\\\]])')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -41,7 +42,7 @@ def _message(entry: Entry, message: str, element: str, facts: Mapping[str, Any],
 def _severity(entry: Entry) -> int:
     if entry.outcome is Outcome.REFUSED:
         return WARNING
-    return NOTICE if entry.event is Event.RECOVERED else INFO
+    return _SEVERITIES.get(entry.event, INFO)
 
 
 def _escaped(value: Any) -> str:

@@ -4,21 +4,22 @@ The index lies in a temporary file of SQLite's own, which nobody else can open a
 page shows is read from the logs again. Memory does not grow with the logs.
 """
 
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from audits.errors import LogError
 from audits.exchange import Kind
-from audits.log import GENESIS, LOG_NAME, MAX_LINE, Entry, Outcome, parse_line
+from audits.log import Entry, Outcome
+from audits.ui.follow import Follower
 
 POINTS = 240  # steps of a course that a page draws at most
 
 _SCHEMA = """
-CREATE TABLE entries (site TEXT, seq INTEGER, place INTEGER, time TEXT, job TEXT, event TEXT, outcome TEXT,
-    kinds INTEGER, charged INTEGER, before REAL, after REAL, PRIMARY KEY (site, seq)) WITHOUT ROWID;
+CREATE TABLE entries (site TEXT, seq INTEGER, segment INTEGER, offset INTEGER, time TEXT, job TEXT,
+    event TEXT, outcome TEXT, kinds INTEGER, charged INTEGER, before REAL, after REAL,
+    PRIMARY KEY (site, seq)) WITHOUT ROWID;
 CREATE INDEX by_time ON entries (time, site, seq);
 CREATE INDEX by_charge ON entries (site, seq, before, after) WHERE charged;
 CREATE TABLE passed (site TEXT, job TEXT, event TEXT, outcome TEXT, entries INTEGER, nbytes INTEGER, last TEXT,
@@ -29,7 +30,7 @@ CREATE TABLE tensors (site TEXT, job TEXT, direction TEXT, peer TEXT, name TEXT,
 CREATE TABLE spent (site TEXT, job TEXT, delta REAL, charges INTEGER, before REAL, after REAL,
     PRIMARY KEY (site, job)) WITHOUT ROWID;
 """
-_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
 _PASSED = (
     "INSERT INTO passed VALUES (?,?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
     "entries = entries + 1, nbytes = nbytes + excluded.nbytes, last = max(last, excluded.last)"
@@ -70,9 +71,13 @@ class Filter:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """One log in sum; bytes are those of tensors' values. `broken` says what stopped the index, if anything did."""
+    """One log in sum, from its entry `first` on: those before are expired. Bytes are those of tensors' values.
+
+    `broken` says what stopped the index, if anything did.
+    """
 
     site: str
+    first: int
     entries: int
     released: int
     bytes_out: int
@@ -123,30 +128,13 @@ class Spent:
     after: float
 
 
-@dataclass
-class _Place:
-    """How far a log is indexed."""
-
-    folder: Path
-    inode: int = 0
-    seen: tuple[int, int] = (0, 0)
-    size: int = 0
-    entries: int = 0
-    head: str = GENESIS
-    broken: str | None = None
-
-    def rewritten(self, found: os.stat_result) -> bool:
-        """Whether the file was written to since it was `seen` (size, time), and did not grow."""
-        return found.st_size == self.seen[0] and found.st_mtime_ns != self.seen[1]
-
-
 class Index:
     """Finds entries of these logs (site: folder). One thread at a time may use it."""
 
     def __init__(self, logs: Mapping[str, Path]) -> None:
         self._db = sqlite3.connect("", check_same_thread=False)
         self._db.executescript(_SCHEMA)
-        self._places = {site: _Place(folder) for site, folder in logs.items()}
+        self._logs = {site: Follower(folder) for site, folder in logs.items()}
 
     def close(self) -> None:
         """Gives the temporary file back."""
@@ -155,60 +143,36 @@ class Index:
     @property
     def folders(self) -> dict[str, Path]:
         """The logs' folders, by site."""
-        return {site: place.folder for site, place in self._places.items()}
+        return {site: log.folder for site, log in self._logs.items()}
 
     def refresh(self) -> None:
         """Takes in what the logs have grown by; all of a log that is no longer the one that was read.
 
-        Raises `LogError` if a log cannot be read.
+        Raises `LogError` if a log cannot be read, or the index not be written.
         """
-        for site, place in self._places.items():
+        for site, log in self._logs.items():
             try:
-                found = os.stat(place.folder / LOG_NAME)
-                if found.st_ino != place.inode or found.st_size < place.size or place.rewritten(found):
-                    place = self._forgotten(site)
-                if found.st_size > place.size and not place.broken:
-                    self._grow(site, place)
-                place.inode, place.seen = found.st_ino, (found.st_size, found.st_mtime_ns)
-            except OSError as error:
-                raise LogError(f"the audit log of {site} cannot be read ({error.strerror})") from None
-            except sqlite3.Error:
-                place.inode = 0  # what was half taken in is forgotten the next time
-                raise LogError("the index cannot be written: make room where temporary files go") from None
+                with self._db:
+                    if log.stale():
+                        log = self._forgotten(site)
+                    for segment, offset, entry in log.grown():
+                        self._insert(site, segment, offset, entry)
+            except (OSError, LogError, sqlite3.Error) as error:
+                self._logs[site] = Follower(log.folder)  # which is stale: what was half taken in is forgotten
+                raise LogError(f"the log of {site} cannot be taken in: {_told(error)}") from None
 
-    def _forgotten(self, site: str) -> _Place:
+    def _forgotten(self, site: str) -> Follower:
         for table in ("entries", "passed", "tensors", "spent"):
             self._db.execute(f"DELETE FROM {table} WHERE site = ?", (site,))
-        self._places[site] = _Place(self._places[site].folder)
-        return self._places[site]
+        self._logs[site] = Follower(self._logs[site].folder)
+        return self._logs[site]
 
-    def _grow(self, site: str, place: _Place) -> None:
-        with self._db:
-            for begin, entry in self._fitting(place, _lines(place.folder / LOG_NAME, place.size)):
-                self._insert(site, begin, entry)
-
-    def _fitting(self, place: _Place, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Entry]]:
-        """Entries with where they stand, as long as each follows the one before."""
-        for begin, line in lines:
-            if not line.endswith(b"\n") and len(line) <= MAX_LINE:
-                return
-            try:
-                record = parse_line(line)
-                if record["seq"] != place.entries or record["prev_hash"] != place.head:
-                    raise LogError("it does not follow the entry before it")
-                entry = Entry.from_record(record)
-            except LogError as error:
-                place.broken = f"entry {place.entries}: {error}"
-                return
-            place.size, place.entries, place.head = begin + len(line), place.entries + 1, entry.leaf_hash
-            yield begin, entry
-
-    def _insert(self, site: str, begin: int, entry: Entry) -> None:
+    def _insert(self, site: str, segment: int, offset: int, entry: Entry) -> None:
         job, outcome = entry.job or "", str(entry.outcome or "")
         kinds = sum({_BITS[tensor.kind] for tensor in entry.tensors})
         epsilons, event = (entry.epsilon_before, entry.epsilon_after), str(entry.event)
         charged = entry.epsilon_after is not None
-        row = site, entry.seq, begin, entry.time, job, event, outcome, kinds, charged, *epsilons
+        row = site, entry.seq, segment, offset, entry.time, job, event, outcome, kinds, charged, *epsilons
         self._db.execute(_ENTRY, row)
         self._db.execute(_PASSED, (site, job, event, outcome, entry.nbytes, entry.time))
         if charged:
@@ -226,31 +190,28 @@ class Index:
     def entries(self, asked: Filter, skip: int, most: int) -> list[tuple[str, Entry]]:
         """Entries with their sites, newest first. Raises `LogError` if one is no longer what was indexed."""
         where, values = asked.where()
-        query = (
-            f"SELECT site, seq, place FROM entries WHERE {where} ORDER BY time DESC, site, seq DESC LIMIT ? OFFSET ?"
-        )
-        return [(site, self._at(site, *at)) for site, *at in self._db.execute(query, (*values, most, skip)).fetchall()]
+        order = "ORDER BY time DESC, site, seq DESC LIMIT ? OFFSET ?"
+        query = f"SELECT site, seq, segment, offset FROM entries WHERE {where} {order}"
+        found = self._db.execute(query, (*values, most, skip)).fetchall()
+        return [(site, self._at(site, *place)) for site, *place in found]
 
     def entry(self, site: str, seq: int) -> Entry | None:
         """One entry, if there is one. Raises `LogError` if it is no longer what was indexed."""
-        found = self._db.execute("SELECT seq, place FROM entries WHERE site = ? AND seq = ?", (site, seq)).fetchone()
+        query = "SELECT seq, segment, offset FROM entries WHERE site = ? AND seq = ?"
+        found = self._db.execute(query, (site, seq)).fetchone()
         return self._at(site, *found) if found else None
 
-    def _at(self, site: str, seq: int, place: int) -> Entry:
-        _, line = next(_lines(self._places[site].folder / LOG_NAME, place), (0, b""))
+    def _at(self, site: str, seq: int, segment: int, offset: int) -> Entry:
         try:
-            entry = Entry.from_record(parse_line(line))
-        except LogError:
-            entry = None
-        if entry is None or entry.seq != seq:
-            raise LogError(f"entry {seq} of {site} is no longer what it was when it was read: have the log verified")
-        return entry
+            return self._logs[site].entry(seq, segment, offset)
+        except (OSError, LogError) as error:
+            raise LogError(f"the log of {site} cannot be shown: {_told(error)}") from None
 
     def sites(self) -> list[SiteFacts]:
         """Every log in sum."""
-        return [self._site(site, place) for site, place in self._places.items()]
+        return [self._site(site, log) for site, log in self._logs.items()]
 
-    def _site(self, site: str, place: _Place) -> SiteFacts:
+    def _site(self, site: str, log: Follower) -> SiteFacts:
         query = "SELECT outcome, sum(entries), sum(nbytes), max(last) FROM passed WHERE site = ? GROUP BY outcome"
         found = {outcome: facts for outcome, *facts in self._db.execute(query, (site,))}
         out, taken = found.get(Outcome.SENT, (0, 0, "")), found.get(Outcome.ACCEPTED, (0, 0, ""))
@@ -259,7 +220,8 @@ class Index:
         ).fetchone()
         return SiteFacts(
             site=site,
-            entries=place.entries,
+            first=log.first,
+            entries=log.entries - log.first,
             released=out[0],
             bytes_out=out[1],
             received=taken[0],
@@ -267,7 +229,7 @@ class Index:
             refused=found.get(Outcome.REFUSED, (0,))[0],
             last=max((facts[2] for facts in found.values()), default=None),
             epsilon=after and after[0],
-            broken=place.broken,
+            broken=log.broken,
         )
 
     def jobs(self, site: str | None, most: int) -> list[JobFacts]:
@@ -294,16 +256,14 @@ class Index:
 
     def course(self, site: str) -> list[tuple[int, float, float]]:
         """Charges (entry number, epsilon before and after), those in each of at most `POINTS` stretches as one."""
-        stretch = 1 + self._places[site].entries // POINTS
+        stretch = 1 + self._logs[site].entries // POINTS
         query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
             GROUP BY seq / ? ORDER BY max(seq)"""
         return self._db.execute(query, (site, stretch)).fetchall()
 
 
-def _lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Lines with where they begin, from an offset on, none longer than one byte more than an entry may take."""
-    with open(path, "rb") as log:
-        log.seek(begin)
-        while line := log.readline(MAX_LINE + 1):
-            yield begin, line
-            begin += len(line)
+def _told(error: Exception) -> str:
+    """The error in a sentence without a path."""
+    if isinstance(error, sqlite3.Error):
+        return "the index cannot be written, make room where temporary files go"
+    return str(error.strerror if isinstance(error, OSError) else error)

@@ -64,6 +64,7 @@ def _card(sight: Sight, site: SiteFacts) -> Html:
     verdicts = (tag("li", check.badge(name=True)) for check in sight.checks.latest(site.site))
     told: list[tuple[str, Child]] = [
         ("Entries", link(f"{site.entries:,}", "entries", site=site.site)),
+        ("Expired", f"{site.first:,} entries before these" if site.first else None),
         ("Released", f"{site.released:,} messages, {site.bytes_out:,} bytes"),
         ("Received", f"{site.received:,} messages, {site.bytes_in:,} bytes"),
         ("Refused", link(f"{site.refused:,}", "entries", site=site.site, outcome="refused") if site.refused else "0"),
@@ -157,7 +158,7 @@ def entry(sight: Sight, query: Query) -> Html | None:
         f"Entry {seq:,} of {site}",
         "entries",
         tag("p", *(tag("span", part, class_="step") for part in beside)),
-        facts((name, value) for name, value in told if value is not None),
+        facts(told),
         _tensors_of(found, query),
         tag("details", tag("summary", "The line as it stands in the log"), shown),
     )

@@ -113,8 +113,8 @@ def _select(name: str, chosen: str, known: Sequence[str]) -> Html:
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """A list of names with what they are."""
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs))
+    """A list of names with what they are; a name without anything is left out."""
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None))
 
 
 def badge(mark: str, text: str) -> Html:

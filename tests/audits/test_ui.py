@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from html.parser import HTMLParser
@@ -18,6 +19,9 @@ import pytest
 from logs import HOSTILE, JOB, fix_clocks, peak, write_logs
 
 from audits import AuditLog, Event, LogError, find_logs, read
+from audits.checkpoint import origin_of
+from audits.note import AuditKey
+from audits.retention import expire
 from audits.ui import AuditServer
 from audits.ui.index import Filter, Index
 
@@ -307,14 +311,39 @@ def test_an_entry_that_changed_since_is_not_shown(run: Path, ask: Ask) -> None:
         file.write(log.read_bytes().replace(b'"round":2', b'"round":7'))
     os.utime(log, ns=(then.st_atime_ns, then.st_mtime_ns))  # who changes a log may set the clock back as well
     got = ask("entry?site=chest&seq=4")
-    assert got.status == 500 and "entry 4 of chest is no longer what it was" in got.text
+    assert got.status == 500 and "entry 4 is no longer what it was" in got.text
+
+
+def test_segments_are_one_log(run: Path, ask: Ask) -> None:
+    """Closed segments are shown with the growing one, also those that are closed while somebody looks."""
+    folder = find_logs(run)["head"]
+    log = AuditLog(folder, "head", segment_bytes=4000)
+    for number in range(12):
+        log.append(Event.OPEN, **{**JOB, "job": "late"}, round=number)
+        if number % 5 == 0:
+            assert f"<caption>{67 + number} entries" in ask("entries?site=head").text
+    assert len(list(folder.glob("log-*.jsonl"))) > 2
+    assert all(ask(f"entry?site=head&seq={seq}").status == 200 for seq in (0, 65, 66, 70, 77))
+    assert ask("entry?site=head&seq=78").status == 404
+
+
+def test_expired_segments_are_said_to_be(run: Path, ask: Ask) -> None:
+    """A log whose first segments are past retention is shown from where it begins now."""
+    folder = find_logs(run)["head"]
+    log = AuditLog(folder, "head", AuditKey.at(run / "key", origin_of("head")), segment_bytes=4000)
+    for _ in range(8):
+        log.append(Event.OPEN, **{**JOB, "job": "late"})
+    assert expire(log, now=datetime(2099, 1, 1, tzinfo=UTC)) > 1
+    log.close()
+    assert "entries before these" in ask().text and "No entry is like that" in ask("entries?site=head&job=job-1").text
+    assert ask("entry?site=head&seq=0").status == 404 and ask("entry?site=head&seq=74").status == 200
 
 
 def test_a_log_that_vanished_is_a_sentence(run: Path, ask: Ask) -> None:
     """No traceback, no path."""
     (find_logs(run)["chest"] / "log.jsonl").unlink()
     got = ask()
-    assert got.status == 500 and "cannot be read" in got.text and str(run) not in got.text
+    assert got.status == 500 and "cannot be taken in" in got.text and str(run) not in got.text
 
 
 def test_a_taken_port_is_a_sentence(server: AuditServer, run: Path) -> None:
