@@ -12,11 +12,23 @@ from audits.errors import (
     ReceiptRefused,
     ReleaseRefused,
 )
+from audits.evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
+from audits.examine import (
+    EXIT_CODES,
+    Examination,
+    Judgement,
+    Part,
+    State,
+    check_site,
+    examine,
+    sites_of,
+)
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
 from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
+from audits.proofs import Proven, check, prove
 from audits.retention import RETENTION_DAYS, expire
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
 from audits.witness import Witness
@@ -27,21 +39,29 @@ __all__ = [
     "AuditLog",
     "Charged",
     "Checkpoint",
+    "Claims",
+    "EXIT_CODES",
     "Entry",
     "Event",
+    "Evidence",
+    "Examination",
     "Exchange",
     "ForkFound",
     "Gate",
     "JobContext",
     "JobRefused",
+    "Judgement",
     "Kind",
     "LogError",
     "Note",
     "NoteError",
     "Offer",
     "Outcome",
+    "Part",
     "PolicyError",
     "Protection",
+    "Proven",
+    "RECEIPTS",
     "RETENTION_DAYS",
     "Reason",
     "ReceiptRefused",
@@ -49,6 +69,7 @@ __all__ = [
     "Row",
     "Sharing",
     "SitePolicy",
+    "State",
     "TaskSpec",
     "TensorRecord",
     "TensorSpec",
@@ -60,12 +81,19 @@ __all__ = [
     "Walk",
     "Witness",
     "canonical",
+    "check",
+    "check_site",
+    "claims_on",
     "describe",
+    "examine",
     "expire",
     "find_logs",
     "leaf_hash",
     "origin_of",
+    "prove",
     "read",
+    "receipts_of",
+    "sites_of",
     "totals",
     "verify",
 ]

@@ -41,7 +41,7 @@ class Witness:
             with self._locked() as known:
                 self._introduce(known, key.public)
 
-    def keys(self) -> dict[str, VerifierKey]:
+    def known_keys(self) -> dict[str, VerifierKey]:
         """All keys that are known here, by name."""
         with _reported(), self._locked() as known:
             return known
@@ -78,6 +78,12 @@ class Witness:
             cosigned = Note(note.text, tuple(own)).joined(self.key.cosign(note, int(time.time())))
             self._keep(last | {found.origin: cosigned})
             return cosigned
+
+    def export(self, folder: Path) -> None:
+        """Lays the keys that are known here, and what was cosigned last, into another folder. Raises `LogError`."""
+        with _reported(), self._locked() as known:
+            replace_durably(folder / KEYS, "".join(f"{key}\n" for key in known.values()))
+            replace_durably(folder / WITNESSED, "".join(f"{note}\n" for note in self._last().values()))
 
     def accuse(self, one: Note, other: Note) -> None:
         """Keeps two notes that are not shown to fit together, once. Raises `LogError`."""

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from audits.examine import State
 from audits.exchange import Kind, canonical
 from audits.log import Entry, Event, Outcome, TensorRecord
-from audits.ui.checks import Checks
+from audits.ui.checks import Checked, Checks
 from audits.ui.html import Child, Html, join, tag
 from audits.ui.index import Filter, Index, SiteFacts
 from audits.ui.parts import (
@@ -28,12 +29,13 @@ PAGE = 50  # rows to a page
 JOBS = 200  # jobs that a list shows at most
 NAMES = 2  # tensors of an entry that a list names
 RAW = 1 << 16  # characters of an entry's line that a page shows at most
+_STATES = {State.SHOWN: "good", State.NOT_SHOWN: "open", State.BROKEN: "bad"}
 _LABELS = {
     "seq": "Number", "time": "Time", "site": "Site", "event": "Event", "outcome": "Outcome", "reason": "Reason",
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",
     "actor": "Run by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
-    "dp_event": "Charge", "policy": "Site policy", "exchange": "Exchange spec", "code_version": "Code version",
-    "code_digest": "Code digest", "model_digest": "Model digest", "leaf_hash": "Hash of this entry",
+    "dp_event": "Charge", "wire": "Bytes on the network", "policy": "Site policy", "exchange": "Exchange spec",
+    "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest", "leaf_hash": "Hash of this entry",
     "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip
 
@@ -61,7 +63,7 @@ def overview(sight: Sight, query: Query) -> Html:
 
 
 def _card(sight: Sight, site: SiteFacts) -> Html:
-    verdicts = (tag("li", check.badge(name=True)) for check in sight.checks.latest(site.site))
+    checked = sight.checks.latest(site.site)
     told: list[tuple[str, Child]] = [
         ("Entries", link(f"{site.entries:,}", "entries", site=site.site)),
         ("Expired", f"{site.first:,} entries before these" if site.first else None),
@@ -70,10 +72,11 @@ def _card(sight: Sight, site: SiteFacts) -> Html:
         ("Refused", link(f"{site.refused:,}", "entries", site=site.site, outcome="refused") if site.refused else "0"),
         ("Epsilon", nats(site.epsilon) or "nothing charged"),
         ("Last entry", moment(site.last) or "none"),
+        ("Checked", moment(checked.time)),
     ]
     broken = site.broken and tag("p", f"Only what comes before it is shown: {site.broken}.", class_="finding")
     head = tag("h2", f"Site {site.site}")
-    return tag("section", head, tag("ul", *verdicts, class_="badges"), broken or None, facts(told))
+    return tag("section", head, _badges(checked), broken or None, facts(told))
 
 
 def _jobs(sight: Sight, site: str | None) -> Html | None:
@@ -89,7 +92,7 @@ def _jobs(sight: Sight, site: str | None) -> Html | None:
         for job in jobs[:JOBS]
     )  # fmt: skip
     caption = "By site, the latest first" if len(jobs) <= JOBS else f"The latest {JOBS}, by site"
-    return tag("section", tag("h2", "Jobs"), table(caption, columns, rows, columns[2:6]))
+    return tag("section", tag("h2", "Jobs"), table(caption, columns, rows))
 
 
 def entries(sight: Sight, query: Query) -> Html:
@@ -112,7 +115,7 @@ def entries(sight: Sight, query: Query) -> Html:
         return document("Entries", "entries", form, tag("p", "No entry is like that."))
     told = f"{count:,} entries, the newest first" if count > 1 else "1 entry"
     turn = pager("entries", "entries", query, page, PAGE, count)
-    return document("Entries", "entries", form, table(told, columns, rows, ("Bytes", "Epsilon")), turn)
+    return document("Entries", "entries", form, table(told, columns, rows), turn)
 
 
 def _entry_row(site: str, entry: Entry) -> tuple[Child, ...]:
@@ -190,7 +193,7 @@ def _tensors_of(found: Entry, query: Query) -> Html | None:
     _check_page(page, count)
     columns = "Tensor", "Shape", "Type", "Bytes", "Kind", "Protection", "SHA-256 of the bytes"
     part = found.tensors[(page - 1) * PAGE : page * PAGE]
-    listed = table(f"{count:,} tensors of this entry", columns, map(_tensor_row, part), ("Bytes",))
+    listed = table(f"{count:,} tensors of this entry", columns, map(_tensor_row, part))
     return tag("section", tag("h2", "Tensors"), listed, pager("tensors", "entry", query, page, PAGE, count))
 
 
@@ -218,7 +221,7 @@ def tensors(sight: Sight, query: Query) -> Html:
         for row in found[:PAGE]
     )  # fmt: skip
     count = (page - 1) * PAGE + len(found)
-    listed = table("What passed, summed over messages; refused ones are not counted", columns, rows, columns[5:])
+    listed = table("What passed, summed over messages; refused ones are not counted", columns, rows)
     return document("Tensors", "tensors", form, listed, pager("tensors", "tensors", query, page, PAGE, count))
 
 
@@ -243,19 +246,45 @@ def budgets(sight: Sight, query: Query) -> Html:
         )
         for row in spent
     )  # fmt: skip
-    listed = table("Charges by job; a job leads to its entries", columns, rows, columns[2:])
+    listed = table("Charges by job; a job leads to its entries", columns, rows)
     return document("Budgets", "budgets", form, told, listed, tag("div", *drawn, class_="courses"))
 
 
 def verdicts(sight: Sight, query: Query) -> Html:
     """Every log checked anew, whole."""
-    parts = []
-    for site in sight.sites:
-        rows = ((check.name, check.badge(), check.said) for check in sight.checks.check(site))
-        listed = table("From its first entry to its last", ("Question", "Verdict", "Finding"), rows)
-        parts.append(tag("section", tag("h2", f"Site {site}"), listed))
-    told = tag("p", "Every log was checked just now. Load the page again to check again.")
-    return document("Verdicts", "verdicts", told, *parts)
+    told = tag(
+        "p",
+        "Integrity: is the log whole? Completeness: does it say everything? Consistency: do others agree? "
+        "What is not shown is neither proven nor refuted. Every log was checked just now; to check again, reload.",
+    )
+    return document("Verdicts", "verdicts", told, *(_verdict(site, sight.checks.check(site)) for site in sight.sites))
+
+
+def _verdict(site: str, checked: Checked) -> Html:
+    head = tag("h2", f"Site {site}")
+    if checked.found is None:
+        return tag("section", head, _badges(checked), tag("p", f"{checked.reason}.", class_="finding"))
+    rows = (
+        (
+            f"{name.capitalize()}: {part.name}", badge(_STATES[part.state], part.state), part.said,
+            None if part.entry is None else link(f"{part.entry:,}", "entry", site=site, seq=part.entry),
+        )
+        for name, verdict in checked.found.verdicts()
+        for part in verdict.parts
+    )  # fmt: skip
+    entries, torn = checked.found.entries, checked.found.torn_bytes
+    caption = f"{entries:,} entries hold" + (f"; then {torn:,} bytes of one that a crash cut off" if torn else "")
+    listed = table(caption, ("Question", "Verdict", "Finding", "Entry"), rows)
+    hashes = [("Last hash", code(checked.found.head)), ("Root of the tree", code(checked.found.root))]
+    return tag("section", head, _badges(checked), listed, facts(hashes))
+
+
+def _badges(checked: Checked) -> Html:
+    """The three verdicts in a word each."""
+    if checked.found is None:
+        return tag("p", badge("bad", "cannot be judged"))
+    words = (badge(_STATES[one.state], f"{name}: {one.state}") for name, one in checked.found.verdicts())
+    return tag("ul", *(tag("li", word) for word in words), class_="badges")
 
 
 PAGES: Mapping[str, Callable[[Sight, Query], Html | None]] = {

@@ -13,6 +13,9 @@ NAVIGATION = {
     "verdicts": "Verdicts",
 }
 Query = Mapping[str, str]
+_NUMBERS = ("Bytes", "Charges", "Delta", "Entries", "Epsilon", "Epsilon after", "Epsilon before", "Messages", "Refused")
+_SHAPES = dict.fromkeys((*_NUMBERS, "Released"), "number") | dict.fromkeys(("Job", "Tensor", "Tensors"), "long")
+"""How a column is set, by its name."""
 
 
 def document(title: str, here: str, *content: Child) -> Html:
@@ -47,30 +50,22 @@ def link(text: Child, path: str, **query: str | int | None) -> Html:
     return tag("a", text, href=f"{path}?{asked}" if asked else path)
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]], numbers: Iterable[str] = ()) -> Html:
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]]) -> Html:
     """A table whose rows become cards on a narrow screen; roles are said because that changes how they are drawn."""
-    right = frozenset(numbers)
-    heads = (
-        tag("th", name, scope="col", role="columnheader", class_="number" if name in right else None)
-        for name in columns
-    )
+    heads = (tag("th", name, scope="col", role="columnheader", class_=_SHAPES.get(name)) for name in columns)
     return tag(
         "table",
         tag("caption", caption),
         tag("thead", tag("tr", *heads, role="row"), role="rowgroup"),
-        tag("tbody", *(_row(columns, row, right) for row in rows), role="rowgroup"),
+        tag("tbody", *(_row(columns, row) for row in rows), role="rowgroup"),
         role="table",
     )
 
 
-def _row(columns: Sequence[str], cells: Sequence[Child], right: frozenset[str]) -> Html:
-    def cell(place: int, name: str, value: Child) -> Html:
-        shape = "number" if name in right else None
-        if place == 0:
-            return tag("th", value, scope="row", role="rowheader", data_label=name, class_=shape)
-        return tag("td", value, role="cell", data_label=name, class_=shape)
-
-    shown = (cell(place, name, value) for place, (name, value) in enumerate(zip(columns, cells, strict=True)))
+def _row(columns: Sequence[str], cells: Sequence[Child]) -> Html:
+    (first, head), *others = zip(columns, cells, strict=True)
+    shown = [tag("th", head, scope="row", role="rowheader", data_label=first, class_=_SHAPES.get(first))]
+    shown += [tag("td", cell, role="cell", data_label=name, class_=_SHAPES.get(name)) for name, cell in others]
     return tag("tr", *shown, role="row")
 
 

@@ -1,5 +1,6 @@
-"""`medfedvqa audit`: what left each site, and whether its log is whole."""
+"""`medfedvqa audit`: what left each site, and whether its log is whole, complete and what others hold of it."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,30 +8,67 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from audits import Row, describe, find_logs, verify
+from audits import (
+    EXIT_CODES,
+    RETENTION_DAYS,
+    AuditKey,
+    AuditLog,
+    Examination,
+    Row,
+    State,
+    VerifierKey,
+    check,
+    check_site,
+    describe,
+    examine,
+    expire,
+    find_logs,
+    origin_of,
+    prove,
+    sites_of,
+)
 from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_ui import ui_command
 from medfedvqa.cli.display import show_log_totals
+from medfedvqa.cli.privacy import SiteFile, config_of
+from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
 app.command("export")(export_command)
 app.command("ui")(ui_command)
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
+_MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
 
 
 @app.command("verify")
-def verify_command(folder: Folder) -> None:
-    """Check the chain of every log below FOLDER; exit code 1 at the first entry that does not fit."""
-    console, sound = Console(), True
-    for site, path in find_logs(folder).items():
-        verdict = verify(path)
-        sound &= verdict.ok
-        mark = "[green]intact[/]" if verdict.ok else "[bold red]BROKEN[/]"
-        reason = "" if verdict.ok else f"; entry {verdict.first_bad}: {verdict.reason}"
-        torn = f"; {verdict.torn_bytes} bytes of an entry that a crash cut off" if verdict.torn_bytes else ""
-        facts = f"{verdict.entries} entries hold, head {verdict.head[:16]}{reason}{torn}"
-        console.print(f"{site}: {mark}, {facts}", highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if sound else 1)
+def verify_command(
+    folder: Folder,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")
+    ] = None,
+    running: Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")] = None,
+    network: Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Three verdicts on every log below FOLDER: integrity, completeness, consistency with what others hold.
+
+    Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
+    """
+    found, worst = [], State.SHOWN
+    for named, (path, others) in sites_of(find_logs(folder), folder).items():
+        places = (*others, *(against or ()))
+        trusted = VerifierKey.parse(key) if key else None
+        found.append(examine(path, check_site(path, named), places, trusted, running or (), network))
+        worst = max(worst, found[-1].state, key=list(State).index)
+    if as_json:
+        typer.echo(json.dumps({"state": worst, "logs": [one.record() for one in found]}, indent=2))
+    else:
+        for one in found:
+            _show(Console(), one)
+    raise typer.Exit(EXIT_CODES[worst])
 
 
 @app.command()
@@ -43,6 +81,71 @@ def show(folder: Folder) -> None:
             table.add_row(*_cells(row))
         console.print(table)
     show_log_totals(console, logs)
+
+
+@app.command()
+def proof(
+    folder: Annotated[Path, typer.Argument(help="One site's audit folder.")],
+    seq: Annotated[int, typer.Argument(help="Number of the entry, from 0.")],
+    out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
+) -> None:
+    """Write a bundle that shows one entry to somebody who has no log: `medfedvqa audit check` reads it."""
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already: choose another file")
+    out.write_text(json.dumps(prove(folder, seq), indent=2) + "\n", encoding="utf-8")
+    Console().print(f"Entry {seq} is proven by '{out}'", highlight=False, soft_wrap=True)
+
+
+@app.command("check")
+def check_command(
+    file: Annotated[Path, typer.Argument(help="A bundle that `medfedvqa audit proof` wrote.")],
+    key: Annotated[
+        list[str], typer.Option(help="A verifier key that you trust and that must have signed; repeatable.")
+    ],
+) -> None:
+    """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
+    if not file.is_file():
+        raise ConfigError(f"'{file}' is not a file")
+    proven = check(file.read_bytes(), [VerifierKey.parse(one) for one in key])
+    who, where = ", ".join(proven.signers), f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
+    typer.echo(json.dumps(proven.record, indent=2, ensure_ascii=False))
+
+
+@app.command("key")
+def key_command(site: SiteFile) -> None:
+    """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
+    config = config_of(site)
+    typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
+
+
+@app.command("expire")
+def expire_command(
+    site: SiteFile,
+    days: Annotated[
+        int, typer.Option(help="Closed files of the log older than so many days lose their lines.", min=1)
+    ] = (RETENTION_DAYS),
+) -> None:
+    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so."""
+    config = config_of(site)
+    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
+    try:
+        gone = expire(log, days)
+    finally:
+        log.close()
+    Console().print(f"{gone} files of the log expired", highlight=False)
+
+
+def _show(console: Console, found: Examination) -> None:
+    torn = f"; {found.torn_bytes} bytes of an entry that a crash cut off" if found.torn_bytes else ""
+    console.print(f"[bold]{found.site}[/]: {found.entries} entries, head {found.head[:16]}{torn}", highlight=False)
+    for name, verdict in found.verdicts():
+        console.print(f"  {name}: {_MARKS[verdict.state]}", highlight=False)
+        for part in verdict.parts:
+            where = "" if part.entry is None else f"; entry {part.entry}"
+            line = f"    {part.name}: {_MARKS[part.state]}{where}, {part.said}"
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -3,21 +3,24 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
+from medfedvqa.federation.notary import Notary
 from medfedvqa.methods import ACCURACY, EPSILON, Tensors
 from privacy import AggregationError, Reliability, mean, mix
 
 
 class Reply(NamedTuple):
-    """A site's answer to one task, and how long it took, in seconds."""
+    """A site's answer to one task, how long it took in seconds, and what it said beside it: see `attest`."""
 
     tensors: Tensors
     seconds: float
+    beside: bytes = b""
 
 
 Excused = Callable[[Mapping[str, Reply]], Collection[str]]
@@ -27,6 +30,9 @@ Excused = Callable[[Mapping[str, Reply]], Collection[str]]
 def nobody(replies: Mapping[str, Reply]) -> Collection[str]:
     """All sites must answer."""
     return ()
+
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Call(Protocol):
@@ -39,10 +45,11 @@ class Call(Protocol):
         messages: Mapping[str, Tensors],
         answered: Callable[[str], None],
         excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
     ) -> dict[str, Reply]:
         """Sends a task of a round to the named sites with each one's message; their answers, in order of arrival.
 
-        Calls `answered` with a site's name as that site answers.
+        `beside`: what a site is told beside its message. Calls `answered` with a site's name as that site answers.
         Raises `FederationError` naming the site and its reason if one refuses.
         """
 
@@ -69,15 +76,17 @@ class ServerHub:
         ended: Callable[[History], None] = lambda history: None,
         seed: int = 0,
         backbone: str = "",
+        notary: Notary | None = None,
     ) -> None:
         """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
 
-        `seed`: the job's. `backbone`: its name.
+        `seed`: the job's. `backbone`: its name. `notary`: keeps receipts, and passes on what sites say of their logs.
         """
         self.sites, self.seed = sites, seed
         self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={})
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
+        self._notary = notary
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
         self._weights: dict[str, np.ndarray] = {}
@@ -101,7 +110,7 @@ class ServerHub:
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
         """The uploads of the sites in `down`, or of all sites, each sent an empty message."""
         replies = self._ask(task, {site: {} for site in self.sites} if down is None else down)
-        for site, (tensors, _) in replies.items():
+        for site, (tensors, *_) in replies.items():
             if ACCURACY in tensors:
                 self._accuracy[site] = float(tensors[ACCURACY])
             if EPSILON.name in tensors:
@@ -139,7 +148,13 @@ class ServerHub:
         def answered(site: str) -> None:
             self._watch(Event(self._round, self._planned, task, site))
 
-        replies = self._call(task, self._round, messages, answered, excused)
+        if self._notary is None:
+            replies = self._call(task, self._round, messages, answered, excused)
+        else:
+            beside = self._notary.outgoing(messages)
+            replies = self._call(task, self._round, messages, answered, excused, beside)
+            for site, reply in replies.items():
+                self._notary.incoming(site, task, self._round, reply.tensors, reply.beside)
         for site, message in messages.items():
             self._tally.sent(site, message)
         for site, reply in replies.items():

@@ -13,6 +13,7 @@ from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.models import load_backbone, shape_of
@@ -85,6 +86,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 audit=str(folder / "audit"),
                 ledger=str(folder / "ledger"),
                 identity=str(keys[site]),
+                audit_key=str(folder / "audit.key"),
                 peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
@@ -103,8 +105,9 @@ def run(
     paths = write_sites(launch)
     if engine == "local":
         sites = {site: load_site_config(path, site) for site, path in paths.items()}
-        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local:
-            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop)
+        notary = Notary(launch.job, launch.out.name, launch.sites, launch.out / NOTARY, launch.out)
+        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(notary):
+            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, notary)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.
         from medfedvqa.federation.flare.engine import run_on_flare

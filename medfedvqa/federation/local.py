@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
@@ -39,17 +39,19 @@ class LocalEngine:
         messages: Mapping[str, Tensors],
         answered: Callable[[str], None],
         excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
     ) -> dict[str, Reply]:
         """One task at each addressed site. Raises `FederationError` naming the site that refused."""
 
         def answer(site: str) -> tuple[str, Reply]:
             began = time.monotonic()
             try:
-                tensors = self._runtime(site).handle(task, round, messages[site])
+                told = beside.get(site, b"")
+                tensors, said = self._runtime(site).answer(task, round, messages[site], told)
             except ACTIONABLE as error:
                 raise FederationError(f"site '{site}' stopped the job: {error}") from error
             answered(site)
-            return site, Reply(tensors, time.monotonic() - began)
+            return site, Reply(tensors, time.monotonic() - began, said)
 
         if task not in self._together:
             return dict(map(answer, messages))

@@ -10,6 +10,7 @@ from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_tran
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import Call, Event, ServerHub
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.methods import Method
 from medfedvqa.models import seen_by, shape_of
@@ -23,6 +24,7 @@ def serve_job(
     engine: str,
     watch: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
+    notary: Notary | None = None,
 ) -> dict[str, Any]:
     """Run `job` over `sites` and write results, table, transcript and plots into `out`.
 
@@ -50,7 +52,7 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed, job.backbone)
+    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed, job.backbone, notary)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from audits import AuditLog, Gate, JobContext, TaskSpec
+from audits import AuditKey, AuditLog, Gate, JobContext, TaskSpec, origin_of
 from medfedvqa.data import load_site
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.attempt import Relays
+from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import JobBudget, logged
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.secure_site import SecureSite, apart
@@ -48,7 +49,9 @@ class SiteRuntime:
         self._method = job.build()
         self._exchange = self._method.final_exchange(shape_of(job.backbone))
         self._budget = JobBudget(config, job, job_id, self._method)
-        self._log = AuditLog(config.audit, config.name)
+        key = AuditKey.at(config.audit_key, origin_of(config.name))
+        self._log = AuditLog(config.audit, config.name, key)
+        self._attester = Attester(config, self._log, key, job_id, job.method)
         self._file = StateFile(config.state, job_id)
         self._job_id = job_id
 
@@ -95,6 +98,11 @@ class SiteRuntime:
             raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
         config, job, method, file = self.config, self._job, self._method, self._file
         return SecureSite(config, job, self._job_id, method, self._gate, self._budget, file, self._relays)
+
+    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+        """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""
+        self._attester.hear(told, round)
+        return self.handle(task, round, received), self._attester.say()
 
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
         """One task: checked in, run, saved, checked and logged out.

@@ -35,6 +35,12 @@ ledger: {ledger}
 identity: {identity}
 peers: {peers}
 
+# The key with which the site signs its log (made at first use, never sent), and verifier keys of other sites and the
+# server by their names, if they were compared by phone: `medfedvqa audit key` shows this site's own. Others' keys are
+# taken as they are first seen.
+audit_key: {audit_key}
+audit_peers: {audit_peers}
+
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
 
@@ -62,6 +68,7 @@ DEFAULTS: dict[str, Any] = {
     "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
     "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
+    "audit_key": "audit.key", "audit_peers": {},
     "min_committee": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
@@ -87,6 +94,9 @@ class SiteConfig(BaseModel):
     identity: Path = Path("identity.key")
     peers: dict[str, str] = Field(default_factory=dict)
     """SHA-256 fingerprints of other sites' keys, 64 hex digits each, by name."""
+    audit_key: Path = Path("audit.key")
+    audit_peers: dict[str, str] = Field(default_factory=dict)
+    """Verifier keys of other sites' logs and of the server's, by name."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     policy: SitePolicy
     repeatable_noise: int | None = None
@@ -112,6 +122,7 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
             "audit": folder / config.audit,
             "ledger": folder / config.ledger,
             "identity": folder / config.identity,
+            "audit_key": folder / config.audit_key,
             "backbones": {label: folder / file for label, file in config.backbones.items()},
         }
     )

@@ -61,7 +61,13 @@ class SiteBuilder(Builder):
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
 
 
-_PLACES = {"state": "../state", "audit": "../audit", "ledger": "../ledger", "identity": "../identity.key"}
+_PLACES = {
+    "state": "../state",
+    "audit": "../audit",
+    "ledger": "../ledger",
+    "identity": "../identity.key",
+    "audit_key": "../audit.key",
+}
 _FORM = {"reader": None, "organ": None, "methods": []}
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
-from medfedvqa.federation.flare.messages import REASON, pack, unpack
+from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
 from medfedvqa.federation.flare.progress import write_event
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.methods import Tensors
 
@@ -49,8 +51,10 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heard)
+    keys = Path(flare.get_workspace().get_site_config_dir()) / NOTARY
     try:
-        serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked)
+        with closing(Notary(spec, fl_ctx.get_job_id(), sites, keys, out)) as notary:
+            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, notary)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
@@ -91,10 +95,14 @@ class _Caller:
         messages: Mapping[str, Tensors],
         answered: Callable[[str], None],
         excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
     ) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Call`."""
         gathering = _Gathering(set(messages), answered, partial(self._not_waited_for, excused))
-        tasks = {site: gathering.task(task, site, pack(round, tensors)) for site, tensors in messages.items()}
+        tasks = {
+            site: gathering.task(task, site, pack(round, tensors, beside.get(site, b"")))
+            for site, tensors in messages.items()
+        }
         for site, sent in tasks.items():
             self._controller.send(sent, self._fl_ctx, targets=[site])
         try:
@@ -158,7 +166,7 @@ class _Gathering:
             if self._closed:
                 return
             self._answered(site)
-            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time)
+            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, beside(result))
             self._waiting.discard(site)
             self._change.notify_all()
 

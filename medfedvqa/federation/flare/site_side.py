@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.flare.mail import SiteMail
-from medfedvqa.federation.flare.messages import REASON, pack, unpack
+from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import load_site_config
@@ -32,7 +32,7 @@ class SiteTasks:
             if self._runtime is None:
                 self._runtime = _runtime(self._job, self._mail, fl_ctx)
             round, received = unpack(message)
-            return pack(round, self._runtime.handle(task, round, received))
+            return pack(round, *self._runtime.answer(task, round, received, beside(message)))
         except ACTIONABLE as error:
             return _refusal(str(error))
         except Exception as error:

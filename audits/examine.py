@@ -1,0 +1,330 @@
+"""The three verdicts on a log: is it whole (integrity), does it say everything (completeness), do others agree
+(consistency)? Each says what is shown, what is not shown, and what is broken; none vouches for another.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.errors import LogError, NoteError
+from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
+from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
+from audits.note import Note, VerifierKey
+from audits.verifier import Walk
+from audits.witness import KEYS, read_keys
+
+
+class State(StrEnum):
+    """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
+
+    SHOWN = "shown"
+    NOT_SHOWN = "not shown"
+    BROKEN = "broken"
+
+
+_ORDER = list(State)
+EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that was checked; `entry` is the first that shows the damage."""
+
+    name: str
+    state: State
+    said: str
+    entry: int | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One of the three verdicts."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def state(self) -> State:
+        """The worst of the parts."""
+        return max((part.state for part in self.parts), key=_ORDER.index)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found about one log."""
+
+    site: str
+    entries: int
+    head: str
+    root: str
+    torn_bytes: int
+    integrity: Judgement
+    completeness: Judgement
+    consistency: Judgement
+
+    @property
+    def state(self) -> State:
+        """The worst of the three."""
+        return max((verdict.state for _, verdict in self.verdicts()), key=_ORDER.index)
+
+    def verdicts(self) -> Iterator[tuple[str, Judgement]]:
+        """By name."""
+        for name in ("integrity", "completeness", "consistency"):
+            yield name, getattr(self, name)
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON, with the state of each verdict."""
+        record = asdict(self) | {"state": self.state}
+        for name, verdict in self.verdicts():
+            record[name]["state"] = verdict.state
+        return record
+
+
+def examine(
+    folder: Path,
+    site: str,
+    against: Collection[Path] = (),
+    key: VerifierKey | None = None,
+    running: Collection[str] = (),
+    network: bool = True,
+) -> Examination:
+    """Judge the log of `site` in `folder`, offline.
+
+    `against`: files of notes, and folders, that others hold. `key`: the site's, where it is known for sure; else that
+    which lies with the log. `running`: jobs that are known not to be over. `network`: False for jobs in one process,
+    which put nothing on a network. Raises `LogError` if there is no log, or what it is compared with cannot be read.
+    """
+    known = key or read_keys(folder / KEYS).get(origin_of(site))
+    evidence = Evidence.gather(against, folder)
+    own = _Own(folder, known)
+    claims = claims_on(site, known, own.cosigned, evidence) if known else None
+    seen = _Seen(own, claims, _receipts(site, evidence))
+    walk = Walk(folder)
+    seen.compare(walk)
+    for line in walk:
+        seen.take(line, walk)
+    return Examination(
+        site=site,
+        entries=walk.entries,
+        head=walk.head,
+        root=walk.tree.root().hex(),
+        torn_bytes=walk.torn_bytes,
+        integrity=Judgement((_chain(walk), _tree(own, seen), *own.parts(site))),
+        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen, network))),
+        consistency=Judgement(tuple(_agreement(site, walk, claims, seen, evidence))),
+    )
+
+
+class _Own:
+    """The log's own checkpoints, read as the walk comes to their sizes; of their signatures the newest's is checked.
+
+    An earlier one whose root is that of the log adds nothing that a signature could make truer.
+    """
+
+    def __init__(self, folder: Path, key: VerifierKey | None) -> None:
+        self._file, self.key = NoteFile(folder / CHECKPOINTS), key
+        self.newest, self.cosigned, self.unreadable = self._gathered()
+        self._notes = iter(self._file) if not self.unreadable else iter(())
+        self._next = self._advance(0)
+
+    def _gathered(self) -> tuple[Note | None, list[Note], str]:
+        cosigned: list[Note] = []
+        try:
+            newest = self._file.latest()
+            for note in self._file:
+                if len(note.signatures) > 1:
+                    # One cosigned checkpoint covers all before it; a few are enough, if the newest are among them.
+                    cosigned = [*cosigned[-31:], note]
+            return newest, cosigned, ""
+        except NoteError as error:
+            return None, [], str(error)
+
+    def due(self, size: int) -> Iterator[Checkpoint]:
+        """The checkpoints of this size."""
+        while self._next is not None and self._next.size == size:
+            yield self._next
+            self._next = self._advance(size)
+
+    def _advance(self, size: int) -> Checkpoint | None:
+        """The next one in the file that is not smaller: stored again with cosignatures, earlier ones come later."""
+        for note in self._notes:
+            found = Checkpoint.parse(note.text)
+            if found.size >= size:
+                return found
+        return None
+
+    @property
+    def size(self) -> int:
+        """How many entries the newest covers."""
+        return Checkpoint.parse(self.newest.text).size if self.newest else 0
+
+    def parts(self, site: str) -> Iterator[Part]:
+        if self.unreadable:
+            yield Part("signature", State.BROKEN, self.unreadable)
+        elif self.newest is None or self.key is None:
+            missing = "checkpoint is signed" if self.key else "key of the site is known"
+            yield Part("signature", State.NOT_SHOWN, f"no {missing}")
+        elif Checkpoint.parse(self.newest.text).origin != origin_of(site) or not self.key.signed(self.newest):
+            yield Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
+        else:
+            yield Part(
+                "signature", State.SHOWN, f"the newest checkpoint, of {self.size} entries, is signed by the site"
+            )
+
+
+@dataclass
+class _Seen:
+    """What the walk has come by."""
+
+    own: _Own
+    claims: Claims | None
+    receipts: dict[bytes, int]
+    jobs: dict[bytes, bool] = field(default_factory=dict)
+    """Whether each is open."""
+    last_release: int = -1
+    releases: int = 0
+    answered: set[bytes] = field(default_factory=set)
+    wired: bool = False
+    findings: int = 0
+    unlike_own: int | None = None
+    unlike_others: list[int] = field(default_factory=list)
+    compared: int = 0
+
+    def take(self, line: Line, walk: Walk) -> None:
+        self.compare(walk)
+        if line.event == RELEASE and line.outcome == SENT:
+            self.last_release = line.seq
+            self.releases += 1
+            if self.receipts:
+                self.answered.add(matching(line))
+                self.answered &= self.receipts.keys()
+        elif line.event == OPEN and line.outcome != REFUSED:
+            self.jobs[line.job] = True
+        elif line.event == CLOSE:
+            self.jobs.pop(line.job, None)
+        elif line.event == WIRE:
+            self.wired = True
+        elif line.event == FINDING:
+            self.findings += 1
+
+    def compare(self, walk: Walk) -> None:
+        """The log so far with the checkpoints that are signed of it."""
+        size = walk.entries
+        for checkpoint in self.own.due(size):
+            self.compared += 1
+            if self.unlike_own is None and checkpoint.root != walk.tree.root():
+                self.unlike_own = size
+        if self.claims and size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
+            self.unlike_others.append(size)
+
+
+def _receipts(site: str, evidence: Evidence) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for folder in evidence.receipts:
+        found |= receipts_of(site, folder)
+    return found
+
+
+def _chain(walk: Walk) -> Part:
+    if walk.bad:
+        return Part("chain", State.BROKEN, walk.bad, walk.entries)
+    return Part("chain", State.SHOWN, f"{walk.entries} entries hold, none changed, removed, added or moved")
+
+
+def _tree(own: _Own, seen: _Seen) -> Part:
+    if seen.unlike_own is not None:
+        said = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
+        return Part("tree", State.BROKEN, said, max(seen.unlike_own - 1, 0))
+    if own.newest is None:
+        return Part("tree", State.NOT_SHOWN, "there is no checkpoint to compare the entries with")
+    return Part("tree", State.SHOWN, f"{seen.compared} checkpoints are of these entries")
+
+
+def _tail(walk: Walk, own: _Own) -> Part:
+    if own.size > walk.entries:
+        said = f"the log ends before its newest checkpoint, of {own.size} entries: it was cut, or is another one"
+        return Part("tail", State.BROKEN, said, walk.entries)
+    if own.size < walk.entries:
+        return Part("tail", State.NOT_SHOWN, f"{walk.entries - own.size} entries follow the newest checkpoint")
+    return Part("tail", State.SHOWN, "the last entry is under the newest checkpoint")
+
+
+def _jobs(seen: _Seen, running: Collection[str]) -> Iterator[Part]:
+    still = [job for job in seen.jobs if json.loads(job) not in running]
+    if still:
+        said = f"{len(still)} jobs were not closed: they run (say which), or the log lacks their end"
+        yield Part("jobs", State.NOT_SHOWN, said)
+    else:
+        yield Part("jobs", State.SHOWN, "every job that was opened is closed, or said to be running")
+
+
+def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
+    if network:
+        kept = "is not compared with the releases" if seen.wired else "was not kept"
+        yield Part("wire", State.NOT_SHOWN, f"a ledger of the bytes on the network {kept}")
+
+
+def _agreement(site: str, walk: Walk, claims: Claims | None, seen: _Seen, evidence: Evidence) -> Iterable[Part]:
+    if claims is None:
+        yield Part("checkpoints", State.NOT_SHOWN, "no key of the site is known")
+    else:
+        yield _others_keys(claims)
+        yield _others_checkpoints(walk, claims, seen)
+    if evidence.receipts:
+        yield _others_receipts(walk, seen)
+    if seen.findings:
+        yield Part("findings", State.NOT_SHOWN, f"the site itself logged {seen.findings} findings: see 'audit show'")
+
+
+def _others_keys(claims: Claims) -> Part:
+    if claims.other_keys:
+        return Part("key", State.BROKEN, "others know this log by another key: it was signed anew, or the key changed")
+    return Part("key", State.SHOWN, "nobody who was asked knows the log by another key")
+
+
+def _others_checkpoints(walk: Walk, claims: Claims, seen: _Seen) -> Part:
+    beyond = [size for size in claims.sizes if size > walk.entries]
+    if claims.forks:
+        said = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
+        return Part("checkpoints", State.BROKEN, said, claims.forks[0] - 1)
+    if seen.unlike_others:
+        said = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
+        return Part("checkpoints", State.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
+    if beyond:
+        said = f"others hold a checkpoint of {max(beyond)} entries: the log was cut or rolled back"
+        return Part("checkpoints", State.BROKEN, said, walk.entries)
+    if not claims.sizes:
+        return Part("checkpoints", State.NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
+    who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {len(claims.parties)} parties"
+    if claims.covered <= seen.last_release:
+        return Part("checkpoints", State.NOT_SHOWN, f"{who}; releases after that are not in their hands")
+    return Part("checkpoints", State.SHOWN, f"{who}, with every release in it")
+
+
+def _others_receipts(walk: Walk, seen: _Seen) -> Part:
+    missing = [number for digest, number in seen.receipts.items() if digest not in seen.answered]
+    if not missing:
+        said = f"all {len(seen.receipts)} messages that the server received are in the log"
+        return Part("receipts", State.SHOWN, said)
+    if walk.first:
+        return Part("receipts", State.NOT_SHOWN, f"{len(missing)} receipts may be of entries that are expired")
+    said = f"the server received {len(missing)} messages that the log does not hold, first by receipt {min(missing)}"
+    return Part("receipts", State.BROKEN, said)
+
+
+def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:
+    """Each log of a run with what the rest of the run holds of it; nothing for a single log."""
+    alone = set(logs.values()) == {run}
+    return {site: (folder, () if alone else (run,)) for site, folder in logs.items()}
+
+
+def check_site(folder: Path, named: str) -> str:
+    """The site that a log says it is of; `named` if it has no entry. Raises `LogError`."""
+    for line in Walk(folder):
+        return str(json.loads(line.site))
+    if not named:
+        raise LogError("the log is empty, and so does not say whose it is")
+    return named

@@ -1,0 +1,226 @@
+"""What site and server tell each other of audit logs, beside a task's tensors: checkpoints, proofs and cosignatures.
+
+With each answer a site says the newest checkpoint of its log, and that it continues those which others hold; with the
+next task the server brings its own cosignature, those of other sites, and other sites' checkpoints to cosign. Nothing
+of it is believed before it is verified. What does not hold never stops training: it is logged as a finding.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from audits import (
+    AuditKey,
+    AuditLog,
+    Checkpoint,
+    Event,
+    ForkFound,
+    Note,
+    NoteError,
+    VerifierKey,
+    Witness,
+    origin_of,
+)
+from medfedvqa.federation.site_config import SiteConfig
+
+WITNESSES = 8
+"""A log is cosigned by the server and at most so many other sites."""
+MAX_UP, MAX_DOWN = 1 << 15, 1 << 16
+"""Bytes that a site, or the server, may say beside one message."""
+_MOST = 4 * WITNESSES  # parts of a kind in one message
+_MALFORMED = "what was said of audit logs is malformed"
+
+Proofs = Mapping[int, tuple[bytes, ...]]
+"""That a checkpoint continues the log as it was with so many entries."""
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """Another site's checkpoint, for a witness that stands at the beginning of its proof."""
+
+    key: VerifierKey
+    note: Note
+    proof: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Down:
+    """What the server tells a site."""
+
+    key: VerifierKey
+    cosigned: tuple[Note, ...] = ()
+    """The site's own checkpoints, with others' signatures."""
+    others: tuple[Relayed, ...] = ()
+    wanted: tuple[int, ...] = ()
+    """Sizes of the site's log from which its next checkpoint is to be proven."""
+
+    def encoded(self) -> bytes:
+        """As it is sent; `read` is its inverse."""
+        others = [[str(one.key), str(one.note), _coded(one.proof)] for one in self.others]
+        cosigned = [str(note) for note in self.cosigned]
+        return _json({"key": str(self.key), "cosigned": cosigned, "others": others, "wanted": self.wanted})
+
+    @classmethod
+    def read(cls, said: bytes) -> "Down":
+        """Raises `NoteError` for anything that the server would not send."""
+        try:
+            found = _parsed(said, MAX_DOWN)
+            others = (
+                Relayed(VerifierKey.parse(key), Note.parse(note), _decoded(proof))
+                for key, note, proof in _few(found["others"])
+            )
+            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
+            return cls(
+                VerifierKey.parse(found["key"]), cosigned, tuple(others), tuple(map(_size, _few(found["wanted"])))
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
+            raise NoteError(_MALFORMED) from None
+
+
+@dataclass(frozen=True)
+class Up:
+    """What a site tells the server."""
+
+    key: VerifierKey
+    note: Note
+    proofs: Proofs
+    cosigned: tuple[Note, ...] = ()
+    """Others' checkpoints, with this site's cosignature."""
+    seen: Mapping[str, int] | None = None
+    """How many entries of others' logs this site has cosigned, by origin."""
+
+    def encoded(self) -> bytes:
+        """As it is sent; `read` is its inverse."""
+        proofs = {str(size): _coded(proof) for size, proof in self.proofs.items()}
+        cosigned = [str(note) for note in self.cosigned]
+        said = {"key": str(self.key), "note": str(self.note), "proofs": proofs}
+        return _json({**said, "cosigned": cosigned, "seen": dict(self.seen or {})})
+
+    @classmethod
+    def read(cls, said: bytes) -> "Up":
+        """Raises `NoteError` for anything that a site would not send."""
+        try:
+            found = _parsed(said, MAX_UP)
+            proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(found["proofs"].items()))}
+            seen = {str(origin): _size(size) for origin, size in found["seen"].items()}
+            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
+            return cls(VerifierKey.parse(found["key"]), Note.parse(found["note"]), proofs, cosigned, seen)
+        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
+            raise NoteError(_MALFORMED) from None
+
+
+class Attester:
+    """A site's part, for one job."""
+
+    def __init__(self, config: SiteConfig, log: AuditLog, key: AuditKey, job_id: str, method: str) -> None:
+        """Raises `NoteError` if a pinned key is none."""
+        pinned = {found.name: found for found in map(VerifierKey.parse, config.audit_peers.values())}
+        self._log, self._key = log, key
+        self._standing = {"job": job_id, "method": method}
+        self._witness = Witness(config.audit, key, pinned)
+        self._cosigned: list[Note] = []
+        self._sizes: set[int] = set()
+
+    def hear(self, told: bytes, round: int) -> None:
+        """Takes in what the server told; findings go into the log. Raises `LogError` if that cannot be written."""
+        self._cosigned, self._sizes = [], set()
+        if not told:
+            return
+        try:
+            down = Down.read(told)
+            self._witness.introduce(down.key)
+        except NoteError as error:
+            self._find(error, round)
+            return
+        for other in down.others:
+            try:
+                self._cosigned.append(self._cosign(other))
+            except NoteError as error:
+                self._find(error, round, other.key.name)
+        try:
+            own = [self._own(note) for note in down.cosigned]
+            self._log.cosigned(own, self._witness.known_keys().values())
+            self._sizes = self._known(down.wanted)
+        except NoteError as error:
+            self._find(error, round)
+
+    def say(self) -> bytes:
+        """The newest checkpoint, made now, and what belongs to it. Raises `LogError`."""
+        note = self._log.checkpoint()
+        size = Checkpoint.parse(note.text).size
+        proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
+        positions = self._witness.positions().items()
+        recent = {origin: Checkpoint.parse(found.text).size for origin, found in positions}
+        # Of others' logs that are not of this job nothing needs to be said.
+        seen = dict(list(recent.items())[-_MOST:])
+        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
+
+    def _cosign(self, other: Relayed) -> Note:
+        if other.key.name == self._key.public.name:
+            raise NoteError("the server passes this site's own log off as another's")
+        self._witness.introduce(other.key)
+        cosigned = self._witness.cosign(other.note, other.proof)
+        return Note(cosigned.text, tuple(one for one in cosigned.signatures if one[0] == self._key.public.name))
+
+    def _own(self, note: Note) -> Note:
+        """The note, if it is of this log. Raises `ForkFound` where it is signed by this site and of other entries."""
+        if not self._key.public.signed(note) or Checkpoint.parse(note.text).origin != self._key.public.name:
+            raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
+        if self._log.contradicts(note):
+            raise ForkFound("others hold a signed checkpoint that this log does not have: it was cut or rolled back")
+        return note
+
+    def _known(self, sizes: tuple[int, ...]) -> set[int]:
+        """These sizes, if the log has had them."""
+        signed = Checkpoint.parse(self._log.checkpoint().text).size
+        if max(sizes, default=0) > signed:
+            raise ForkFound("others are said to hold more of this log than there is: it was cut, or the server errs")
+        return set(sizes)
+
+    def _find(self, error: NoteError, round: int, about: str = "") -> None:
+        known = about if about in self._witness.known_keys() else None
+        self._log.append(Event.FINDING, **self._standing, round=round, peer=known, reason=str(error))
+
+
+def site_of(origin: str) -> str:
+    """The site whose log has this origin."""
+    return origin.removeprefix(origin_of(""))
+
+
+def _json(said: Any) -> bytes:
+    return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _parsed(said: bytes, most: int) -> Any:
+    if len(said) > most:
+        raise ValueError
+    try:
+        return json.loads(said)
+    except RecursionError:
+        raise ValueError from None
+
+
+def _few(found: Any) -> list[Any]:
+    if not isinstance(found, list) or len(found) > _MOST:
+        raise ValueError
+    return found
+
+
+def _size(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < 1 << 60:
+        raise ValueError
+    return found
+
+
+def _coded(proof: tuple[bytes, ...]) -> list[str]:
+    return [base64.b64encode(node).decode() for node in proof]
+
+
+def _decoded(proof: Any) -> tuple[bytes, ...]:
+    nodes = tuple(base64.b64decode(node, validate=True) for node in proof)
+    if len(nodes) > 128 or any(len(node) != 32 for node in nodes):
+        raise ValueError
+    return nodes
