@@ -35,8 +35,8 @@ _LABELS = {
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",
     "actor": "Run by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
     "dp_event": "Charge", "wire": "Bytes on the network", "policy": "Site policy", "exchange": "Exchange spec",
-    "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest", "leaf_hash": "Hash of this entry",
-    "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
+    "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest",
+    "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def _badges(checked: Checked) -> Html:
     """The three verdicts in a word each."""
     if checked.found is None:
         return tag("p", badge("bad", "cannot be judged"))
-    words = (badge(_STATES[one.state], f"{name}: {one.state}") for name, one in checked.found.verdicts())
+    words = (badge(_STATES[one.state], f"{name.capitalize()}: {one.state}") for name, one in checked.found.verdicts())
     return tag("ul", *(tag("li", word) for word in words), class_="badges")
 
 

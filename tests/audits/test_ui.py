@@ -299,7 +299,7 @@ def test_a_broken_log_is_shown_up_to_where_it_breaks(run: Path, ask: Ask) -> Non
     assert "entry 5: the entry does not match its hash" in ask().text
     assert "<caption>5 entries" in ask("entries?site=head").text
     verdicts = ask("verdicts").text
-    assert 'class="badge bad"' in verdicts and "integrity: broken" in verdicts and "integrity: shown" in verdicts
+    assert 'class="badge bad"' in verdicts and "Integrity: broken" in verdicts and "Integrity: not shown" in verdicts
     assert 'href="entry?site=head&amp;seq=5"' in verdicts and "the entry does not match its hash" in verdicts
 
 
