@@ -83,6 +83,22 @@ class NoteFile:
             if len(lines) > MAX_LINES:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
+    def heads(self) -> Iterator[tuple[int, bytes, int, str]]:
+        """Size, root and number of signatures of each note, and the note as it is written; the same otherwise."""
+        lines: list[str] = []
+        for line in self._lines():
+            lines.append(line)
+            if line == "\n" and len(lines) > 4 and lines[-2].startswith(DASH):
+                gap = lines.index("\n")
+                if lines[1].removesuffix("\n").isdecimal() and len(lines[1]) < 20 and len(lines[2]) == 45:
+                    try:
+                        yield int(lines[1]), binascii.a2b_base64(lines[2]), len(lines) - gap - 2, "".join(lines[:-1])
+                    except binascii.Error:
+                        raise NoteError("this note is no checkpoint") from None
+                else:
+                    raise NoteError("this note is no checkpoint")
+                lines = []
+
     def latest(self) -> Note | None:
         """The note of the largest tree among the last ones. Raises `NoteError`."""
         if self._changed():

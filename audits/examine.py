@@ -3,6 +3,7 @@
 """
 
 import json
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -27,6 +28,8 @@ class State(StrEnum):
 
 
 _ORDER = list(State)
+_COSIGNED = 64
+"""The newest cosigned checkpoints that are looked at: each covers all before it."""
 EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
 
 
@@ -127,33 +130,30 @@ class _Own:
     def __init__(self, folder: Path, key: VerifierKey | None) -> None:
         self._file, self.key = NoteFile(folder / CHECKPOINTS), key
         self.newest, self.cosigned, self.unreadable = self._gathered()
-        self._notes = iter(self._file) if not self.unreadable else iter(())
+        self._heads = iter(()) if self.unreadable else self._file.heads()
         self._next = self._advance(0)
 
     def _gathered(self) -> tuple[Note | None, list[Note], str]:
-        cosigned: list[Note] = []
+        cosigned: deque[str] = deque(maxlen=_COSIGNED)
         try:
-            newest = self._file.latest()
-            for note in self._file:
-                if len(note.signatures) > 1:
-                    # One cosigned checkpoint covers all before it; a few are enough, if the newest are among them.
-                    cosigned = [*cosigned[-31:], note]
-            return newest, cosigned, ""
+            for _, _, signatures, written in self._file.heads():
+                if signatures > 1:
+                    cosigned.append(written)
+            return self._file.latest(), [Note.parse(written) for written in cosigned], ""
         except NoteError as error:
             return None, [], str(error)
 
-    def due(self, size: int) -> Iterator[Checkpoint]:
-        """The checkpoints of this size."""
-        while self._next is not None and self._next.size == size:
-            yield self._next
+    def due(self, size: int) -> Iterator[bytes]:
+        """The roots of the checkpoints of this size."""
+        while self._next is not None and self._next[0] == size:
+            yield self._next[1]
             self._next = self._advance(size)
 
-    def _advance(self, size: int) -> Checkpoint | None:
-        """The next one in the file that is not smaller: stored again with cosignatures, earlier ones come later."""
-        for note in self._notes:
-            found = Checkpoint.parse(note.text)
-            if found.size >= size:
-                return found
+    def _advance(self, size: int) -> tuple[int, bytes] | None:
+        """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
+        for found, root, _, _ in self._heads:
+            if found >= size:
+                return found, root
         return None
 
     @property
@@ -213,9 +213,9 @@ class _Seen:
     def compare(self, walk: Walk) -> None:
         """The log so far with the checkpoints that are signed of it."""
         size = walk.entries
-        for checkpoint in self.own.due(size):
+        for root in self.own.due(size):
             self.compared += 1
-            if self.unlike_own is None and checkpoint.root != walk.tree.root():
+            if self.unlike_own is None and root != walk.tree.root():
                 self.unlike_own = size
         if self.claims and size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
             self.unlike_others.append(size)

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +21,7 @@ from audits.witness import KEYS, read_keys
 
 FORMAT = "medfedvqa audit proof 1"
 MAX_BUNDLE = 1 << 26  # bytes
+_NEWEST = 64
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,17 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:
-    """The newest checkpoint over an entry; one that is cosigned goes before."""
-    best: tuple[int, int] = (0, 0)
-    chosen: Note | None = None
+    """Among the newest checkpoints over an entry the one that most have signed, with all their signatures."""
+    found: OrderedDict[str, Note] = OrderedDict()
     for note in NoteFile(folder / CHECKPOINTS):
-        size = Checkpoint.parse(note.text).size
-        if size > seq and (rank := (len(note.signatures), size)) >= best:
-            best, chosen = rank, note
-    if chosen is None:
+        if Checkpoint.parse(note.text).size > seq:
+            found[note.text] = found[note.text].joined(note) if note.text in found else note
+            if len(found) > _NEWEST:
+                found.popitem(last=False)
+    if not found:
         raise LogError("the entry is under no checkpoint yet: there is none, or the log is shorter")
-    return chosen
+    return max(found.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
+
+
+def _size_of(note: Note) -> int:
+    return Checkpoint.parse(note.text).size

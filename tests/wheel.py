@@ -48,7 +48,7 @@ def main() -> None:
         if not where.startswith(str(folder)):
             raise SystemExit(f"the wheel is not what runs: {where}")
         call(folder / "other" / "bin" / "medfedvqa", *RUN, *QUICK, "--out", folder / "run", cwd=folder)
-        call(folder / "other" / "bin" / "medfedvqa", "audit", "verify", folder / "run", cwd=folder)
+        call(folder / "other" / "bin" / "medfedvqa", "audit", "verify", "--no-network", folder / "run", cwd=folder)
 
 
 if __name__ == "__main__":

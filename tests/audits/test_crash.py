@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 import audits
-from audits import AuditLog, Event, Outcome, read, verify
+from audits import AuditKey, AuditLog, Event, Outcome, State, examine, origin_of, read, verify
+from audits.segments import segments
 
-WAVES, CHILDREN = 4, 5
+WAVES, CHILDREN = 10, 10
 
 FORK_SITES_THAT_RELEASE_FOR_EVER = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from audits import AuditLog, Exchange, Gate, JobContext, Kind, SitePolicy, TaskSpec, TensorSpec
+from audits import AuditKey, AuditLog, Exchange, Gate, JobContext, Kind, SitePolicy, TaskSpec, TensorSpec
 
 folder, outside = map(Path, sys.argv[1:])
 prompt = TensorSpec("prompt", (16,), "float32", Kind.PARAMETERS, "A prompt.")
@@ -28,11 +29,15 @@ exchange = Exchange("m", (TaskSpec("train", up=(prompt,), down=()),))
 
 def release_for_ever(job):
     context = JobContext(job, "m", "0" * 64, "1", "0" * 64)
-    gate = Gate(exchange, SitePolicy(("m",), (Kind.PARAMETERS,)), AuditLog(folder, "chest"), context)
+    key = AuditKey.at(folder / "audit.key", "medfedvqa/audit/chest")
+    log = AuditLog(folder, "chest", key, segment_bytes=20_000)
+    gate = Gate(exchange, SitePolicy(("m",), (Kind.PARAMETERS,)), log, context)
     wire = os.open(outside / job, os.O_WRONLY)
     for number in range(1_000_000):
         sent = gate.release("train", number, {"prompt": np.full(16, number, "float32")})
         os.write(wire, b"%d\\n" % int(sent["prompt"][0]))
+        if number % 3 == 0:
+            log.checkpoint()
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for job in sys.stdin:
@@ -84,15 +89,16 @@ def kill(process: int) -> None:
 
 def tear(log: Path, chance: random.Random) -> None:
     """Writes a random part of a line, as a power cut leaves it."""
-    line = log.read_bytes().splitlines(keepends=True)[-1]
+    line = b"".join(path.read_bytes() for path in segments(log.parent)).splitlines(keepends=True)[-1]
     with log.open("ab") as file:
         file.write(line[: chance.randrange(1, len(line))])
 
 
 def test_everything_that_the_outside_saw_is_in_the_log(nursery: subprocess.Popen[str], tmp_path: Path) -> None:
-    """20 sites are killed with SIGKILL while five at a time release into one log; after each five a line is torn.
+    """100 processes are killed with SIGKILL while ten at a time release into one log, sign it and roll its files; after
+    each ten a line is torn.
 
-    Every message that was seen outside has its entry, and the chain verifies over all crashes.
+    Every message that was seen outside has its entry, and chain, tree and checkpoints verify over all crashes.
     """
     folder, outside = tmp_path / "audit", tmp_path / "outside"
     chance = random.Random(7)
@@ -107,8 +113,14 @@ def test_everything_that_the_outside_saw_is_in_the_log(nursery: subprocess.Popen
             kill(site)
         tear(folder / "log.jsonl", chance)
         assert verify(folder).ok and verify(folder).torn_bytes
-    AuditLog(folder, "chest").append(Event.OPEN)
+    key = AuditKey.at(folder / "audit.key", origin_of("chest"))
+    log = AuditLog(folder, "chest", key)
+    log.append(Event.OPEN, outcome=Outcome.REFUSED)
+    log.close()
 
+    found = examine(folder, "chest", key=key.public, network=False)
+    assert found.integrity.state is found.completeness.state is State.SHOWN
+    assert len(segments(folder)) > 3 and {part.name for part in found.integrity.parts} >= {"tree", "signature"}
     verdict = verify(folder)
     assert verdict.ok and not verdict.torn_bytes
     entries = list(read(folder))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from nvflare.recipe import ProdEnv
 
-from audits import Event, Outcome, read, verify
+from audits import Event, Examination, Outcome, State, examine, read, verify
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN
@@ -117,6 +117,12 @@ def entries(federation: LoopbackFederation, site: str, job_id: str) -> list:
     return [entry for entry in read(folder) if entry.job == job_id] if folder.exists() else []
 
 
+def examined(federation: LoopbackFederation, site: str, out: Path) -> Examination:
+    """The verdicts on a site's log, against what the other sites and the server hold."""
+    others = [federation.kits / other / "audit" for other in SITES if other != site]
+    return examine(federation.kits / site / "audit", site, [out, *others], network=False)
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     """Until the condition holds; fails the test if it never does."""
     end = time.monotonic() + PATIENCE
@@ -140,7 +146,10 @@ def job_process(federation: LoopbackFederation, site: str) -> psutil.Process:
 def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
     federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
 ) -> None:
-    """Bytes per round and site in the logs equal the exchange's; prompts equal the in-process engine's bit for bit."""
+    """Bytes per round and site in the logs equal the exchange's; prompts equal the in-process engine's bit for bit.
+
+    By the other sites' copies and the receipts in the downloaded results, each log is whole, complete and agreed on.
+    """
     nvflare = Path(sys.executable).with_name("nvflare")
     command = [nvflare, "job", "submit", "-j", job_folder, "--startup-kit", federation.admin_kit, "--format", "json"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
@@ -159,6 +168,10 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
         received = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.ACCEPTED}
         assert sent == {(task, number): exchange.task(task).bytes_up for task, number in expected}
         assert received == {(task, number): exchange.task(task).bytes_down for task, number in expected}
+        wait_for(lambda site=site: examined(federation, site, out).state is State.SHOWN)
+        said = {part.name: part.said for part in examined(federation, site, out).consistency.parts}
+        assert "cosigned by 3 parties" in said["checkpoints"] and f"all {ROUNDS + 1} messages" in said["receipts"]
+        assert not any(entry.event is Event.FINDING for entry in log)
 
 
 def test_the_recipe_runs_in_flares_production_environment(

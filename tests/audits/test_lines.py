@@ -1,0 +1,100 @@
+"""The fast reader of lines admits exactly what the definition admits."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_verifier import BLANK, sealed
+
+from audits import LogError
+from audits.exchange import canonical
+from audits.lines import read_line
+from audits.log import parse_line
+
+TENSOR = {
+    **{"name": "prompt", "shape": [2, 3], "dtype": "float32", "nbytes": 24, "sha256": "ab" * 32},
+    **{"kind": "parameters", "protection": "none"},
+}
+PLACE = {"seq": 7, "prev_hash": "12" * 32, "round": 1, "monotonic": 5}
+TEXTS = st.none() | st.text(st.characters(codec="utf-8"), max_size=20)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+PARTS = st.none() | st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS | st.lists(NUMBERS, max_size=2), max_size=3)
+RECORDS = st.fixed_dictionaries(
+    {
+        "dp_event": PARTS,
+        "epsilon_after": st.none() | NUMBERS,
+        "reason": TEXTS,
+        "job": TEXTS | st.integers(),
+        "round": st.none() | st.integers(),
+        "nbytes": st.integers(0, 10**30),
+        "tensors": st.lists(st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, {"name": 'a"b\\'}])),
+    },
+    optional={"wire": st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()},
+)
+
+
+def accepted(read: Any, line: bytes) -> Any:
+    try:
+        return read(line)
+    except LogError:
+        return None
+
+
+def alike(line: bytes) -> bool:
+    """Both readers refuse the line, or both take the same from it; whether they take it."""
+    slow, fast = accepted(parse_line, line), accepted(read_line, line)
+    assert (slow is None) == (fast is None)
+    if slow is None or fast is None:
+        return False
+    assert (fast.seq, fast.prev_hash, fast.leaf_hash) == (slow["seq"], slow["prev_hash"], slow["leaf_hash"])
+    for name in (
+        "event",
+        "outcome",
+        "job",
+        "round",
+        "task",
+        "peer",
+        "direction",
+        "nbytes",
+        "site",
+        "reason",
+        "tensors",
+    ):
+        assert getattr(fast, name) == canonical(slow[name])
+    assert fast.wire == (canonical(slow["wire"]) if "wire" in slow else None)
+    return True
+
+
+@given(RECORDS)
+def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
+    """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
+    line = sealed(BLANK | PLACE | record)
+    assert alike(line) == (record.get("wire", {}) is not None)
+
+
+@given(RECORDS, st.data())
+@settings(max_examples=200)
+def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.DataObject) -> None:
+    """With any byte changed, left out or doubled, also where the hash is made to fit."""
+    line = bytearray(sealed(BLANK | PLACE | record))
+    place = data.draw(st.integers(0, len(line) - 1))
+    byte = data.draw(
+        st.sampled_from([b"", b'"', b"\\", b"0", b"1", b" ", b"{", b"}", b",", b"\n", b"\xff", b"-", b"e"])
+    )
+    line[place : place + data.draw(st.integers(0, 2))] = byte
+    assert not alike(bytes(line)) or line == sealed(BLANK | PLACE | record)
+    rehashed = _rehashed(bytes(line))
+    alike(rehashed)
+
+
+def _rehashed(line: bytes) -> bytes:
+    """With the hash that its other bytes have, if it has a place for one."""
+    found = re.search(rb'"leaf_hash":"[0-9a-f]{64}",', line)
+    if not found or not line.endswith(b"\n"):
+        return line
+    body = line[: found.start()] + line[found.end() : -1]
+    member = json.dumps({"leaf_hash": hashlib.sha256(b"\0" + body).hexdigest()}, separators=(",", ":"))[1:-1].encode()
+    return line[: found.start()] + member + b"," + line[found.end() :]
