@@ -216,13 +216,14 @@ def test_rows_are_cards_on_a_phone_and_still_rows_for_who_hears_them(page: Page,
 def test_it_prints(page: Page, url: str) -> None:
     """On paper there are the tables with their heads, black on white, without what can only be clicked."""
     page.emulate_media(media="print", color_scheme="dark")
+    page.set_viewport_size({"width": 700, "height": 1000})  # a sheet of A4 without its margins, in CSS pixels
     page.goto(url + "entries?page=2")
     shown = {
         name: page.locator(name).first.is_visible() for name in ("form", "header nav", "thead", "caption", ".place")
     }
     assert shown == {"form": False, "header nav": False, "thead": True, "caption": True, ".place": True}
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    assert page.pdf(format="A4")[:5] == b"%PDF-"
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 700
 
 
 def test_charges_are_drawn(page: Page, url: str) -> None:
