@@ -1,12 +1,13 @@
 """The three verdicts on each log, kept until they are asked for again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from audits.errors import LogError
-from audits.examine import Examination, check_site, examine
+from audits.examine import Examination
+
+Judge = Callable[[], Examination]
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class Checked:
 
 
 class Checks:
-    """Verdicts on these logs (site: folder); `against`: files and folders that others hold, by site."""
+    """Verdicts by site, as `judges` give them."""
 
-    def __init__(self, logs: Mapping[str, Path], against: Mapping[str, Sequence[Path]]) -> None:
-        self._logs, self._against = dict(logs), dict(against)
+    def __init__(self, judges: Mapping[str, Judge]) -> None:
+        self._judges = dict(judges)
         self._latest: dict[str, Checked] = {}
 
     def latest(self, site: str) -> Checked:
@@ -31,9 +32,9 @@ class Checks:
 
     def check(self, site: str) -> Checked:
         """The verdicts on a log as it is now."""
-        folder, time = self._logs[site], datetime.now(UTC).isoformat(timespec="seconds")
+        time = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            self._latest[site] = Checked(time, examine(folder, check_site(folder, site), self._against.get(site, ())))
+            self._latest[site] = Checked(time, self._judges[site]())
         except LogError as error:
             self._latest[site] = Checked(time, None, str(error))
         return self._latest[site]

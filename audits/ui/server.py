@@ -9,18 +9,17 @@ import hmac
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from audits.errors import LogError
-from audits.ui.checks import Checks
+from audits.ui.checks import Checks, Judge
 from audits.ui.html import tag
 from audits.ui.index import Index
 from audits.ui.pages import PAGES, BadQuery, Sight
@@ -54,19 +53,17 @@ class _Answer:
 class AuditServer(ThreadingHTTPServer):
     """Pages on these logs (site: folder) at `url`, once `serve_forever` runs. Port 0 takes a free one.
 
-    `against`: files and folders with what others hold of a site's log, for its verdict on consistency.
+    `judges` give the three verdicts on each of them whenever they are asked for.
 
     Raises `LogError` if a log cannot be read or the port is taken.
     """
 
     daemon_threads = True
 
-    def __init__(
-        self, logs: Mapping[str, Path], port: int = 0, against: Mapping[str, Sequence[Path]] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, logs: Mapping[str, Path], judges: Mapping[str, Judge], port: int = 0) -> None:
         self._token = secrets.token_urlsafe(24)
         self._turn = threading.Lock()
-        self._sight = Sight(Index(logs), Checks(logs, against))
+        self._sight = Sight(Index(logs), Checks(judges))
         self._css = files("audits.ui").joinpath("page.css").read_bytes()
         self._sight.index.refresh()
         try:

@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 import audits.log
-from audits import AuditLog, Event, Kind, Outcome, Protection, TensorRecord
+from audits import AuditLog, Event, Kind, Outcome, Protection, TensorRecord, examine, find_logs
+from audits.ui import AuditServer
 
 HOSTILE = '</td><script>document.title="taken"</script><img src=//example.org/x onerror=alert(1)> "q\'] \\ &amp;'
 """A job's name that tries to be markup, an attribute's end and a syslog parameter's end."""
@@ -44,6 +46,12 @@ class Clock:
 
     def monotonic_ns(self) -> int:
         return 10**9
+
+
+def serve(run: Path, port: int = 0) -> AuditServer:
+    """The pages on the logs of a run, which judge each by itself."""
+    logs = find_logs(run)
+    return AuditServer(logs, {site: partial(examine, folder, site) for site, folder in logs.items()}, port)
 
 
 def fix_clocks(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import pytest
-from logs import HOSTILE, JOB, fix_clocks, peak, write_logs
+from logs import HOSTILE, JOB, fix_clocks, peak, serve, write_logs
 
 from audits import AuditLog, Event, LogError, find_logs, read
 from audits.checkpoint import origin_of
@@ -70,7 +70,7 @@ def run(written: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Iterator[AuditServer]:
-    with AuditServer(find_logs(run)) as server:
+    with serve(run) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -159,7 +159,7 @@ def test_without_the_token_there_is_nothing(server: AuditServer, path: str) -> N
 
 def test_tokens_differ(run: Path, server: AuditServer) -> None:
     """An address from last week opens nothing today."""
-    with AuditServer(find_logs(run)) as other:
+    with serve(run) as other:
         assert urlsplit(other.url).path != urlsplit(server.url).path
 
 
@@ -350,7 +350,7 @@ def test_a_log_that_vanished_is_a_sentence(run: Path, ask: Ask) -> None:
 def test_a_taken_port_is_a_sentence(server: AuditServer, run: Path) -> None:
     """The error says what to do."""
     with pytest.raises(LogError, match="0 for any that is free"):
-        AuditServer(find_logs(run), server.server_port)
+        serve(run, server.server_port)
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from logs import HOSTILE, fix_clocks, write_logs
+from logs import HOSTILE, fix_clocks, serve, write_logs
 from playwright.sync_api import Browser, Page, sync_playwright
-
-from audits import find_logs
-from audits.ui import AuditServer
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -62,7 +59,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         fix_clocks(patch)
         patch.setattr("os.fsync", lambda file: None)
         write_logs(run, rounds=30)
-    with AuditServer(find_logs(run)) as server:
+    with serve(run) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield server.url
