@@ -49,6 +49,8 @@ def main() -> None:
             raise SystemExit(f"the wheel is not what runs: {where}")
         call(folder / "other" / "bin" / "medfedvqa", *RUN, *QUICK, "--out", folder / "run", cwd=folder)
         call(folder / "other" / "bin" / "medfedvqa", "audit", "verify", "--no-network", folder / "run", cwd=folder)
+        # The pages' style sheet is read when the server is made.
+        call(python, "-c", "from audits.ui import AuditServer; AuditServer({}, {}).server_close()", cwd=folder)
 
 
 if __name__ == "__main__":

@@ -18,47 +18,40 @@ from audits import (
     State,
     VerifierKey,
     check,
-    check_site,
     describe,
-    examine,
     expire,
     find_logs,
     origin_of,
     prove,
-    sites_of,
 )
+from medfedvqa.cli.audit_export import export_command
+from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
+from medfedvqa.cli.audit_ui import ui_command
 from medfedvqa.cli.display import show_log_totals
 from medfedvqa.cli.privacy import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
+app.command("export")(export_command)
+app.command("ui")(ui_command)
 _MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
 
 
 @app.command("verify")
 def verify_command(
     folder: Folder,
-    against: Annotated[
-        list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")
-    ] = None,
-    running: Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")] = None,
-    network: Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")] = True,
+    against: Against = None,
+    key: Key = None,
+    running: Running = None,
+    network: Network = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Three verdicts on every log below FOLDER: integrity, completeness, consistency with what others hold.
 
     Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
     """
-    found, worst = [], State.SHOWN
-    for named, (path, others) in sites_of(find_logs(folder), folder).items():
-        places = (*others, *(against or ()))
-        trusted = VerifierKey.parse(key) if key else None
-        found.append(examine(path, check_site(path, named), places, trusted, running or (), network))
-        worst = max(worst, found[-1].state, key=list(State).index)
+    found = [judge() for judge in judges(folder, against, key, running, network).values()]
+    worst = max((one.state for one in found), key=list(State).index)
     if as_json:
         typer.echo(json.dumps({"state": worst, "logs": [one.record() for one in found]}, indent=2))
     else:

@@ -121,7 +121,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
-    + [["audit", name] for name in ("proof", "check", "key", "expire")]
+    + [["audit", name] for name in ("proof", "check", "key", "expire", "export", "ui")]
     + [["benchmark"], ["attention"], ["identity"]]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )

@@ -1,0 +1,52 @@
+"""An entry as syslog messages (RFC 5424), every fact of it as structured data.
+
+An entry with tensors becomes a message of its own and one for each tensor, so that no message is longer than receivers
+take (RFC 5424, 6.1: 2048 bytes); `entry` in a tensor's message is the `leaf_hash` of the entry that it belongs to.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from audits.exchange import canonical
+from audits.log import Entry, Event, Outcome
+
+LOG_AUDIT = 13
+WARNING, NOTICE, INFO = 4, 5, 6
+ENTERPRISE = 32473  # the number that RFC 5612 sets aside for those who have none
+_SEVERITIES = {Event.FINDING: WARNING, Event.RECOVERED: NOTICE, Event.EXPIRED: NOTICE}
+_NAME = re.compile(r"[!-~]{1,255}")
+_SPECIAL = re.compile(r'(["\\\]])')
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def syslog_lines(entry: Entry) -> Iterator[str]:
+    """The entry's messages without line feeds: the entry, then its tensors in order."""
+    facts = vars(entry)
+    told = {name: value for name, value in facts.items() if name not in ("time", "tensors") and value is not None}
+    text = f"{entry.event} {entry.outcome}" if entry.outcome else str(entry.event)
+    yield _message(entry, str(entry.event), "entry", told, f"{text}, {len(entry.tensors)} tensors")
+    for position, tensor in enumerate(entry.tensors):
+        about = {"entry": entry.leaf_hash, "seq": entry.seq, "site": entry.site, "position": position}
+        known = {name: value for name, value in vars(tensor).items() if value is not None}
+        yield _message(entry, "tensor", "tensor", about | known, f"{text}, tensor {position + 1}")
+
+
+def _message(entry: Entry, message: str, element: str, facts: Mapping[str, Any], text: str) -> str:
+    host = entry.site if _NAME.fullmatch(entry.site) else "-"
+    params = " ".join(f'{name}="{_escaped(value)}"' for name, value in facts.items())
+    header = f"<{8 * LOG_AUDIT + _severity(entry)}>1 {entry.time} {host} medfedvqa - {message}"
+    return f"{header} [{element}@{ENTERPRISE} {params}] {text}"
+
+
+def _severity(entry: Entry) -> int:
+    if entry.outcome is Outcome.REFUSED:
+        return WARNING
+    return _SEVERITIES.get(entry.event, INFO)
+
+
+def _escaped(value: Any) -> str:
+    """A parameter's value: control characters, which could end a line, as JSON writes them, then RFC 5424, 6.3.3."""
+    text = value if isinstance(value, str) else canonical(value).decode()
+    plain = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _SPECIAL.sub(r"\\\1", plain)

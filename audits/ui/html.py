@@ -1,0 +1,36 @@
+"""HTML in which text is escaped unless it was made here."""
+
+from collections.abc import Iterable
+from html import escape
+
+
+class Html(str):
+    """Markup: what `tag` made of escaped text."""
+
+    __slots__ = ()
+
+
+Child = str | int | None
+_VOID = frozenset(("link", "meta", "input"))
+
+
+def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """One element. Children that are not `Html` are escaped, `None` is left out.
+
+    `class_` and `for_` lose their last underscore, others inside become hyphens; `True` is an attribute without a
+    value, `None` and `False` none.
+    """
+    said = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[Child], between: str = "") -> Html:
+    """Children one after the other, escaped as by `tag`."""
+    shown = (child if isinstance(child, Html) else escape(str(child)) for child in children if child is not None)
+    return Html(escape(between).join(shown))

@@ -1,0 +1,269 @@
+"""Where in the logs each entry stands, so that a page of entries is found without reading the rest.
+
+The index lies in a temporary file of SQLite's own, which nobody else can open and which goes with the process; what a
+page shows is read from the logs again. Memory does not grow with the logs.
+"""
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from audits.errors import LogError
+from audits.exchange import Kind
+from audits.log import Entry, Outcome
+from audits.ui.follow import Follower
+
+POINTS = 240  # steps of a course that a page draws at most
+
+_SCHEMA = """
+CREATE TABLE entries (site TEXT, seq INTEGER, segment INTEGER, offset INTEGER, time TEXT, job TEXT,
+    event TEXT, outcome TEXT, kinds INTEGER, charged INTEGER, before REAL, after REAL,
+    PRIMARY KEY (site, seq)) WITHOUT ROWID;
+CREATE INDEX by_time ON entries (time, site, seq);
+CREATE INDEX by_charge ON entries (site, seq, before, after) WHERE charged;
+CREATE TABLE passed (site TEXT, job TEXT, event TEXT, outcome TEXT, entries INTEGER, nbytes INTEGER, last TEXT,
+    PRIMARY KEY (site, job, event, outcome)) WITHOUT ROWID;
+CREATE TABLE tensors (site TEXT, job TEXT, direction TEXT, peer TEXT, name TEXT, kind TEXT, protection TEXT,
+    messages INTEGER, nbytes INTEGER,
+    PRIMARY KEY (site, job, direction, peer, name, kind, protection)) WITHOUT ROWID;
+CREATE TABLE spent (site TEXT, job TEXT, delta REAL, charges INTEGER, before REAL, after REAL,
+    PRIMARY KEY (site, job)) WITHOUT ROWID;
+"""
+_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+_PASSED = (
+    "INSERT INTO passed VALUES (?,?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
+    "entries = entries + 1, nbytes = nbytes + excluded.nbytes, last = max(last, excluded.last)"
+)
+_TENSOR = (
+    "INSERT INTO tensors VALUES (?,?,?,?,?,?,?,1,?) ON CONFLICT DO UPDATE SET "
+    "messages = messages + 1, nbytes = nbytes + excluded.nbytes"
+)
+_SPENT = (
+    "INSERT INTO spent VALUES (?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
+    "charges = charges + 1, after = excluded.after, delta = excluded.delta"
+)
+_BITS = {kind: 1 << bit for bit, kind in enumerate(Kind)}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which entries are asked for; `None` asks for all. `kind` is that of a tensor, `charged` of the site's ledger."""
+
+    site: str | None = None
+    job: str | None = None
+    event: str | None = None
+    outcome: str | None = None
+    kind: Kind | None = None
+    charged: bool = False
+
+    def where(self) -> tuple[str, list[str | int]]:
+        """The condition in SQL, and its parameters."""
+        equal = {"site": self.site, "job": self.job, "event": self.event, "outcome": self.outcome}
+        asked = {name: value for name, value in equal.items() if value is not None}
+        terms, values = [f"{name} = ?" for name in asked], list[str | int](asked.values())
+        if self.kind:
+            terms, values = [*terms, "kinds & ?"], [*values, _BITS[self.kind]]
+        if self.charged:
+            terms.append("charged")
+        return " AND ".join(terms) or "1", values
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """One log in sum, from its entry `first` on: those before are expired. Bytes are those of tensors' values.
+
+    `broken` says what stopped the index, if anything did.
+    """
+
+    site: str
+    first: int
+    entries: int
+    released: int
+    bytes_out: int
+    received: int
+    bytes_in: int
+    refused: int
+    last: str | None
+    epsilon: float | None
+    broken: str | None
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """One job at one site in sum; no `job` where an entry belongs to none."""
+
+    job: str
+    site: str
+    entries: int
+    released: int
+    bytes_out: int
+    refused: int
+    last: str
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One tensor, one direction, one peer, at one site, as it passed: refused messages are not counted."""
+
+    site: str
+    direction: str
+    peer: str
+    name: str
+    kind: str
+    protection: str
+    messages: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one job was charged at one site: epsilon of the cohort's worst patient over all jobs, in nats."""
+
+    site: str
+    job: str
+    delta: float | None
+    charges: int
+    before: float
+    after: float
+
+
+class Index:
+    """Finds entries of these logs (site: folder). One thread at a time may use it."""
+
+    def __init__(self, logs: Mapping[str, Path]) -> None:
+        self._db = sqlite3.connect("", check_same_thread=False)
+        self._db.executescript(_SCHEMA)
+        self._logs = {site: Follower(folder) for site, folder in logs.items()}
+
+    def close(self) -> None:
+        """Gives the temporary file back."""
+        self._db.close()
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The logs' folders, by site."""
+        return {site: log.folder for site, log in self._logs.items()}
+
+    def refresh(self) -> None:
+        """Takes in what the logs have grown by; all of a log that is no longer the one that was read.
+
+        Raises `LogError` if a log cannot be read, or the index not be written.
+        """
+        for site, log in self._logs.items():
+            try:
+                with self._db:
+                    if log.stale():
+                        log = self._forgotten(site)
+                    for segment, offset, entry in log.grown():
+                        self._insert(site, segment, offset, entry)
+            except (OSError, LogError, sqlite3.Error) as error:
+                self._logs[site] = Follower(log.folder)  # which is stale: what was half taken in is forgotten
+                raise LogError(f"the log of {site} cannot be taken in: {_told(error)}") from None
+
+    def _forgotten(self, site: str) -> Follower:
+        for table in ("entries", "passed", "tensors", "spent"):
+            self._db.execute(f"DELETE FROM {table} WHERE site = ?", (site,))
+        self._logs[site] = Follower(self._logs[site].folder)
+        return self._logs[site]
+
+    def _insert(self, site: str, segment: int, offset: int, entry: Entry) -> None:
+        job, outcome = entry.job or "", str(entry.outcome or "")
+        kinds = sum({_BITS[tensor.kind] for tensor in entry.tensors})
+        epsilons, event = (entry.epsilon_before, entry.epsilon_after), str(entry.event)
+        charged = entry.epsilon_after is not None
+        row = site, entry.seq, segment, offset, entry.time, job, event, outcome, kinds, charged, *epsilons
+        self._db.execute(_ENTRY, row)
+        self._db.execute(_PASSED, (site, job, event, outcome, entry.nbytes, entry.time))
+        if charged:
+            self._db.execute(_SPENT, (site, job, (entry.dp_event or {}).get("delta"), *epsilons))
+        if entry.outcome in (Outcome.SENT, Outcome.ACCEPTED):
+            way = site, job, str(entry.direction), str(entry.peer)
+            rows = ((*way, one.name, str(one.kind), str(one.protection), one.nbytes) for one in entry.tensors)
+            self._db.executemany(_TENSOR, rows)
+
+    def count(self, asked: Filter) -> int:
+        """How many entries are as asked for."""
+        where, values = asked.where()
+        return int(self._db.execute(f"SELECT count(*) FROM entries WHERE {where}", values).fetchone()[0])
+
+    def entries(self, asked: Filter, skip: int, most: int) -> list[tuple[str, Entry]]:
+        """Entries with their sites, newest first. Raises `LogError` if one is no longer what was indexed."""
+        where, values = asked.where()
+        order = "ORDER BY time DESC, site, seq DESC LIMIT ? OFFSET ?"
+        query = f"SELECT site, seq, segment, offset FROM entries WHERE {where} {order}"
+        found = self._db.execute(query, (*values, most, skip)).fetchall()
+        return [(site, self._at(site, *place)) for site, *place in found]
+
+    def entry(self, site: str, seq: int) -> Entry | None:
+        """One entry, if there is one. Raises `LogError` if it is no longer what was indexed."""
+        query = "SELECT seq, segment, offset FROM entries WHERE site = ? AND seq = ?"
+        found = self._db.execute(query, (site, seq)).fetchone()
+        return self._at(site, *found) if found else None
+
+    def _at(self, site: str, seq: int, segment: int, offset: int) -> Entry:
+        try:
+            return self._logs[site].entry(seq, segment, offset)
+        except (OSError, LogError) as error:
+            raise LogError(f"the log of {site} cannot be shown: {_told(error)}") from None
+
+    def sites(self) -> list[SiteFacts]:
+        """Every log in sum."""
+        return [self._site(site, log) for site, log in self._logs.items()]
+
+    def _site(self, site: str, log: Follower) -> SiteFacts:
+        query = "SELECT outcome, sum(entries), sum(nbytes), max(last) FROM passed WHERE site = ? GROUP BY outcome"
+        found = {outcome: facts for outcome, *facts in self._db.execute(query, (site,))}
+        out, taken = found.get(Outcome.SENT, (0, 0, "")), found.get(Outcome.ACCEPTED, (0, 0, ""))
+        after = self._db.execute(
+            "SELECT after FROM entries WHERE site = ? AND charged ORDER BY seq DESC LIMIT 1", (site,)
+        ).fetchone()
+        return SiteFacts(
+            site=site,
+            first=log.first,
+            entries=log.entries - log.first,
+            released=out[0],
+            bytes_out=out[1],
+            received=taken[0],
+            bytes_in=taken[1],
+            refused=found.get(Outcome.REFUSED, (0,))[0],
+            last=max((facts[2] for facts in found.values()), default=None),
+            epsilon=after and after[0],
+            broken=log.broken,
+        )
+
+    def jobs(self, site: str | None, most: int) -> list[JobFacts]:
+        """Jobs by site, the latest first."""
+        query = """SELECT job, site, sum(entries), sum(iif(outcome = 'sent', entries, 0)),
+            sum(iif(outcome = 'sent', nbytes, 0)), sum(iif(outcome = 'refused', entries, 0)), max(last) AS latest
+            FROM passed WHERE job != '' AND ? IN ('', site) GROUP BY job, site
+            ORDER BY latest DESC, job, site LIMIT ?"""
+        return [JobFacts(*row) for row in self._db.execute(query, (site or "", most))]
+
+    def tensors(self, asked: Filter, skip: int, most: int) -> list[TensorFacts]:
+        """What passed, by tensor; of the filter, site, job and kind count."""
+        query = """SELECT site, direction, peer, name, kind, protection, sum(messages), sum(nbytes) FROM tensors
+            WHERE ? IN ('', site) AND ? IN ('', job) AND ? IN ('', kind)
+            GROUP BY site, direction, peer, name, kind, protection ORDER BY site, direction DESC, peer, name
+            LIMIT ? OFFSET ?"""
+        chosen = [str(value or "") for value in (asked.site, asked.job, asked.kind)]
+        return [TensorFacts(*row) for row in self._db.execute(query, (*chosen, most, skip))]
+
+    def spent(self, asked: Filter, most: int) -> list[Spent]:
+        """Charges by site and job, in their order; of the filter, site and job count."""
+        query = """SELECT * FROM spent WHERE ? IN ('', site) AND ? IN ('', job) ORDER BY site, after, job LIMIT ?"""
+        return [Spent(*row) for row in self._db.execute(query, (asked.site or "", asked.job or "", most))]
+
+    def course(self, site: str) -> list[tuple[int, float, float]]:
+        """Charges (entry number, epsilon before and after), those in each of at most `POINTS` stretches as one."""
+        stretch = 1 + self._logs[site].entries // POINTS
+        query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
+            GROUP BY seq / ? ORDER BY max(seq)"""
+        return self._db.execute(query, (site, stretch)).fetchall()
+
+
+def _told(error: Exception) -> str:
+    """The error in a sentence without a path."""
+    if isinstance(error, sqlite3.Error):
+        return "the index cannot be written, make room where temporary files go"
+    return str(error.strerror if isinstance(error, OSError) else error)

@@ -1,0 +1,77 @@
+"""`medfedvqa audit export` and `medfedvqa audit ui`."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+
+from audits import AuditLog, Event
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with the logs of two sites."""
+    for site in ("chest", "head"):
+        log = AuditLog(tmp_path / "run" / "sites" / site / "audit", site)
+        log.append(Event.OPEN, job="job-1")
+        log.append(Event.CLOSE, job="job-1")
+        log.close()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("form", ["fhir", "jsonl", "syslog"])
+def test_export_writes_the_entries_of_all_sites(
+    medfedvqa: Callable[..., Any], run: Path, tmp_path: Path, form: str
+) -> None:
+    """One file, in the order of sites and entries."""
+    out = tmp_path / "out"
+    done = medfedvqa("audit", "export", str(run), "--format", form, "--out", str(out))
+    assert done.returncode == 0 and done.stdout == "4 entries of 2 logs written\n"
+    lines = out.read_text().splitlines()
+    assert len(lines) == 4 and ["chest" in line for line in lines] == [True, True, False, False]
+    if form == "fhir":
+        assert {json.loads(line)["resourceType"] for line in lines} == {"AuditEvent"}
+
+
+def test_export_says_what_is_wrong(medfedvqa: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    """An unknown format, a file that exists and a broken log are sentences, and leave no file."""
+    out = tmp_path / "out"
+    done = medfedvqa("audit", "export", str(run), "--format", "xml", "--out", str(out))
+    assert done.returncode == 2 and "fhir" in done.stderr
+    log = run / "sites" / "head" / "audit" / "log.jsonl"
+    log.write_text(log.read_text().replace("job-1", "job-2", 1))
+    done = medfedvqa("audit", "export", str(run), "--format", "jsonl", "--out", str(out))
+    assert done.returncode == 1 and "head breaks at entry 0" in done.stderr and not out.exists()
+    out.touch()
+    done = medfedvqa("audit", "export", str(run / "sites" / "chest" / "audit"), "--format", "jsonl", "--out", str(out))
+    assert done.returncode == 1 and "exists already" in done.stderr
+
+
+def test_ui_serves_until_it_is_interrupted(run: Path) -> None:
+    """It prints one address, which answers; Ctrl-C ends it without a complaint."""
+    command = [str(Path(sys.executable).with_name("medfedvqa")), "audit", "ui", str(run), "--no-network"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as ui:
+        assert ui.stdout is not None
+        url = ui.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", url)
+        with build_opener(ProxyHandler({})).open(url, timeout=60) as answer:
+            assert answer.status == 200 and "Site chest" in answer.read().decode()
+        ui.send_signal(signal.SIGINT)
+        _, errors = ui.communicate(timeout=60)
+    assert ui.returncode == 0 and errors == ""
+
+
+def test_ui_says_what_is_wrong(medfedvqa: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    """No log and a damaged key are sentences, before anything is served."""
+    done = medfedvqa("audit", "ui", str(tmp_path / "nowhere"))
+    assert done.returncode == 1 and "there is no audit log here" in done.stderr
+    done = medfedvqa("audit", "ui", str(run), "--key", "chest+0+x")
+    assert done.returncode == 1 and "verifier key" in done.stderr
