@@ -36,6 +36,7 @@ class Event(StrEnum):
     RELEASE = "release"
     RECOVERED = "recovered"
     CLOSE = "close"
+    WIRE = "wire"
 
 
 class Outcome(StrEnum):
@@ -61,7 +62,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field is in every line, `null` where it does not apply.
+    """One event. Every field but `wire` is in every line, `null` where it does not apply.
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
@@ -94,10 +95,14 @@ class Entry:
     epsilon_after: float | None = None
     outcome: Outcome | None = None
     reason: str | None = None
+    wire: Mapping[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
-        return vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
+        found = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
+        if self.wire is None:
+            del found["wire"]  # logs from before this field have lines without it, and stay as they are
+        return found
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Entry":
@@ -115,7 +120,7 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"}
+_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash", "wire"}
 
 
 def leaf_hash(record: Mapping[str, Any]) -> str:
@@ -133,7 +138,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
     # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
-    if set(record) != _HASHED or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
+    if record.keys() - {"wire"} != _HASHED or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry of this version is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
