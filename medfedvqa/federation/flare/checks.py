@@ -124,8 +124,8 @@ def _streaming(local: Path) -> str | None:
 
 
 def _validator(local: Path) -> str | None:
-    found = resources(local).get("app_validator", {}).get("path")
-    return None if found == VALIDATOR else "jobs are not looked at before they are deployed"
+    found = resources(local).get("app_validator")
+    return None if found == {"path": VALIDATOR, "args": {}} else "jobs are not looked at before they are deployed"
 
 
 def _launcher(local: Path) -> str | None:
