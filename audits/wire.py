@@ -42,6 +42,7 @@ PREFIX = 16
 HEADER = 2048
 ENVELOPE = 2048
 PER_TENSOR = 512
+BESIDE = 1 << 15
 MAIL_PART = 1 << 20
 
 LIMITS: Mapping[Traffic, int | None] = {
@@ -61,7 +62,8 @@ LIMITS: Mapping[Traffic, int | None] = {
 """Bytes that one frame of a kind may have, headers included; None where its payload is held against what was released.
 
 A task's result may have `PREFIX + HEADER` bytes around each frame's payload, and its payload `ENVELOPE` bytes a message
-and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values.
+and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `BESIDE`
+bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
 """
 
 
@@ -94,7 +96,8 @@ class Count:
 class Submitted:
     """A task's result that a job's process encoded: how often, with how many tensors.
 
-    `nbytes` of the tensors' values and `encoded` bytes are sums over the messages.
+    `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
+    sums over the messages.
     """
 
     task: str
@@ -102,6 +105,7 @@ class Submitted:
     messages: int
     tensors: int
     nbytes: int
+    beside: int
     encoded: int
 
 
@@ -213,6 +217,7 @@ class _Job:
 
 
 _RESULTS, _VALUES = "encoding of task results", "values of released tensors"
+_BESIDE = "checkpoints and cosignatures of audit logs"
 
 
 class Reconciler:
@@ -224,38 +229,26 @@ class Reconciler:
         self._released: defaultdict[str, set[tuple[int | None, int, int]]] = defaultdict(set)
         self._handed: Counter[tuple[str, Traffic, str | None, bool]] = Counter()
         self._left: Counter[str] = Counter()
-        self._values = 0
+        self._values = self._beside = 0
         self._findings: list[Finding] = []
         self._refused = 0
 
     def add(self, entry: Entry) -> None:
         """Take one entry in. Raises `LogError`."""
         if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
-            if entry.peer == SITES:
-                self._jobs[entry.job].shared = True
-            else:
-                self._released[entry.job].add((entry.round, entry.nbytes, len(entry.tensors)))
+            self.released(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
         if entry.event is Event.WIRE:
-            self._window(entry.seq, entry.job, Window.from_record(entry.wire or {}))
+            self.counted(entry.seq, entry.job, Window.from_record(entry.wire or {}))
 
-    def result(self) -> Reconciliation:
-        """What the entries so far tell."""
-        running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
-        findings = [*self._findings, *self._across(running)]
-        left = self._left + Counter({_VALUES: self._values})
-        left[_RESULTS] -= self._values
-        return Reconciliation(
-            left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
-            findings=tuple(findings),
-            refused_frames=self._refused,
-            running=sum(not session.over for session in self._sessions.values()),
-            covered=bool(self._sessions),
-        )
+    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
+        if peer == SITES:
+            self._jobs[job].shared = True
+        else:
+            self._released[job].add((round, nbytes, tensors))
 
-    def _find(self, seq: int | None, nbytes: int, reason: str) -> None:
-        self._findings.append(Finding(seq, nbytes, reason))
-
-    def _window(self, seq: int, job: str | None, window: Window) -> None:
+    def counted(self, seq: int, job: str | None, window: Window) -> None:
+        """A `wire` entry is in the log."""
         session = self._sessions.setdefault(window.session, _Session(window.process, job))
         if window.number < session.next:
             return  # logged twice: the process died between the entry and forgetting its counts
@@ -270,6 +263,23 @@ class Reconciler:
             self._frames(seq, window, count)
         if window.process == JOB and job is not None:
             self._job(seq, job, window)
+
+    def result(self) -> Reconciliation:
+        """What the entries so far tell."""
+        running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
+        findings = [*self._findings, *self._across(running)]
+        left = self._left + Counter({_VALUES: self._values, _BESIDE: self._beside})
+        left[_RESULTS] -= self._values + self._beside
+        return Reconciliation(
+            left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
+            findings=tuple(findings),
+            refused_frames=self._refused,
+            running=sum(not session.over for session in self._sessions.values()),
+            covered=bool(self._sessions),
+        )
+
+    def _find(self, seq: int | None, nbytes: int, reason: str) -> None:
+        self._findings.append(Finding(seq, nbytes, reason))
 
     def _frames(self, seq: int, window: Window, count: Count) -> None:
         limit = LIMITS[count.traffic]
@@ -316,7 +326,10 @@ class Reconciler:
             self._values += result.nbytes
         elif result.tensors:
             self._find(seq, result.nbytes, "a task's result holds tensors that no release logged before it holds")
-        around = result.encoded - result.nbytes
+        self._beside += result.beside
+        if (more := result.beside - result.messages * BESIDE) > 0:
+            self._find(seq, more, "a task's result tells more of audit logs than there can be to tell")
+        around = result.encoded - result.nbytes - result.beside
         if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
             self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
 

@@ -35,7 +35,9 @@ def doctor(
 
 def _accept(kit: Path) -> None:
     if not all(check.ok for check in hardening(kit)):
-        raise ConfigError("the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off")
+        raise ConfigError(
+            "the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off"
+        )
     record_digests(kit / "local")
 
 

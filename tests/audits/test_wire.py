@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audits import AuditLog, Entry, Event, Kind, LogError, Outcome, Protection, TensorRecord, read
-from audits.wire import ENVELOPE, LIMITS, PER_TENSOR, Count, Reconciler, Submitted, Traffic, Window, reconcile
+from audits.wire import BESIDE, ENVELOPE, LIMITS, PER_TENSOR, Count, Reconciler, Submitted, Traffic, Window, reconcile
 
 TENSOR = TensorRecord("shared", (2, 3), "float32", 24, "ab" * 32, Kind.PARAMETERS, Protection.NONE)
 ENCODED, FRAME = 900, 2000  # bytes
-RESULT = Submitted("train", 1, 1, 1, 24, ENCODED)
+RESULT = Submitted("train", 1, 1, 1, 24, 0, ENCODED)
 
 
 def count(traffic: Traffic, payload: int, frame: int, job: str | None = "job", announced: int | None = None) -> Count:
@@ -100,6 +100,17 @@ def test_more_around_a_results_tensors_than_their_encoding_needs_is_found() -> N
         sent = count(Traffic.RESULT, encoded, encoded + 1000)
         job = replace(JOB, sent=(sent,), results=(replace(RESULT, encoded=encoded),))
         assert unexplained(job, replace(SITE, sent=(sent,))) == findings
+
+
+def test_what_a_result_tells_of_audit_logs_is_a_kind_of_its_own_and_bounded() -> None:
+    """Checkpoints and cosignatures travel beside the tensors."""
+    for beside, findings in ((BESIDE, []), (BESIDE + 1, [1])):
+        encoded = ENCODED + beside
+        sent = count(Traffic.RESULT, encoded, encoded + 1000)
+        job = replace(JOB, sent=(sent,), results=(replace(RESULT, beside=beside, encoded=encoded),))
+        found = reconcile(entries(job, replace(SITE, sent=(sent,))))
+        assert [finding.nbytes for finding in found.findings] == findings
+        assert found.left["checkpoints and cosignatures of audit logs"] == beside
 
 
 def test_a_result_that_was_sent_twice_needs_no_second_release() -> None:

@@ -37,7 +37,13 @@ SECRET = "SECRET-of-the-hospital"
 MARK = "LEAK-"
 INJECTED = 1  # byte
 _TIMEOUT = 2.0  # seconds
-_SITE_TOPICS = ("sys.info", "sys.report_env", "resource_manager.report_resources", "info.show_stats", "info.show_errors")
+_SITE_TOPICS = (
+    "sys.info",
+    "sys.report_env",
+    "resource_manager.report_resources",
+    "info.show_stats",
+    "info.show_errors",
+)
 _AGENT_TOPICS = ("config_vars", "process_info", "comm_config", "conns", "peers", "cells", "msg_stats", "list_pools")
 _COMMANDS = ("show_stats", "show_errors", "configure_job_log")
 
@@ -152,6 +158,18 @@ def _aux_listed(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
     return fl_ctx.get_engine().send_aux_request(["server"], "__task_check__", request, _TIMEOUT, fl_ctx)
 
 
+def _aux_small(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
+    """The same, no longer than such a message may be."""
+    request = Shareable({"leak": mark})
+    return fl_ctx.get_engine().send_aux_request(["server"], "__job_heartbeat__", request, _TIMEOUT, fl_ctx)
+
+
+def _message_listed(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
+    """On a listed channel, by the cell itself, and longer than such may be."""
+    message = Message({}, mark.encode() * 1000)
+    return _cell(fl_ctx).fire_and_forget("task", "heart_beat", "server", message)
+
+
 def _logs(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
     stop = threading.Event()
     threading.Timer(_TIMEOUT, stop.set).start()
@@ -162,9 +180,7 @@ def _logs(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
 
 
 def _objects(mark: str, fl_ctx: FLContext, folder: Path) -> Any:
-    return FileStreamer.stream_file(
-        "leak", "leak", {}, ["server"], _file(mark, folder), fl_ctx, chunk_timeout=_TIMEOUT
-    )
+    return FileStreamer.stream_file("leak", "leak", {}, ["server"], _file(mark, folder), fl_ctx, chunk_timeout=_TIMEOUT)
 
 
 def _file(mark: str, folder: Path) -> str:
@@ -230,6 +246,8 @@ WAYS: dict[str, Callable[[str, FLContext, Path], Any]] = {
     "aux-forgotten": _aux_forgotten,
     "aux-secure": _aux_secure,
     "aux-listed-topic": _aux_listed,
+    "aux-short": _aux_small,
+    "message-listed-channel": _message_listed,
     "log-streaming": _logs,
     "object-streaming": _objects,
     "blob": _blob,

@@ -13,7 +13,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from medfedvqa.federation.flare.hardening import require_guard
 from medfedvqa.federation.flare.mail import SiteMail
-from medfedvqa.federation.flare.results import answered, flush
+from medfedvqa.federation.flare.results import answered, log_counts
 
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks
@@ -55,4 +55,4 @@ class SiteExecutor(Executor):
             if self._tasks is not None:
                 self._tasks.close()
         if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN):
-            flush()
+            log_counts(event_type == EventType.END_RUN)

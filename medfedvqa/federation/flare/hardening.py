@@ -37,7 +37,7 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 from audits import LogError
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks
-from medfedvqa.federation.flare.results import check_results
+from medfedvqa.federation.flare.results import check_questions, check_results
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -92,6 +92,7 @@ class SiteGuard(FLComponent):
         _tell_nothing(site)
         _answer_only_what_is_listed(site, self.job)
         check_results(ledger)
+        check_questions()
         ledger.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from medfedvqa.methods import Tensors
 
 REASON = "medfedvqa_reason"
-ROUND, TENSORS = "medfedvqa_round", "medfedvqa_tensors"
+ROUND, TENSORS, BESIDE = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
+"""Of `BESIDE`: bytes in which sites and server tell each other of audit logs."""
 
 
 def pack(round: int, tensors: "Tensors") -> Shareable:

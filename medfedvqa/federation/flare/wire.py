@@ -69,12 +69,13 @@ class Tally:
             case ["refused", traffic, nbytes, payload]:
                 count = self.refused.setdefault(traffic, Count(Traffic(traffic), None, False))
                 count.add(nbytes, payload)
-            case ["result", task, round, tensors, nbytes, encoded]:
-                before = self.results.get((task, round, tensors), Submitted(task, round, 0, tensors, 0, 0))
+            case ["result", task, round, tensors, nbytes, beside, encoded]:
+                before = self.results.get((task, round, tensors), Submitted(task, round, 0, tensors, 0, 0, 0))
                 self.results[task, round, tensors] = replace(
                     before,
                     messages=before.messages + 1,
                     nbytes=before.nbytes + nbytes,
+                    beside=before.beside + beside,
                     encoded=before.encoded + encoded,
                 )
             case ["mail", nbytes]:
@@ -126,10 +127,11 @@ class WireLedger:
         self._folder = audit / _FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._session = secrets.token_hex(8)
-        self._lock = threading.RLock()
+        self._lock, self._logging = threading.Lock(), threading.Lock()
         self._full: list[Journal] = []
+        self._flushed = -PERIOD
         self._journal = self._new(0)
-        self._result: tuple[str, int, int, int] | None = None
+        self._result: tuple[str, int, int, int, int] = "", 0, 0, 0, 0
         self._announced = threading.local()
 
     def _new(self, number: int) -> Journal:
@@ -164,26 +166,33 @@ class WireLedger:
         """So many bytes are handed down by this thread, to be sent with its next frame."""
         self._announced.payload = payload
 
-    def submitting(self, task: str, round: int, tensors: int, nbytes: int) -> None:
-        """The next result that is encoded is of this task and holds so many tensors with so many bytes of values."""
-        self._result = task, round, tensors, nbytes
+    def submitting(self, task: str, round: int, tensors: int, nbytes: int, beside: int) -> None:
+        """The next result is of this task: so many tensors with so many bytes of values, and bytes beside them."""
+        self._result = task, round, tensors, nbytes, beside
 
     def encoded(self, nbytes: int) -> None:
         """A task's result became so many bytes."""
         with self._lock:
-            self._journal.note(["result", *(self._result or ("", 0, 0, 0)), nbytes])
+            self._journal.note(["result", *self._result, nbytes])
 
     def mailed(self, nbytes: int) -> None:
         """So many sealed bytes are handed over for another site."""
         with self._lock:
             self._journal.note(["mail", nbytes])
 
-    def flush(self, last: bool = False) -> None:
-        """Put what was counted into the audit log. Raises `LogError`; the counts are then kept for the next time."""
-        with self._lock:
-            if self._journal.tally or last:
-                self._full.append(self._journal)
-                self._journal = self._new(self._journal.number + 1)
+    def flush(self, last: bool = False, every: float = 0.0) -> None:
+        """Put what was counted into the audit log, unless that happened less than `every` seconds ago.
+
+        Raises `LogError`; the counts are then kept for the next time.
+        """
+        with self._logging:
+            if time.monotonic() - self._flushed < every:
+                return
+            self._flushed = time.monotonic()
+            with self._lock:
+                if self._journal.tally or last:
+                    self._full.append(self._journal)
+                    self._journal = self._new(self._journal.number + 1)
             while self._full:
                 journal = self._full[0]
                 ends = last and len(self._full) == 1
