@@ -237,6 +237,32 @@ def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
     assert agent._dispatch_request(Message({}, asked)).payload.body == "this site does not answer that"
 
 
+@pytest.mark.parametrize(
+    ("origin", "job", "asked", "taken"),
+    [
+        ("server", None, ("admin", "admin"), True),
+        ("server.job", None, ("admin", "admin"), False),
+        ("abdomen", None, ("admin", "admin"), False),
+        ("abdomen.job", None, ("admin", "admin"), False),
+        ("chest.job", None, ("admin", "admin"), False),
+        ("chest.job", None, ("admin", "train.notify_job_status"), True),
+        ("server", None, ("_net_manager", "config_vars"), False),
+        ("server", None, ("aux_communication", "ObjectStreamer.Request"), False),
+        ("server.job", "job", ("aux_communication", "__end_run__"), True),
+        ("server.job", "job", ("aux_communication", "__do_task__"), False),
+        ("server.job", "job", ("client_command", "show_errors"), False),
+        ("chest", "job", ("client_command", "abort"), True),
+        ("chest", "job", ("client_command", "show_errors"), False),
+        ("abdomen.job", "job", ("medfedvqa_mail", "part"), True),
+        ("abdomen.other", "job", ("medfedvqa_mail", "part"), False),
+        ("server.job", "job", ("download_service__", "download_service__download"), False),
+    ],
+)
+def test_who_may_ask_what(origin: str, job: str | None, asked: tuple[str, str], taken: bool) -> None:
+    """A site is administered by the server itself, not by what runs a job there or at another site."""
+    assert hardening._listed(asked, origin, SITE, job) is taken
+
+
 @pytest.mark.parametrize("job", ["local", "startup", "../chest", "", "9A0427E4-902A-42E3-B4AC-9C705CCE5CAA", 7])
 def test_a_jobs_id_must_be_an_id(job: object) -> None:
     """It becomes a folder's name in the kit, which is emptied first."""

@@ -34,7 +34,7 @@ from audits import AuditLog, Event, LogError
 from audits.wire import JOB, LIMITS, SITE, Count, Submitted, Traffic, Window
 from medfedvqa.federation.flare.traffic import RESULT, classify
 
-PERIOD = 60.0  # seconds between a site's entries, if there was traffic
+PERIOD = 600.0  # seconds between a site's entries, if there was traffic
 _SWEEP = 2.0  # seconds between looks for processes that ended
 _FOLDER = "wire"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
