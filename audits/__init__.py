@@ -6,6 +6,16 @@ from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.policy import Offer, SitePolicy
 from audits.verifier import Row, TensorTotal, Totals, Verdict, describe, find_logs, read, totals, verify
+from audits.wire import (
+    FrameCount,
+    Reconciler,
+    Reconciliation,
+    Submitted,
+    Traffic,
+    WireFinding,
+    WireWindow,
+    reconcile,
+)
 
 __all__ = [
     "AuditError",
@@ -14,6 +24,7 @@ __all__ = [
     "Entry",
     "Event",
     "Exchange",
+    "FrameCount",
     "Gate",
     "JobContext",
     "JobRefused",
@@ -25,22 +36,29 @@ __all__ = [
     "Protection",
     "Reason",
     "ReceiptRefused",
+    "Reconciler",
+    "Reconciliation",
     "ReleaseRefused",
     "Row",
     "Sharing",
     "SitePolicy",
+    "Submitted",
     "TaskSpec",
     "TensorRecord",
     "TensorSpec",
     "TensorTotal",
     "Tensors",
     "Totals",
+    "Traffic",
     "Verdict",
+    "WireFinding",
+    "WireWindow",
     "canonical",
     "describe",
     "find_logs",
     "leaf_hash",
     "read",
+    "reconcile",
     "totals",
     "verify",
 ]

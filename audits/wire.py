@@ -5,7 +5,7 @@ leaves passes it. The process of a job says besides what it meant to send: resul
 
 An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
 within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
-`sent` and `refused` (see `Count`), `results` (see `Submitted`) and `mailed` (bytes of sealed parts for other sites).
+`sent` and `refused` (see `FrameCount`), `results` (see `Submitted`), `mailed` (bytes of sealed parts for other sites).
 """
 
 from collections import Counter, defaultdict
@@ -68,7 +68,7 @@ bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
 
 
 @dataclass
-class Count:
+class FrameCount:
     """Frames of one kind: of which job (None: of the site itself), and whether they leave the site.
 
     `nbytes` counts whole frames, `payload` what is in them below the headers, `largest` the longest frame. `announced`
@@ -110,7 +110,7 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class Window:
+class WireWindow:
     """What one process counted since its last entry; the `wire` of one entry."""
 
     process: str
@@ -118,8 +118,8 @@ class Window:
     number: int
     last: bool = False
     gap: bool = False
-    sent: tuple[Count, ...] = ()
-    refused: tuple[Count, ...] = ()
+    sent: tuple[FrameCount, ...] = ()
+    refused: tuple[FrameCount, ...] = ()
     results: tuple[Submitted, ...] = ()
     mailed: int = 0
 
@@ -129,7 +129,7 @@ class Window:
         return vars(self) | parts
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Window":
+    def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
         """The window that `record` describes. Raises `LogError` if it is none."""
         try:
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
@@ -139,15 +139,15 @@ class Window:
             raise LogError("the entry's counts do not have the fields of this version's format") from None
 
 
-def _count(record: Mapping[str, Any]) -> Count:
-    found = Count(**{**record, "traffic": Traffic(record["traffic"])})
-    if any(getattr(found, one.name) < 0 for one in fields(Count)[3:]):
+def _count(record: Mapping[str, Any]) -> FrameCount:
+    found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
+    if any(getattr(found, one.name) < 0 for one in fields(FrameCount)[3:]):
         raise ValueError
     return found
 
 
 @dataclass(frozen=True)
-class Finding:
+class WireFinding:
     """Bytes that nothing explains, or counts that are missing (then 0 bytes); `seq` of the entry that shows it."""
 
     seq: int | None
@@ -164,7 +164,7 @@ class Reconciliation:
     """
 
     left: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[WireFinding, ...]
     refused_frames: int
     running: int
     covered: bool
@@ -230,7 +230,7 @@ class Reconciler:
         self._handed: Counter[tuple[str, Traffic, str | None, bool]] = Counter()
         self._left: Counter[str] = Counter()
         self._values = self._beside = 0
-        self._findings: list[Finding] = []
+        self._findings: list[WireFinding] = []
         self._refused = 0
 
     def add(self, entry: Entry) -> None:
@@ -238,7 +238,7 @@ class Reconciler:
         if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
             self.released(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
         if entry.event is Event.WIRE:
-            self.counted(entry.seq, entry.job, Window.from_record(entry.wire or {}))
+            self.counted(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
     def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
         """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
@@ -247,7 +247,7 @@ class Reconciler:
         else:
             self._released[job].add((round, nbytes, tensors))
 
-    def counted(self, seq: int, job: str | None, window: Window) -> None:
+    def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
         """A `wire` entry is in the log."""
         session = self._sessions.setdefault(window.session, _Session(window.process, job))
         if window.number < session.next:
@@ -279,9 +279,9 @@ class Reconciler:
         )
 
     def _find(self, seq: int | None, nbytes: int, reason: str) -> None:
-        self._findings.append(Finding(seq, nbytes, reason))
+        self._findings.append(WireFinding(seq, nbytes, reason))
 
-    def _frames(self, seq: int, window: Window, count: Count) -> None:
+    def _frames(self, seq: int, window: WireWindow, count: FrameCount) -> None:
         limit = LIMITS[count.traffic]
         if limit is not None and count.largest > limit:
             self._find(seq, count.largest - limit, f"a frame of the kind '{count.traffic}' is longer than such may be")
@@ -300,7 +300,7 @@ class Reconciler:
                 self._jobs[count.job].passed[count.traffic] += count.payload
                 self._jobs[count.job].passed_frames[count.traffic] += count.frames
 
-    def _job(self, seq: int, job: str, window: Window) -> None:
+    def _job(self, seq: int, job: str, window: WireWindow) -> None:
         sums = self._jobs[job]
         for count in window.sent:
             if count.leaves:
@@ -333,15 +333,17 @@ class Reconciler:
         if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
             self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
 
-    def _across(self, running: set[str | None]) -> Iterator[Finding]:
+    def _across(self, running: set[str | None]) -> Iterator[WireFinding]:
         """What the site's own process passed on for a job, against what the job's processes sent."""
         for name, job in self._jobs.items():
             if job.sent[Traffic.MAIL] and not job.shared:
-                yield Finding(None, job.sent[Traffic.MAIL], "shares went to other sites, and no release says of what")
+                yield WireFinding(
+                    None, job.sent[Traffic.MAIL], "shares went to other sites, and no release says of what"
+                )
             if name in running or not job.compared:
                 continue
             for traffic, payload in job.passed.items():
                 more = payload - job.sent[traffic]
                 if more > 0 or job.passed_frames[traffic] > job.frames[traffic]:
                     reason = f"the site passed on more '{traffic}' of a job than the job's process counted"
-                    yield Finding(None, max(more, 1), reason)
+                    yield WireFinding(None, max(more, 1), reason)

@@ -10,24 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audits import AuditLog, Entry, Event, Kind, LogError, Outcome, Protection, TensorRecord, read
-from audits.wire import BESIDE, ENVELOPE, LIMITS, PER_TENSOR, Count, Reconciler, Submitted, Traffic, Window, reconcile
+from audits.wire import (
+    BESIDE,
+    ENVELOPE,
+    LIMITS,
+    PER_TENSOR,
+    FrameCount,
+    Reconciler,
+    Submitted,
+    Traffic,
+    WireWindow,
+    reconcile,
+)
 
 TENSOR = TensorRecord("shared", (2, 3), "float32", 24, "ab" * 32, Kind.PARAMETERS, Protection.NONE)
 ENCODED, FRAME = 900, 2000  # bytes
 RESULT = Submitted("train", 1, 1, 1, 24, 0, ENCODED)
 
 
-def count(traffic: Traffic, payload: int, frame: int, job: str | None = "job", announced: int | None = None) -> Count:
+def count(
+    traffic: Traffic, payload: int, frame: int, job: str | None = "job", announced: int | None = None
+) -> FrameCount:
     told = payload if announced is None else announced
-    return Count(traffic, job, True, 1, frame, payload, frame, told)
+    return FrameCount(traffic, job, True, 1, frame, payload, frame, told)
 
 
 SENT = count(Traffic.RESULT, ENCODED, FRAME)
-JOB = Window("job", "j", 0, sent=(SENT,), results=(RESULT,), last=True)
-SITE = Window("site", "s", 0, sent=(replace(SENT), count(Traffic.PRESENCE, 400, 1400, None)))
+JOB = WireWindow("job", "j", 0, sent=(SENT,), results=(RESULT,), last=True)
+SITE = WireWindow("site", "s", 0, sent=(replace(SENT), count(Traffic.PRESENCE, 400, 1400, None)))
 
 
-def entries(*windows: Window, released: int = 1) -> Iterator[Entry]:
+def entries(*windows: WireWindow, released: int = 1) -> Iterator[Entry]:
     """A log of these windows, after a release."""
     common: dict[str, Any] = {"prev_hash": "", "leaf_hash": "", "time": "", "monotonic": 0, "site": "a", "job": "job"}
     for seq in range(released):
@@ -38,7 +51,7 @@ def entries(*windows: Window, released: int = 1) -> Iterator[Entry]:
         yield Entry(**{**common, **job}, seq=seq, event=Event.WIRE, wire=window.record())
 
 
-def unexplained(*windows: Window, released: int = 1) -> list[int]:
+def unexplained(*windows: WireWindow, released: int = 1) -> list[int]:
     return [finding.nbytes for finding in reconcile(entries(*windows, released=released)).findings]
 
 
@@ -60,14 +73,14 @@ def test_a_window_reads_back_from_the_log(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, "a")
     log.append(Event.WIRE, wire=JOB.record())
     (entry,) = read(tmp_path)
-    assert entry.wire is not None and Window.from_record(entry.wire) == JOB
+    assert entry.wire is not None and WireWindow.from_record(entry.wire) == JOB
 
 
 @pytest.mark.parametrize("broken", [{}, {"sent": 3}, {**JOB.record(), "sent": [{"traffic": "smoke signals"}]}])
 def test_a_window_of_another_format_is_refused(broken: dict[str, Any]) -> None:
     """No guessing."""
     with pytest.raises(LogError, match="format"):
-        Window.from_record(broken)
+        WireWindow.from_record(broken)
 
 
 @given(st.integers(1, 10**6))
@@ -126,7 +139,7 @@ def test_a_frame_longer_than_its_kind_may_have_is_found(traffic: Traffic) -> Non
     """By what is above the limit."""
     limit = LIMITS[traffic]
     assert limit is not None
-    long = Count(traffic, None, True, 1, limit + 7, limit - 100, limit + 7, limit - 100)
+    long = FrameCount(traffic, None, True, 1, limit + 7, limit - 100, limit + 7, limit - 100)
     assert unexplained(JOB, replace(SITE, sent=(*SITE.sent, long))) == [7]
 
 

@@ -29,7 +29,7 @@ from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
 from audits import Event, read
-from audits.wire import Traffic, Window, reconcile
+from audits.wire import Traffic, WireWindow, reconcile
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
@@ -342,7 +342,9 @@ def test_counts_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
     other = WireLedger(tmp_path, SITE, None)
     assert other.sweep() == 1 and other.sweep() == 0
-    windows = [Window.from_record(entry.wire) for entry in read(tmp_path) if entry.event is Event.WIRE and entry.wire]
+    windows = [
+        WireWindow.from_record(entry.wire) for entry in read(tmp_path) if entry.event is Event.WIRE and entry.wire
+    ]
     assert [(one.number, one.mailed, one.last) for one in windows] == [(0, 61, False), (1, 39, True)]
 
 

@@ -31,7 +31,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from audits import AuditLog, Event, LogError
-from audits.wire import JOB, LIMITS, SITE, Count, Submitted, Traffic, Window
+from audits.wire import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
 from medfedvqa.federation.flare.traffic import RESULT, classify
 
 PERIOD = 600.0  # seconds between a site's entries, if there was traffic
@@ -54,8 +54,8 @@ class Tally:
     """Counts of one window, and the journal's lines that make them."""
 
     def __init__(self) -> None:
-        self.sent: dict[tuple[str, str | None, bool], Count] = {}
-        self.refused: dict[str, Count] = {}
+        self.sent: dict[tuple[str, str | None, bool], FrameCount] = {}
+        self.refused: dict[str, FrameCount] = {}
         self.results: dict[tuple[str, int, int], Submitted] = {}
         self.mailed = 0
 
@@ -63,11 +63,11 @@ class Tally:
         """One line of a journal: what happened, and to what."""
         match line:
             case ["sent", traffic, job, leaves, nbytes, payload, announced]:
-                count = self.sent.setdefault((traffic, job, leaves), Count(Traffic(traffic), job, leaves))
+                count = self.sent.setdefault((traffic, job, leaves), FrameCount(Traffic(traffic), job, leaves))
                 count.add(nbytes, payload)
                 count.announced += announced
             case ["refused", traffic, nbytes, payload]:
-                count = self.refused.setdefault(traffic, Count(Traffic(traffic), None, False))
+                count = self.refused.setdefault(traffic, FrameCount(Traffic(traffic), None, False))
                 count.add(nbytes, payload)
             case ["result", task, round, tensors, nbytes, beside, encoded]:
                 before = self.results.get((task, round, tensors), Submitted(task, round, 0, tensors, 0, 0, 0))
@@ -81,10 +81,10 @@ class Tally:
             case ["mail", nbytes]:
                 self.mailed += nbytes
 
-    def window(self, process: str, session: str, number: int, last: bool, gap: bool = False) -> Window:
+    def window(self, process: str, session: str, number: int, last: bool, gap: bool = False) -> WireWindow:
         """What was counted, as an entry holds it."""
         sent, refused, results = (tuple(part.values()) for part in (self.sent, self.refused, self.results))
-        return Window(process, session, number, last, gap, sent, refused, results, self.mailed)
+        return WireWindow(process, session, number, last, gap, sent, refused, results, self.mailed)
 
     def __bool__(self) -> bool:
         return bool(self.sent or self.refused or self.results or self.mailed)
