@@ -1,8 +1,9 @@
 """What FLARE costs above training: seconds per round with three sites, and memory per site process.
 
 In one run, for a provisioned federation on loopback, and for the simulator with this project's transport settings
-against FLARE's own, which provisioned sites do not take. Gate and log are on, and in the federation the byte ledger. A round's overhead is its wall clock at the server less the slowest site's time
-between the log's entries for what it received and what it sent; the first round, which also loads, is left out.
+against FLARE's own, which provisioned sites do not take. Gate and log are on, and in the federation the byte ledger.
+A round's overhead is its wall clock at the server less the slowest site's time between the log's entries for what it
+received and what it sent; the first round, which also loads, is left out.
 Memory is the largest proportional set size (PSS) of a site's job process, looked at once a second.
 Targets: at most 0.3 s per round, and at most 600 MB per site process with the bundled backbone.
 """
