@@ -31,6 +31,16 @@ from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
 from audits.retention import RETENTION_DAYS, expire
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
+from audits.wire import (
+    FrameCount,
+    Reconciler,
+    Reconciliation,
+    Submitted,
+    Traffic,
+    WireFinding,
+    WireWindow,
+    reconcile,
+)
 from audits.witness import Witness
 
 __all__ = [
@@ -47,6 +57,7 @@ __all__ = [
     "Examination",
     "Exchange",
     "ForkFound",
+    "FrameCount",
     "Gate",
     "JobContext",
     "JobRefused",
@@ -65,20 +76,26 @@ __all__ = [
     "RETENTION_DAYS",
     "Reason",
     "ReceiptRefused",
+    "Reconciler",
+    "Reconciliation",
     "ReleaseRefused",
     "Row",
     "Sharing",
     "SitePolicy",
     "State",
+    "Submitted",
     "TaskSpec",
     "TensorRecord",
     "TensorSpec",
     "TensorTotal",
     "Tensors",
     "Totals",
+    "Traffic",
     "Verdict",
     "VerifierKey",
     "Walk",
+    "WireFinding",
+    "WireWindow",
     "Witness",
     "canonical",
     "check",
@@ -93,6 +110,7 @@ __all__ = [
     "prove",
     "read",
     "receipts_of",
+    "reconcile",
     "sites_of",
     "totals",
     "verify",

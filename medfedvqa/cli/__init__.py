@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import attention, audit, benchmark, identity, jobs, pretrain, privacy, run
+from medfedvqa.cli import attention, audit, benchmark, doctor, identity, jobs, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command()(benchmark.benchmark)
 app.command()(attention.attention)
 app.command()(pretrain.pretrain)
 app.command()(identity.identity)
+app.command()(doctor.doctor)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(audit.app, name="audit")
 app.add_typer(privacy.app, name="privacy")

@@ -14,6 +14,7 @@ import pytest
 from nvflare.recipe import ProdEnv
 
 from audits import Event, Examination, Outcome, State, examine, read, verify
+from audits.wire import Reconciliation, reconcile
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN
@@ -137,6 +138,18 @@ def logged(federation: LoopbackFederation, site: str, job_id: str, event: Event,
     return any((entry.event, entry.round) == (event, round) and entry.task != "evaluate" for entry in found)
 
 
+def settled(federation: LoopbackFederation, site: str, job_id: str) -> Reconciliation:
+    """The site's byte ledger once it has all counts of the job."""
+
+    def counted() -> bool:
+        log = list(read(federation.kits / site / "audit"))
+        over = [e.seq for e in log if e.wire and e.job == job_id and e.wire["last"]]
+        return bool(over) and any(e.wire and e.job is None and e.seq > over[-1] for e in log)
+
+    wait_for(counted)
+    return reconcile(read(federation.kits / site / "audit"))
+
+
 def job_process(federation: LoopbackFederation, site: str) -> psutil.Process:
     """The process that runs a site's tasks."""
     (process,) = federation.processes(site, job=True)
@@ -204,6 +217,7 @@ def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
     assert [record["round"] for record in results["rounds"]] == list(range(1, ROUNDS + 1))
     assert "Traceback" not in (federation.kits / "localhost" / "process.log").read_text()
     assert all(verify(federation.kits / site / "audit").ok for site in SITES)
+    assert all(settled(federation, site, job_id).ok for site in SITES)
 
 
 def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_when_it_is_started(
@@ -219,6 +233,8 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)
     wait_for(lambda: not (federation.kits / "head" / job_id / "launch.json").exists())
+    # Also what the killed processes had counted and not yet logged.
+    assert settled(federation, "head", job_id).ok
 
 
 def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFederation, job_folder: Path) -> None:

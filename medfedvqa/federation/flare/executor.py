@@ -9,8 +9,11 @@ from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+from medfedvqa.federation.flare.hardening import require_guard
 from medfedvqa.federation.flare.mail import SiteMail
+from medfedvqa.federation.flare.results import answered, log_counts
 
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks
@@ -33,11 +36,15 @@ class SiteExecutor(Executor):
             from medfedvqa.federation.flare.site_side import SiteTasks
 
             self._tasks = SiteTasks(self.job, self._mail)
-        return self._tasks.answer(task_name, shareable, fl_ctx)
+        reply = self._tasks.answer(task_name, shareable, fl_ctx)
+        answered(task_name, reply)
+        return reply
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """From its start the site takes mail of others, if the job has any; at its end the site's log says so."""
         if event_type == EventType.START_RUN:
+            if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
+                require_guard()
             # Imported late for the same reason as at the server, and while the server does the same.
             threading.Thread(target=import_module, args=(_SITE_SIDE,), daemon=True).start()
             if self.job.get("secagg"):
@@ -47,3 +54,5 @@ class SiteExecutor(Executor):
                 self._mail.close()
             if self._tasks is not None:
                 self._tasks.close()
+        if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN):
+            log_counts(event_type == EventType.END_RUN)

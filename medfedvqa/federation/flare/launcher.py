@@ -24,6 +24,8 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import ProcessAdapter
 
+from medfedvqa.federation.flare.hardening import require_guard
+
 RELAUNCHES = 10
 """How often one job process is started again before its death is reported as the job's failure."""
 
@@ -123,7 +125,9 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         return PersistentHandle(start, record.delete)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Besides launching: once a client is up, take up the jobs that its predecessor left."""
+        """Besides launching: no client without its guard; once it is up, take up the jobs that its predecessor left."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            require_guard()
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
             workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)

@@ -18,6 +18,8 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation.flare import checks
+from medfedvqa.federation.flare.checks import EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 ADMIN = "admin@coordinator.org"
@@ -25,13 +27,10 @@ SERVER = "localhost"
 """A server of this name listens on the loopback interface only."""
 
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
-EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
-_LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
-_LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 
 
 class SiteBuilder(Builder):
-    """Writes each site's `site.yml` and narrows every kit to what the project's jobs need.
+    """Writes each site's `site.yml` and hardening, and narrows every kit to what the project's jobs need.
 
     The kits' `resources.json.default` are edited in place, as FLARE's own tools copy them over `resources.json`.
     """
@@ -48,8 +47,10 @@ class SiteBuilder(Builder):
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
             _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, _narrow_site)
-            # The job process then has no connection but the one to its own client process.
-            _write_json(local / ProvFileName.COMM_CONFIG, {"backbone_conn_gen": 1, "allow_adhoc_conns": False})
+            _write_json(local / checks.GUARDED, checks.guarded(client.name))
+            for name, content in checks.FILES.items():
+                _write_json(local / name, content)
+            checks.record_digests(local)
             site = _PLACES | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
         _edit(Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT, self._narrow_server)
@@ -74,12 +75,13 @@ _FORM = {"reader": None, "organ": None, "methods": []}
 def _narrow_site(resources: dict[str, Any]) -> None:
     _narrow(resources, EXECUTOR)
     resources["allow_log_streaming"] = False
-    _component(resources, "process_launcher")["path"] = _LAUNCHER
+    resources["app_validator"] = {"path": checks.VALIDATOR, "args": {}}
+    _component(resources, "process_launcher")["path"] = checks.LAUNCHER
 
 
 def _narrow(resources: dict[str, Any], allowed: str) -> None:
     resources["class_allow_list"] = [allowed]
-    resources["components"] = [part for part in resources["components"] if part["id"] not in _LOG_STREAMING]
+    resources["components"] = [part for part in resources["components"] if part["id"] not in checks.LOG_STREAMING]
 
 
 def _component(resources: dict[str, Any], name: str) -> dict[str, Any]:

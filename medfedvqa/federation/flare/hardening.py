@@ -1,0 +1,223 @@
+"""The guard of a site's processes: what FLARE (2.9) could send or answer besides the project's own messages, it cannot.
+
+FLARE's own settings are not enough. It asks a site's `authorization.json` only if the request wishes so, finds its
+settings by walking folders in which jobs leave files, and answers diagnostic questions of anybody. The guard therefore
+changes the running process: `SiteGuard` is made from `local/egress__resources.json`, before there is a connection.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL
+from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.private import admin_defs
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
+from nvflare.private.fed.app import fl_conf
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.privacy_manager import PrivacyService
+from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
+
+from audits import LogError
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare import checks
+from medfedvqa.federation.flare.results import check_questions, check_results
+from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.wire import WireLedger, installed
+
+PINNED: Mapping[str, Any] = {
+    **checks.TRANSPORT,
+    "allow_log_streaming": False,
+    "np_download_chunk_size": 0,
+    "tensor_download_chunk_size": 0,
+    "streaming_reliable": False,
+}
+"""Settings of FLARE that neither files nor environment nor jobs change: arrays travel in the message they belong to."""
+
+ADMIN_TOPICS = frozenset(
+    {
+        *(TrainingTopic.START_JOB, TrainingTopic.DEPLOY, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK),
+        *(TrainingTopic.DELETE_RUN, TrainingTopic.CHECK_STATUS, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART),
+        *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.NOTIFY_JOB_STATUS),
+        *(TrainingTopic.GET_SCOPES, SysCommandTopic.REPORT_VERSION),
+    }
+)
+"""What the server may ask of a site: to run jobs, and whether it is there. No shell, no system facts, no logs."""
+
+_COMMANDS = {"abort", "abort_task", "shutdown", "check_status"}
+_SERVER = "server"
+_PUBLIC = {
+    *(ReservedKey.RUN_NUM, ReservedKey.IDENTITY_NAME, ReservedKey.FQSN, ReservedKey.IS_LEAF),
+    *(ReservedKey.CLIENT_NAME, ReservedKey.CURRENT_JOB_ID),
+}
+"""What FLARE's contexts may tell others of a site: its name and its job's id."""
+
+_logger = logging.getLogger(__name__)
+
+
+class SiteGuard(FLComponent):
+    """Installs hardening and byte ledger in this process; ends the process with a sentence if it cannot."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__()
+        arguments = _arguments()
+        self.site, self.job = site, arguments.job_id
+        kit = Path(arguments.workspace)
+        try:
+            if reason := checks.broken(kit):
+                _refuse(reason)
+            os.umask(0o077)
+            ledger = WireLedger(checks.audit_folder(kit), site, self.job)
+        except (ConfigError, LogError) as error:
+            _refuse(str(error))
+        except OSError as error:
+            _refuse(f"the byte ledger cannot be kept beside the audit log ({error.strerror}): make the folder writable")
+        _pin()
+        _tell_nothing(site)
+        _answer_only_what_is_listed(site, self.job)
+        check_results(ledger)
+        check_questions()
+        ledger.install()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Before a site registers all is looked at once more; in a job's process, each class before it is made."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            if reason := _not_in_force(fl_ctx):
+                _refuse(reason)
+        elif event_type == EventType.BEFORE_BUILD_COMPONENT:
+            config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
+            if not isinstance(config, dict) or config.get("path") != checks.EXECUTOR:
+                error = "the job brings a class that is not on this site's list"
+                fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
+
+
+def require_guard() -> None:
+    """End this process unless it is guarded: whoever takes the guard out of a kit takes the site out."""
+    if installed() is None:
+        _refuse(f"guard: it is not installed; put back local/{checks.GUARDED}, which provisioning wrote")
+
+
+def _refuse(reason: str) -> None:
+    print(f"This site does not join the federation. {reason}.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--workspace", "-m", required=True)
+    parser.add_argument("--job_id", "-n")
+    return parser.parse_known_args()[0]
+
+
+def _pin() -> None:
+    os.environ[SECURE_LOGGING_VAR_NAME] = "true"
+    CommConfigurator._configuration = dict(checks.TRANSPORT)
+    CommConfigurator._config_loaded = True
+    ConfigService._var_values.update(PINNED)
+    # FLARE sends what a site's resources.json holds to the server, which tells all sites.
+    fl_conf.project_site_config = lambda config_data: {}
+    processors = ClientRequestProcessors.request_processors
+    processors[:] = [one for one in processors if ADMIN_TOPICS.issuperset(one.get_topics())]
+
+
+def _not_in_force(fl_ctx: FLContext) -> str | None:
+    """What of the hardening does not hold in this process, asked of what FLARE itself goes by."""
+    comm = CommConfigurator()
+    topics = {topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics()}
+    validators = getattr(AppAuthzService.app_validator, "validators", [])
+    scopes = getattr(PrivacyService.get_manager(), "name_to_scopes", {})
+    held = {
+        "transport": comm.get_backbone_connection_generation(2) == 1 and not comm.allow_adhoc_connections(True),
+        "log streaming": not ConfigService.get_bool_var("allow_log_streaming", default=True),
+        "arrays inside messages": ConfigService.get_int_var("np_download_chunk_size", default=1) == 0,
+        "administrative commands": topics <= ADMIN_TOPICS,
+        "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
+        "one privacy scope": len(scopes) == 1,
+        "secure logging": is_secure(),
+        "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
+        "byte ledger": installed() is not None,
+    }
+    missing = [name for name, holds in held.items() if not holds]
+    return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
+
+
+def _tell_nothing(site: str) -> None:
+    """Contexts of this site that go along with messages hold names and ids only."""
+    public = FLContext.get_all_public_props
+
+    def get_all_public_props(context: FLContext) -> dict[str, Any]:
+        found = public(context)
+        if found.get(ReservedKey.IDENTITY_NAME, site) != site:
+            return dict(found)  # another party's
+        return {name: value for name, value in found.items() if name in _PUBLIC and isinstance(value, str | bool)}
+
+    FLContext.get_all_public_props = get_all_public_props
+
+
+def _answer_only_what_is_listed(site: str, job: str | None) -> None:
+    """At the function that all requests pass before they are even decoded, and once more for administration."""
+    process, dispatch = CoreCell._process_request, FedAdminAgent._dispatch_request
+
+    def process_request(cell: CoreCell, origin: str, message: Message) -> Message | None:
+        if not _listed(subject(message.headers), str(message.get_header(MessageHeaderKey.ORIGIN)), site, job):
+            _logger.warning("a request that this site does not answer was refused")
+            return make_reply(ReturnCode.INVALID_REQUEST)
+        return process(cell, origin, message)
+
+    def dispatch_request(agent: FedAdminAgent, request: Message) -> Message:
+        asked = request.payload
+        if not isinstance(asked, admin_defs.Message) or not _permitted(asked):
+            _logger.warning("an administrative request that this site does not answer was refused")
+            return Message({}, admin_defs.error_reply("this site does not answer that"))
+        return dispatch(agent, request)
+
+    CoreCell._process_request = process_request
+    FedAdminAgent._dispatch_request = dispatch_request
+
+
+def _listed(asked: tuple[str, str], origin: str, site: str, job: str | None) -> bool:
+    """Whether a process takes this request from there."""
+    channel, topic = asked
+    if channel == STREAM_CHANNEL:
+        return topic in STREAM_TOPICS
+    if channel == CellChannel.RETURN_ONLY or asked == (CellChannel.CELLNET, CellChannelTopic.Bye):
+        return True
+    if job is None:
+        own = origin.startswith(f"{site}.")
+        return asked == NOTICE and own or asked == (CellChannel.CLIENT_MAIN,) * 2 and origin == _SERVER
+    if channel == CHANNEL:
+        return origin.endswith(f".{job}")
+    return asked in ASKED_OF_JOBS and origin == f"{_SERVER}.{job}" or _is_command(asked, origin, site)
+
+
+def _is_command(asked: tuple[str, str], origin: str, site: str) -> bool:
+    return asked[0] == CellChannel.CLIENT_COMMAND and asked[1] in _COMMANDS and origin == site
+
+
+def _permitted(asked: admin_defs.Message) -> bool:
+    """A job's id names a folder in the kit: one that is no id would name another, such as `local`."""
+    job = asked.get_header(RequestHeader.JOB_ID)
+    return asked.topic in ADMIN_TOPICS and (job is None or _is_id(job))
+
+
+def _is_id(job: Any) -> bool:
+    try:
+        return str(uuid.UUID(job)) == job
+    except (ValueError, AttributeError, TypeError):
+        return False

@@ -1,0 +1,96 @@
+"""The last look at what a job's process submits before it is encoded: a task's result is what the executor answered, a
+question of FLARE's own asks nothing but that, and neither holds anything else."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.private.aux_runner import AuxRunner
+from nvflare.private.fed.client.communicator import Communicator
+
+from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
+from medfedvqa.federation.flare.wire import WireLedger, installed
+
+_HEADERS = {
+    *(ReservedHeaderKey.RC, ReservedHeaderKey.COOKIE_JAR, ReservedHeaderKey.PEER_PROPS, ReservedHeaderKey.TASK_NAME),
+    *(ReservedHeaderKey.TASK_ID, ReservedHeaderKey.WORKFLOW, ReservedHeaderKey.AUDIT_EVENT_ID),
+    *(ReservedHeaderKey.PEER_CTX, ReservedHeaderKey.MSG_ROOT_ID, ReservedHeaderKey.MSG_ROOT_TTL),
+    *(ReservedKey.TASK_NAME, FLContextKey.TASK_NAME, ServerCommandKey.TASK_NAME),
+}
+_REFUSED = "the site's guard stopped a result that holds more than was released; the site's own log says so"
+
+_EVERY = 1.0  # seconds
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Answer:
+    """What the executor last answered, and to which task."""
+
+    task: str = ""
+    tensors: Mapping[str, Any] | None = None
+    beside: bytes | None = None
+
+
+_answer = _Answer()
+
+
+def answered(task: str, reply: Shareable) -> None:
+    """The executor's reply, which the gate has let pass."""
+    _answer.task, _answer.tensors, _answer.beside = task, reply.get(TENSORS), reply.get(BESIDE)
+
+
+def check_results(ledger: WireLedger) -> None:
+    """From now on this process submits what was answered, and the ledger knows how much that is."""
+    submit = Communicator.submit_update
+
+    def submit_update(  # type: ignore[no-untyped-def]
+        communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
+    ):
+        if not _is_answer(shareable):
+            _logger.error("a task's result held more than was released, and was not sent")
+            headers = shareable.get(ReservedHeaderKey.HEADERS, {})
+            shareable = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            shareable[REASON] = _REFUSED
+            for name in _HEADERS & headers.keys() - {ReservedHeaderKey.RC}:
+                shareable.set_header(name, headers[name])
+        tensors = shareable.get(TENSORS) or {}
+        values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
+        ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
+        return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
+
+    Communicator.submit_update = submit_update
+
+
+def check_questions() -> None:
+    """FLARE's own auxiliary requests to the server carry a few named headers; one that carries more is not sent."""
+    send = AuxRunner._send_to_cell
+
+    def send_to_cell(runner: AuxRunner, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
+        headers = request.get(ReservedHeaderKey.HEADERS, {})
+        if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= _HEADERS:
+            _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
+            return {}
+        return send(runner, targets, channel, topic, request, *more, **named)
+
+    AuxRunner._send_to_cell = send_to_cell
+
+
+def _is_answer(shareable: Shareable) -> bool:
+    keys = set(shareable) - {ReservedHeaderKey.HEADERS}
+    headers = set(shareable.get(ReservedHeaderKey.HEADERS, {}))
+    if not headers <= _HEADERS:
+        return False
+    if TENSORS in shareable:
+        same = shareable[TENSORS] is _answer.tensors and shareable.get(BESIDE) is _answer.beside
+        return same and keys - {BESIDE} == {ROUND, TENSORS}
+    return keys <= {REASON}
+
+
+def log_counts(ended: bool) -> None:
+    """Put this process's counts into the log, if it counts: when the job has ended, and else once a second at most."""
+    if ledger := installed():
+        ledger.flush(every=0.0 if ended else _EVERY)

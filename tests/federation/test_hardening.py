@@ -1,0 +1,386 @@
+"""A site's kit and processes: what keeps FLARE's other ways out shut, and what says so when one is open."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.sfm.constants import Types
+from nvflare.fuel.f3.sfm.prefix import Prefix
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.private import admin_defs
+from nvflare.private.defs import RequestHeader
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
+from typer.testing import CliRunner
+
+from audits import Event, read
+from audits.wire import Traffic, WireWindow, reconcile
+from medfedvqa.cli import app
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare import hardening
+from medfedvqa.federation.flare.checks import FILES, broken
+from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.traffic import RESULT, classify
+from medfedvqa.federation.flare.validator import ConfigurationOnly
+from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.job import JobSpec
+
+SITE = "chest"
+FACTS = {"reader": "phantom", "organ": SITE, "methods": ["prompt_pfl"]}
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    builder = SiteBuilder({SITE: FACTS})
+    return provision(loopback_project([SITE], 8002), [builder], tmp_path_factory.mktemp("kits")) / SITE
+
+
+@pytest.fixture
+def kit(provisioned: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(provisioned, tmp_path / SITE))
+
+
+def edited(name: str, **changes: Any) -> Callable[[Path], None]:
+    def edit(kit: Path) -> None:
+        path = kit / "local" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def shadowed(kit: Path) -> None:
+    """A file that FLARE takes instead of the provisioned one."""
+    (kit / "local" / "resources.json").write_text(json.dumps({"format_version": 2, "components": []}))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "classes": (edited("resources.json.default", class_allow_list=["*"]), "class allow-list"),
+    "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
+    "logs": (edited("resources.json.default", allow_log_streaming=True), "log streaming"),
+    "validator": (edited("resources.json.default", app_validator=None), "job validator"),
+    "launcher": (edited("resources.json.default", components=[]), "job launcher"),
+    "shadowed": (shadowed, "class allow-list"),
+    "guard": (lambda kit: (kit / "local" / "egress__resources.json").unlink(), "guard"),
+    "more": (lambda kit: (kit / "local" / "more__p_resources.json").write_text("{}"), "other components"),
+    "code": (lambda kit: (kit / "local" / "custom").mkdir(), "no code"),
+    "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
+    "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
+    "scopes": (edited("privacy.json", scopes=FILES["privacy.json"]["scopes"] * 2), "one privacy scope"),
+}
+
+
+def doctor(kit: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and what it found."""
+    result = CliRunner().invoke(app, ["doctor", str(kit), "--json", *options])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_fresh_kit_is_fit_to_join(kit: Path) -> None:
+    """Nothing to do for the hospital but its own site.yml."""
+    assert broken(kit) is None
+    code, found = doctor(kit)
+    assert (code, found["ok"]) == (0, True), found
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_doctor_and_the_site_itself_see_what_is_broken_and_say_what_to_do(kit: Path, name: str) -> None:
+    """One failing line each, and the site would not start."""
+    change, line = BREAKS[name]
+    change(kit)
+    reason = broken(kit)
+    assert reason is not None and line in reason
+    code, found = doctor(kit)
+    failed = [check for check in found["checks"] if not check["ok"]]
+    assert code == 1 and not found["ok"]
+    assert any(check["name"].startswith(line) for check in failed) and all(check["remedy"] for check in failed)
+    assert CliRunner().invoke(app, ["doctor", str(kit), "--accept"]).exit_code == 1
+
+
+def test_a_file_that_changed_since_provisioning_is_named_until_it_is_accepted(kit: Path) -> None:
+    """A change that opens nothing, such as graphics cards."""
+    path = kit / "local" / "resources.json.default"
+    path.write_text(path.read_text().replace('"num_of_gpus": 0', '"num_of_gpus": 1'))
+    assert broken(kit) is None
+    code, found = doctor(kit)
+    (failed,) = [check for check in found["checks"] if not check["ok"]]
+    assert code == 1 and "resources.json.default" in failed["problem"]
+    assert doctor(kit, "--accept")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda kit: (kit / "local" / "site.yml").write_text("policy: {}"), "site.yml"),
+        (lambda kit: (kit / "startup" / "client.key").chmod(0o644), "key for FLARE"),
+        (lambda kit: (kit / "startup" / "client.crt").write_text("none"), "certificate for FLARE"),
+        (lambda kit: (kit / "audit").mkdir(mode=0o755), "folder of audit"),
+    ],
+    ids=["site.yml", "key", "certificate", "folder"],
+)
+def test_the_doctor_sees_what_the_hospital_has_to_put_right(
+    kit: Path, change: Callable[[Path], object], line: str
+) -> None:
+    """Its own file, its keys, its folders."""
+    change(kit)
+    (kit / "audit").exists() and (kit / "audit").chmod(0o755)
+    code, found = doctor(kit)
+    assert code == 1 and line in [check["name"] for check in found["checks"] if not check["ok"]]
+
+
+def test_the_doctor_sees_that_a_server_does_not_answer(kit: Path) -> None:
+    """Only when asked to look."""
+    code, found = doctor(kit, "--server")
+    assert code == 1 and [check["name"] for check in found["checks"] if not check["ok"]] == ["server"]
+
+
+def test_the_doctor_looks_at_kits_only(tmp_path: Path) -> None:
+    """Any other folder is an error."""
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classes", "guard"])
+def test_a_sites_process_ends_with_one_sentence_if_its_kit_is_not_hardened(kit: Path, name: str) -> None:
+    """Before it talks to anybody; also if what would look is what is missing."""
+    change, line = BREAKS[name]
+    change(kit)
+    module = "nvflare.private.fed.app.client.client_train"
+    command = [sys.executable, "-m", module, "-m", str(kit), "-s", "fed_client.json"]
+    command += ["--set", "secure_train=true", f"uid={SITE}", "org=chest", "config_folder=config"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=kit, timeout=300)
+    (said,) = [text for text in ended.stderr.splitlines() if "does not join" in text]
+    assert ended.returncode == 1 and line in said
+    assert not (kit / "audit").exists() or name == "guard"
+
+
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test changes in FLARE's classes is put back."""
+    monkeypatch.setattr(CoreCell, "_process_request", CoreCell._process_request)
+    monkeypatch.setattr(FedAdminAgent, "_dispatch_request", FedAdminAgent._dispatch_request)
+    monkeypatch.setattr(FLContext, "get_all_public_props", FLContext.get_all_public_props)
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", None)
+
+
+class Engine:
+    """As much of a client as an administrative request meets."""
+
+    def __init__(self) -> None:
+        self._contexts = FLContextManager(self, SITE, "", {}, {})
+
+    def new_context(self) -> FLContext:
+        return self._contexts.new_context()
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Nobody listens."""
+
+    def register_request_cb(self, channel: str, topic: str, cb: object) -> None:
+        """Nobody sends."""
+
+
+POLICIES: dict[str, dict[str, Any] | None] = {
+    "ours": dict(FILES["authorization.json"]),
+    "any": {"format_version": "1.0", "permissions": {"project_admin": "any", "member": "any"}},
+    "shell": {"format_version": "1.0", "permissions": {"project_admin": {"shell_commands": "any"}}},
+    "none": {"format_version": "1.0", "permissions": {"project_admin": "none", "member": "none"}},
+    "no policy": None,
+}
+
+
+@pytest.mark.parametrize("role", ["project_admin", "member", ""])
+@pytest.mark.parametrize("flag", ["true", "false", None])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
+    unguarded: None,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: str,
+    flag: str | None,
+    role: str,
+) -> None:
+    """FLARE alone answers some of them: it asks its rights only if the request wishes so."""
+    secret = tmp_path / "secret"
+    secret.write_text("SECRET")
+    if AuditService.get_auditor() is None:  # FLARE has one in a process
+        AuditService.initialize(str(tmp_path_factory.mktemp("flare") / "audit.log"))
+    config = POLICIES[policy]
+    AuthorizationService.initialize(FLAuthorizer("chest", config) if config else EmptyAuthorizer())
+    asked = admin_defs.Message("sys.shell", f"cat {secret}")
+    asked.set_headers({RequestHeader.ADMIN_COMMAND: "shell_commands", RequestHeader.USER_ROLE: role})
+    asked.set_headers({RequestHeader.USER_NAME: "a", RequestHeader.USER_ORG: "o"})
+    if flag is not None:
+        asked.set_header(RequestHeader.REQUIRE_AUTHZ, flag)
+    engine = Engine()
+    agent = FedAdminAgent(SITE, engine, engine)
+    agent.register_processor(ShellCommandProcessor())
+    before = agent._dispatch_request(Message({}, asked)).payload.body
+    if flag != "true":
+        assert before == "SECRET"
+    hardening._answer_only_what_is_listed(SITE, None)
+    assert agent._dispatch_request(Message({}, asked)).payload.body == "this site does not answer that"
+
+
+@pytest.mark.parametrize(
+    ("origin", "job", "asked", "taken"),
+    [
+        ("server", None, ("admin", "admin"), True),
+        ("server.job", None, ("admin", "admin"), False),
+        ("abdomen", None, ("admin", "admin"), False),
+        ("abdomen.job", None, ("admin", "admin"), False),
+        ("chest.job", None, ("admin", "admin"), False),
+        ("chest.job", None, ("admin", "train.notify_job_status"), True),
+        ("server", None, ("_net_manager", "config_vars"), False),
+        ("server", None, ("aux_communication", "ObjectStreamer.Request"), False),
+        ("server.job", "job", ("aux_communication", "__end_run__"), True),
+        ("server.job", "job", ("aux_communication", "__do_task__"), False),
+        ("server.job", "job", ("client_command", "show_errors"), False),
+        ("chest", "job", ("client_command", "abort"), True),
+        ("chest", "job", ("client_command", "show_errors"), False),
+        ("abdomen.job", "job", ("medfedvqa_mail", "part"), True),
+        ("abdomen.other", "job", ("medfedvqa_mail", "part"), False),
+        ("server.job", "job", ("download_service__", "download_service__download"), False),
+    ],
+)
+def test_who_may_ask_what(origin: str, job: str | None, asked: tuple[str, str], taken: bool) -> None:
+    """A site is administered by the server itself, not by what runs a job there or at another site."""
+    assert hardening._listed(asked, origin, SITE, job) is taken
+
+
+@pytest.mark.parametrize("job", ["local", "startup", "../chest", "", "9A0427E4-902A-42E3-B4AC-9C705CCE5CAA", 7])
+def test_a_jobs_id_must_be_an_id(job: object) -> None:
+    """It becomes a folder's name in the kit, which is emptied first."""
+    asked = admin_defs.Message("train.deploy", b"")
+    asked.set_header(RequestHeader.JOB_ID, job)
+    assert not hardening._permitted(asked)
+    asked.set_header(RequestHeader.JOB_ID, "9a0427e4-902a-42e3-b4ac-9c705cce5caa")
+    assert hardening._permitted(asked)
+
+
+def test_contexts_tell_others_names_and_ids_only(unguarded: None) -> None:
+    """What a component marks as public stays; another party's context is left as it is."""
+    hardening._tell_nothing(SITE)
+    context = FLContextManager(None, SITE, "job", {}, {}).new_context()
+    context.set_prop("secret", "value", private=False, sticky=True)
+    context.set_prop("__client_name__", {"secret": "value"}, private=False, sticky=False)
+    assert "value" not in str(context.get_all_public_props()) and SITE in context.get_all_public_props().values()
+    other = FLContext()
+    other.set_public_props({"__identity_name__": "server", "fact": 1})
+    assert other.get_all_public_props()["fact"] == 1
+
+
+def frame(channel: str, topic: str, origin: str = SITE, to: str = "server", **more: Any) -> dict[str, Any]:
+    heads = {MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: to, MessageHeaderKey.MSG_TYPE: "req"}
+    return {**heads, MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic, **more}
+
+
+DATA = Prefix(type=Types.DATA)
+
+
+@given(st.text(), st.text())
+def test_a_channel_that_is_not_on_the_list_is_unlisted(channel: str, topic: str) -> None:
+    """Whatever it is called."""
+    assert classify(DATA, frame(f"x{channel}", topic), SITE, None, "server").traffic is Traffic.UNLISTED
+
+
+@pytest.mark.parametrize(
+    ("job", "far", "heads"),
+    [
+        (None, "server", frame(*RESULT, origin="head.job")),
+        (None, "server", frame(*RESULT, origin="server")),
+        ("job", "server", frame(*RESULT, origin=f"{SITE}.job")),
+        (None, "server", {}),
+    ],
+    ids=["another site's", "the server's own", "past the site's process", "nobody's"],
+)
+def test_frames_that_are_not_the_sites_own_or_take_another_way_are_unlisted(
+    job: str | None, far: str, heads: dict[str, Any]
+) -> None:
+    """A site passes on what its own jobs send, and its jobs send through it."""
+    assert classify(DATA, heads, SITE, job, far).traffic is Traffic.UNLISTED
+
+
+def test_an_unlisted_frame_is_refused_and_counted(tmp_path: Path) -> None:
+    """Nothing of it is sent; the log says that it was tried."""
+    ledger = WireLedger(tmp_path, SITE, None)
+    with pytest.raises(CommError):
+        ledger.admit(DATA, frame("metrics", "loss"), 10, "server")
+    with pytest.raises(CommError):
+        ledger.admit(DATA, frame("task", "heart_beat"), 1 << 20, "server")
+    ledger.flush(last=True)
+    found = reconcile(read(tmp_path))
+    assert found.ok and found.refused_frames == 2 and not found.left and not found.running
+
+
+def test_counts_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
+    """All of them, also those that it had not yet put into the log."""
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from medfedvqa.federation.flare.wire import WireLedger\n"
+        "ledger = WireLedger(Path(sys.argv[1]), 'chest', 'job')\n"
+        "for number in range(100):\n"
+        "    ledger.mailed(1)\n"
+        "    if number == 60: ledger.flush()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
+    other = WireLedger(tmp_path, SITE, None)
+    assert other.sweep() == 1 and other.sweep() == 0
+    windows = [
+        WireWindow.from_record(entry.wire) for entry in read(tmp_path) if entry.event is Event.WIRE and entry.wire
+    ]
+    assert [(one.number, one.mailed, one.last) for one in windows] == [(0, 61, False), (1, 39, True)]
+
+
+def test_counts_of_a_machine_that_went_down_are_a_finding(tmp_path: Path) -> None:
+    """The last of them may not have reached the disk."""
+    (tmp_path / "wire").mkdir()
+    lines = [["job", "0123456789abcdef", 0, "job", "another-boot"], ["mail", 5]]
+    (tmp_path / "wire" / "0123456789abcdef.00000000").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    WireLedger(tmp_path, SITE, None).sweep()
+    found = reconcile(read(tmp_path))
+    assert not found.ok and "went down" in found.findings[0].reason
+
+
+def test_a_site_takes_the_jobs_that_this_project_exports(tmp_path: Path) -> None:
+    """And none with as much as a file more."""
+    export_job(JobSpec(method="prompt_pfl"), tmp_path / "job")
+    folder = tmp_path / "job" / "app"
+    assert ConfigurationOnly().validate(str(folder)) == ("", {})
+    (folder / "config" / "resources.json").write_text("{}")
+    assert "files other than its configuration" in ConfigurationOnly().validate(str(folder))[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"components": [{"id": "x", "path": "y"}]},
+        {"task_result_filters": [{"tasks": ["*"], "filters": []}]},
+        {"allow_log_streaming": True},
+        {"executors": []},
+        {"executors": [{"tasks": ["*"], "executor": {"path": "subprocess.Popen", "args": {}}}]},
+        {"executors": "all"},
+    ],
+)
+def test_a_job_with_anything_but_our_executor_is_not_taken(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Components, filters, options, other classes, none, nonsense."""
+    export_job(JobSpec(method="prompt_pfl"), tmp_path / "job")
+    path = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert ConfigurationOnly().validate(str(tmp_path / "job" / "app"))[0]
