@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import attention, audit, benchmark, identity, jobs, pretrain, privacy, run
+from medfedvqa.cli import attention, audit, benchmark, identity, jobs, kit, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(attention.attention)
 app.command()(pretrain.pretrain)
 app.command()(identity.identity)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(kit.app, name="kit")
 app.add_typer(audit.app, name="audit")
 app.add_typer(privacy.app, name="privacy")
 
