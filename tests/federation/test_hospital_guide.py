@@ -18,7 +18,7 @@ from audits import Outcome, read, verify
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from privacy import Ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flare"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flare"), pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         port = str(probe.getsockname()[1])
     environment = guide.environment(folder.parent / "home", MEDFEDVQA=str(ROOT), PORT=port)
     with Reaper(folder):
-        printed = guide.run(PAGE, folder, environment, seconds=840)
+        printed = guide.run(PAGE, folder, environment, seconds=1700)
         yield Ran(folder, printed)
 
 
