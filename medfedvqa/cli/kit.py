@@ -10,11 +10,16 @@ app = typer.Typer(help="FLARE startup kits: those of the dashboard, and keys tha
 
 
 @app.command()
-def prepare(folder: Annotated[Path, typer.Argument(help="A site's or server's startup kit, unpacked.")]) -> None:
+def prepare(
+    folder: Annotated[Path, typer.Argument(help="A site's or server's startup kit, unpacked.")],
+    storage: Annotated[
+        Path | None, typer.Option(help="Of a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
+    ] = None,
+) -> None:
     """Do to a kit from FLARE's dashboard what our builder does in provisioning, before its first start."""
     from medfedvqa.federation.flare.kits import prepare_kit
 
-    console, written = Console(), prepare_kit(folder)
+    console, written = Console(), prepare_kit(folder, str(storage.resolve()) if storage else None)
     for path in written:
         console.print(f"written: {path}", highlight=False)
     if not written:

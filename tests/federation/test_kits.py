@@ -128,7 +128,7 @@ def test_private_keys_stay_with_those_who_made_them(nvflare: Nvflare, tmp_path: 
     own = kits / "pelvis" / "startup" / "client.key"
     assert own.read_bytes() == (tmp_path / "pelvis" / "pelvis.key").read_bytes() and own.stat().st_mode & 0o077 == 0
     assert load_site_config(kits / "pelvis" / "local" / "site.yml", "pelvis").policy.methods
-    assert prepare_kit(kits / "pelvis") == []
+    assert prepare_kit(kits / "pelvis") == [] and prepare_kit(kits / SERVER, "/tmp/medfedvqa-server") == []
 
 
 class Dashboard:

@@ -26,8 +26,10 @@ _CERTIFICATES = {"client": Path("startup") / "client.crt", "server": Path("start
 _ELSEWHERE = "an-other-party"
 
 
-def prepare_kit(kit: Path) -> list[Path]:
+def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
     """Do to a site's or server's startup kit what `SiteBuilder` does; returns what was written, relative to the kit.
+
+    `storage`: of a server, see `SiteBuilder`.
 
     A site gets the form of `site.yml`, unless it has one. What is prepared already stays as it is. Raises `ConfigError`
     if this is no such kit, or one whose files are not as FLARE of this version makes them.
@@ -40,7 +42,7 @@ def prepare_kit(kit: Path) -> list[Path]:
     name, org = _owner(kit / _CERTIFICATES[kind])
     with TemporaryDirectory() as scratch:
         bare = provision(_project(kind, name, org), [], Path(scratch) / "bare") / name
-        made = provision(_project(kind, name, org), [SiteBuilder()], Path(scratch) / "made") / name
+        made = provision(_project(kind, name, org), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
         changed = list(_changed(kit, bare, made))
         for path in changed:
             shutil.copy(made / path, kit / path)
