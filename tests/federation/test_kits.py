@@ -108,6 +108,17 @@ def test_the_root_certificate_of_a_provisioned_project_is_written_once(tmp_path:
         root_folder(tmp_path, tmp_path / "other")
 
 
+def test_a_site_added_to_a_project_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    """Provisioned again with one more, all have the certificates and keys that they had, under the same root."""
+    first = provision(loopback_project(["chest"], 8002), [], tmp_path)
+    again = provision(loopback_project(["chest", "pelvis"], 8002), [], tmp_path)
+    assert (first.name, again.name) == ("prod_00", "prod_01")
+    for path in (Path(SERVER) / "startup" / "server.key", Path("chest") / "startup" / "client.crt"):
+        assert (first / path).read_bytes() == (again / path).read_bytes()
+    roots = [kits / site / "startup" / "rootCA.pem" for kits, site in ((first, "chest"), (again, "pelvis"))]
+    assert roots[0].read_bytes() == roots[1].read_bytes()
+
+
 @pytest.mark.slow
 def test_private_keys_stay_with_those_who_made_them(nvflare: Nvflare, tmp_path: Path) -> None:
     """Neither request nor answer holds a key or names a builder; kits made of them are as hardened as others."""
