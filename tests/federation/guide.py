@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -41,14 +42,18 @@ def run(page: str, folder: Path, environment: Mapping[str, str], seconds: float)
     script.write_text("set -euo pipefail\n" + "".join(parts))
     # What the kits' scripts leave behind keeps its output open: a file does not wait for it.
     with folder.with_suffix(".out").open("w+b") as output:
-        command = ["bash", str(script)]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, timeout=seconds,
+        process = subprocess.Popen(
+            ["bash", str(script)], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        try:
+            process.wait(seconds)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         output.seek(0)
         printed = output.read().decode().split(f"{_MARK}\n")[1:]
-    assert done.returncode == 0, f"block {len(printed)} failed:\n{printed[-1]}"
+    assert process.returncode == 0, f"block {len(printed)} failed:\n{printed[-1]}"
     return printed
 
 
