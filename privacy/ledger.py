@@ -201,6 +201,14 @@ class Ledger:
                 for cohort, patients in book.cohorts.items()
             )
 
+    def together(self, delta: float, reserved: bool) -> Spent:
+        """What a patient of all cohorts would have spent at `delta`, or (`reserved`) may have: at least as much as any.
+
+        It follows from the jobs alone: who was in which does not change it.
+        """
+        with self._current() as book:
+            return spent(events_of(book.all_debits(reserved)), delta)
+
     def head(self) -> tuple[int, str]:
         """Position and hash of the last record, to be noted where the ledger's owner cannot change it."""
         with self._current() as book:

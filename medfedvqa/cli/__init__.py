@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import attention, audit, benchmark, doctor, identity, jobs, pretrain, privacy, run
+from medfedvqa.cli import attention, audit, benchmark, doctor, identity, jobs, kit, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(pretrain.pretrain)
 app.command()(identity.identity)
 app.command()(doctor.doctor)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(kit.app, name="kit")
 app.add_typer(audit.app, name="audit")
 app.add_typer(privacy.app, name="privacy")
 

@@ -72,10 +72,10 @@ def logged(charge: Charge) -> Charged:
     return Charged(event, charge.epsilon_before, charge.epsilon_after)
 
 
-def check_ledger(ledger: Ledger, audit: Path) -> None:
-    """Hold the ledger against the heads of it that the audit log recorded.
+def check_ledger(ledger: Ledger | None, audit: Path) -> None:
+    """Hold the ledger, None if there is none, against the heads of it that the audit log recorded.
 
-    Raises `LedgerError` if the ledger lacks one: it was set back, replaced or edited.
+    Raises `LedgerError` if the ledger lacks one: it was set back, replaced, edited or removed.
     """
     last = None
     try:
@@ -84,5 +84,5 @@ def check_ledger(ledger: Ledger, audit: Path) -> None:
                 last = entry.dp_event["ledger"]
     except LogError:
         raise LedgerError("the audit log cannot be read, and only it knows the ledger's last head") from None
-    if last is not None and not ledger.contains(last["seq"], last["head"]):
+    if last is not None and (ledger is None or not ledger.contains(last["seq"], last["head"])):
         raise LedgerError("the ledger lacks a charge that the audit log recorded: restore the newest copy of it")

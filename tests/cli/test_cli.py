@@ -99,6 +99,8 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["benchmark", "--data", "phantom", "--scale", "3,five"], "--scale takes numbers"),
         (["benchmark", "--data", "phantom", "--scale", "0"], "--scale takes numbers"),
         (["privacy", "spent", "--site", "/nowhere/site.yml"], "site.yml"),
+        (["kit", "prepare", "/nowhere"], "not the startup kit"),
+        (["kit", "root", "/nowhere", "--out", "/nowhere/ca"], "no project"),
     ],
 )
 def test_bad_input_is_one_sentence_and_a_non_zero_exit(
@@ -123,6 +125,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
     + [["audit", name] for name in ("proof", "check", "key", "expire", "export", "ui")]
     + [["benchmark"], ["attention"], ["identity"]]
+    + [["kit", name] for name in ("prepare", "root")]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )
 def test_every_command_explains_itself(medfedvqa: Callable[..., Any], command: list[str]) -> None:

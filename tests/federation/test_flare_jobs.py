@@ -17,7 +17,7 @@ from medfedvqa.federation.flare.provision import (
     prepare_simulation,
     provision,
 )
-from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.methods import method_names
@@ -36,6 +36,12 @@ def test_the_committed_jobs_are_what_the_recipe_exports_today(method: str, tmp_p
     """If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`, unicon `--secagg`."""
     export_job(JobSpec(method=method, secagg=method == "unicon"), tmp_path / method)
     assert same(JOBS / method, tmp_path / method)
+
+
+def test_the_committed_question_for_budget_and_head_is_what_the_recipe_exports_today(tmp_path: Path) -> None:
+    """If this fails: write it anew with `export_status_job`."""
+    export_status_job(tmp_path / "site_status")
+    assert same(JOBS / "site_status", tmp_path / "site_status")
 
 
 def test_an_exported_job_is_configuration_only_and_names_no_path(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.sim_env import SimEnv
@@ -14,6 +15,7 @@ from medfedvqa.federation.flare.controller import FederationController
 from medfedvqa.federation.flare.executor import SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.status import NAME, STATUS_JOB
 
 TASK_INTERVAL = 0.05  # seconds between a site's questions for work; FLARE's default is 2
 
@@ -32,15 +34,10 @@ class MedfedvqaRecipe(Recipe):
 
         `tuned=False` keeps FLARE's own transport settings, for comparison.
         """
-        flare_job = FedJob(name=job.method, min_clients=job.least_sites)
-        flare_job.set_app_packages(["medfedvqa"])
-        flare_job.to_server(FederationController(job.to_dict()))
-        flare_job.to_clients(SiteExecutor(job.to_dict()))
-        super().__init__(flare_job)
+        super().__init__(_flare_job(job.method, job.to_dict(), job.least_sites))
         self._sites = sites or {}
         if tuned:
-            self.add_server_config({"server": {"task_request_interval": TASK_INTERVAL}, **_INLINE})
-            self.add_client_config({**_INLINE, **_PATIENCE})
+            _tune(self)
 
     def process_env(self, env: ExecEnv) -> None:
         """Give the sites of a simulation what provisioning gives to real ones."""
@@ -48,10 +45,34 @@ class MedfedvqaRecipe(Recipe):
             prepare_simulation(Path(env.workspace_root).resolve() / self.name, self._sites)
 
 
+def _flare_job(name: str, job: dict[str, Any], least_sites: int) -> FedJob:
+    flare_job = FedJob(name=name, min_clients=least_sites)
+    flare_job.set_app_packages(["medfedvqa"])
+    flare_job.to_server(FederationController(job))
+    flare_job.to_clients(SiteExecutor(job))
+    return flare_job
+
+
+def _tune(recipe: Recipe) -> None:
+    recipe.add_server_config({"server": {"task_request_interval": TASK_INTERVAL}, **_INLINE})
+    recipe.add_client_config({**_INLINE, **_PATIENCE})
+
+
+def export_status_job(folder: Path) -> None:
+    """Write the job `site_status` as `folder`. Raises `ConfigError` if the folder exists."""
+    recipe = Recipe(_flare_job(NAME, STATUS_JOB, 1))
+    _tune(recipe)
+    _export(recipe, folder)
+
+
 def export_job(job: JobSpec, folder: Path, tuned: bool = True) -> None:
     """Write the job as `folder`, ready for `nvflare job submit -j`. Raises `ConfigError` if the folder exists."""
+    _export(MedfedvqaRecipe(job, tuned=tuned), folder)
+
+
+def _export(recipe: Recipe, folder: Path) -> None:
     if folder.exists():
         raise ConfigError(f"'{folder}' exists already: choose another folder, or remove it")
     with TemporaryDirectory() as scratch:
-        MedfedvqaRecipe(job, tuned=tuned).export(scratch)
-        shutil.copytree(Path(scratch) / job.method, folder)
+        recipe.export(scratch)
+        shutil.copytree(Path(scratch) / recipe.name, folder)

@@ -25,6 +25,7 @@ from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.status import STATUS_JOB, serve_status
 from medfedvqa.methods import Tensors
 
 RESULTS = "medfedvqa"
@@ -46,6 +47,9 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
+    if job == STATUS_JOB:
+        serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out)
+        return
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
     spec = JobSpec.from_dict(job)
     # The simulator's sites have no heartbeat; it ends when one of them dies.

@@ -15,6 +15,7 @@ from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.status import STATUS_JOB, StatusRuntime
 
 _logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class SiteTasks:
 
     def __init__(self, job: dict[str, Any], mail: SiteMail | None) -> None:
         self._job, self._mail = job, mail
-        self._runtime: SiteRuntime | None = None
+        self._runtime: SiteRuntime | StatusRuntime | None = None
 
     def answer(self, task: str, message: Shareable, fl_ctx: FLContext) -> Shareable:
         """The reply to one task. A failure tells its reason only if the reason was written to be shared."""
@@ -45,15 +46,17 @@ class SiteTasks:
             self._runtime.close()
 
 
-def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> SiteRuntime:
+def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> SiteRuntime | StatusRuntime:
     name = fl_ctx.get_identity_name()
     local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
     # A site has one file of its own; FLARE's simulator gives all its sites one copy of a common folder.
     path = next((path for path in (local / "site.yml", local / "sites" / f"{name}.yml") if path.exists()), None)
     if path is None:
         raise ConfigError(f"site '{name}' has no site.yml")
-    relays = mail and mail.attempt
-    return SiteRuntime(load_site_config(path, name), JobSpec.from_dict(job), fl_ctx.get_job_id(), relays=relays)
+    config = load_site_config(path, name)
+    if job == STATUS_JOB:
+        return StatusRuntime(config, fl_ctx.get_job_id())
+    return SiteRuntime(config, JobSpec.from_dict(job), fl_ctx.get_job_id(), relays=mail and mail.attempt)
 
 
 def _refusal(reason: str) -> Shareable:

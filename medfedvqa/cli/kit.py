@@ -1,0 +1,39 @@
+"""`medfedvqa kit`: startup kits that our builder did not see, and certificates for sites that keep their keys."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(help="FLARE startup kits: those of the dashboard, and keys that stay.", no_args_is_help=True)
+
+
+@app.command()
+def prepare(
+    folder: Annotated[Path, typer.Argument(help="A site's or server's startup kit, unpacked.")],
+    storage: Annotated[
+        Path | None, typer.Option(help="Of a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
+    ] = None,
+) -> None:
+    """Do to a kit from FLARE's dashboard what our builder does in provisioning, before its first start."""
+    from medfedvqa.federation.flare.kits import prepare_kit
+
+    console, written = Console(), prepare_kit(folder, str(storage.resolve()) if storage else None)
+    for path in written:
+        console.print(f"written: {path}", highlight=False)
+    if not written:
+        console.print("The kit is prepared already; nothing was changed.")
+
+
+@app.command("root")
+def root_command(
+    project: Annotated[Path, typer.Argument(help="A project's folder as `nvflare provision` made it, with `state`.")],
+    out: Annotated[
+        Path, typer.Option(help="The folder to write; must not exist. It holds the root key: keep it safe.")
+    ],
+) -> None:
+    """Write a provisioned project's root certificate and key for `nvflare cert approve`: new sites keep their keys."""
+    from medfedvqa.federation.flare.kits import root_folder
+
+    Console().print(f"root certificate: {root_folder(project, out)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""Startup kits after provisioning: those made without our builder, and a federation's root certificate.
+
+FLARE's dashboard has no place for a project's own builders. What `SiteBuilder` does to a kit can be done afterwards, by
+whoever received it: it concerns what is in the kit's own folder, and neither keys nor certificates.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from nvflare.tool.cert.fingerprint import cert_fingerprint_sha256
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.provision import SiteBuilder, provision
+
+_SITE_FILE = Path("local") / "site.yml"
+_OWN_RESOURCES = Path("local") / "resources.json"
+_CERTIFICATES = {"client": Path("startup") / "client.crt", "server": Path("startup") / "server.crt"}
+_ELSEWHERE = "an-other-party"
+
+
+def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
+    """Do to a site's or server's startup kit what `SiteBuilder` does; returns what was written, relative to the kit.
+
+    `storage`: of a server, see `SiteBuilder`.
+
+    A site gets the form of `site.yml`, unless it has one. What is prepared already stays as it is. Raises `ConfigError`
+    if this is no such kit, or one whose files are not as FLARE of this version makes them.
+    """
+    kind = next((kind for kind, path in _CERTIFICATES.items() if (kit / path).is_file()), None)
+    if kind is None or (kit / "startup" / "fed_admin.json").exists():
+        raise ConfigError("this folder is not the startup kit of a site or a server")
+    if (kit / _OWN_RESOURCES).exists():
+        raise ConfigError(f"the kit has a file '{_OWN_RESOURCES}', which outdoes what is prepared: remove it first")
+    name, org = _owner(kit / _CERTIFICATES[kind])
+    with TemporaryDirectory() as scratch:
+        bare = provision(_project(kind, name, org), [], Path(scratch) / "bare") / name
+        made = provision(_project(kind, name, org), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
+        changed = list(_changed(kit, bare, made))
+        for path in changed:
+            shutil.copy(made / path, kit / path)
+    return changed
+
+
+def _owner(path: Path) -> tuple[str, str]:
+    """Name and organisation in a kit's certificate. Raises `ConfigError`."""
+    try:
+        subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        [name] = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        [org] = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    except ValueError:
+        raise ConfigError(f"the kit's '{path.name}' is no certificate of a party: get a fresh kit") from None
+    return str(name.value), str(org.value)
+
+
+def _project(kind: str, name: str, org: str) -> dict[str, Any]:
+    """A FLARE project with this party in it, whose kits get neither keys nor certificates."""
+    party = {"name": name, "type": kind, "org": org}
+    server = {"name": _ELSEWHERE, "type": "server", "org": "org"}
+    static = {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}}
+    return {
+        "api_version": 3,
+        "name": "kit",
+        "participants": [party] if kind == "server" else [server, party],
+        "builders": [{"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"}, static],
+    }
+
+
+def _changed(kit: Path, bare: Path, made: Path) -> Iterator[Path]:
+    """The files that the builder adds or edits and that the kit does not have so yet. Raises `ConfigError`."""
+    for path in sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file()):
+        before, after = _content(bare / path), _content(made / path)
+        found = _content(kit / path)
+        if before == after or found == after or (path == _SITE_FILE and found is not None):
+            continue
+        if found != before:
+            raise ConfigError(
+                f"the kit's file '{path}' is not as this version of FLARE makes it: get a fresh kit, or use the "
+                "version that made this one"
+            )
+        yield path
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def root_folder(project: Path, out: Path) -> str:
+    """Write the root certificate and its key, as `nvflare cert approve` takes them, into the new folder `out`.
+
+    `project`: the folder of a project that `nvflare provision` made. Returns the certificate's fingerprint. Raises
+    `ConfigError` if there is no such project, or `out` exists.
+    """
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already: choose another folder, or remove it")
+    try:
+        state = json.loads((project / "state" / "cert.json").read_text(encoding="utf-8"))
+        pem, key = str(state["root_cert"]).encode(), str(state["root_pri_key"]).encode()
+        newest = max(path.name for path in project.glob("prod_*"))
+    except (OSError, ValueError, KeyError):
+        raise ConfigError(
+            "no project is there that `nvflare provision` made: name the folder with its `state`"
+        ) from None
+    fingerprint = cert_fingerprint_sha256(x509.load_pem_x509_certificate(pem))
+    facts = {
+        "project": project.resolve().name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "provision_version": newest.removeprefix("prod_"),
+        "rootCA_fingerprint": fingerprint,
+    }
+    out.mkdir(mode=0o700, parents=True)
+    for name, content in (("rootCA.pem", pem), ("rootCA.key", key), ("ca.json", json.dumps(facts, indent=2).encode())):
+        with open(out / name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(content)
+    return str(fingerprint)

@@ -1,0 +1,211 @@
+"""Startup kits by every way of FLARE's: provisioned, with keys that stay, from the dashboard."""
+
+import filecmp
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.kits import prepare_kit, root_folder
+from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
+from medfedvqa.federation.site_config import load_site_config
+
+DISTRIBUTED = Path(__file__).parents[2] / "nvflare_jobs" / "provision" / "distributed"
+PREPARED = [Path("local/comm_config.json"), Path("local/resources.json.default"), Path("local/site.yml")]
+
+Nvflare = Callable[..., str]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """The kits of a project that does not name our builder."""
+    return provision(loopback_project(["chest"], 8002), [], tmp_path / "plain")
+
+
+@pytest.fixture
+def nvflare(tmp_path: Path) -> Nvflare:
+    """FLARE's command, in a folder and with a home of its own."""
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+
+    def run(*arguments: str) -> str:
+        command = [Path(sys.executable).with_name("nvflare"), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    return run
+
+
+def names_in(folder: Path) -> set[Path]:
+    """All files of a kit but what is the party's own."""
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {path for path in files if path.suffix not in (".crt", ".key", ".pem")}
+
+
+def test_a_kit_prepared_afterwards_is_as_if_our_builder_had_provisioned_it(plain: Path, tmp_path: Path) -> None:
+    """Every file of the site's and the server's kit, byte for byte, but for keys and certificates."""
+    assert set(PREPARED) <= set(prepare_kit(plain / "chest"))
+    assert prepare_kit(plain / SERVER)
+    ours = provision(loopback_project(["chest"], 8002), [SiteBuilder()], tmp_path / "ours")
+    for name in ("chest", SERVER):
+        assert names_in(plain / name) == names_in(ours / name)
+        found = (filecmp.cmp(plain / name / path, ours / name / path, shallow=False) for path in names_in(ours / name))
+        assert all(found)
+
+
+def test_preparing_twice_changes_nothing_and_a_filled_in_form_stays(plain: Path) -> None:
+    """So that it can be run after every upgrade."""
+    own = plain / "chest" / "local" / "site.yml"
+    own.write_text("policy: {methods: [], kinds: []}\n")
+    assert own.relative_to(plain / "chest") not in prepare_kit(plain / "chest")
+    assert prepare_kit(plain / "chest") == []
+    assert own.read_text() == "policy: {methods: [], kinds: []}\n"
+
+
+@pytest.mark.parametrize("kit", [ADMIN, "."])
+def test_what_is_no_kit_of_a_site_or_server_is_refused(kit: str, plain: Path) -> None:
+    """Nothing is written there."""
+    before = sorted(plain.rglob("*"))
+    with pytest.raises(ConfigError, match="not the startup kit of a site or a server"):
+        prepare_kit(plain / kit)
+    assert sorted(plain.rglob("*")) == before
+
+
+@pytest.mark.parametrize("file, match", [("resources.json", "outdoes"), ("resources.json.default", "fresh kit")])
+def test_a_kit_whose_settings_somebody_changed_is_not_prepared_over_them(file: str, match: str, plain: Path) -> None:
+    """The builder's edits would be without effect, or would drop the change without a word."""
+    (plain / "chest" / "local" / file).write_text("{}")
+    with pytest.raises(ConfigError, match=match):
+        prepare_kit(plain / "chest")
+
+
+def holds_a_key(archive: Path) -> bool:
+    """Whether any file in the archive is, or contains, a private key."""
+    with zipfile.ZipFile(archive) as files:
+        return any(name.endswith(".key") or b"PRIVATE KEY" in files.read(name) for name in files.namelist())
+
+
+def test_the_root_certificate_of_a_provisioned_project_is_written_once(tmp_path: Path) -> None:
+    """For the owner's eyes only; a folder that exists, or is no project, is refused."""
+    kits = provision(loopback_project(["chest"], 8002), [], tmp_path / "ws")
+    root_folder(kits.parent, tmp_path / "ca")
+    assert (tmp_path / "ca" / "rootCA.pem").read_bytes() == (kits / "chest" / "startup" / "rootCA.pem").read_bytes()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in ((tmp_path / "ca"), *(tmp_path / "ca").iterdir()))
+    with pytest.raises(ConfigError, match="exists already"):
+        root_folder(kits.parent, tmp_path / "ca")
+    with pytest.raises(ConfigError, match="no project"):
+        root_folder(tmp_path, tmp_path / "other")
+
+
+def test_a_site_added_to_a_project_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    """Provisioned again with one more, all have the certificates and keys that they had, under the same root."""
+    first = provision(loopback_project(["chest"], 8002), [], tmp_path)
+    again = provision(loopback_project(["chest", "pelvis"], 8002), [], tmp_path)
+    assert (first.name, again.name) == ("prod_00", "prod_01")
+    for path in (Path(SERVER) / "startup" / "server.key", Path("chest") / "startup" / "client.crt"):
+        assert (first / path).read_bytes() == (again / path).read_bytes()
+    roots = [kits / site / "startup" / "rootCA.pem" for kits, site in ((first, "chest"), (again, "pelvis"))]
+    assert roots[0].read_bytes() == roots[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_private_keys_stay_with_those_who_made_them(nvflare: Nvflare, tmp_path: Path) -> None:
+    """Neither request nor answer holds a key or names a builder; kits made of them are as hardened as others."""
+    profile, workspace = str(DISTRIBUTED / "federation.yml"), "ws"
+    told = nvflare("cert", "init", "--profile", profile, "-o", "ca")
+    fingerprint = re.search(r"SHA256:[0-9A-F:]+", told)
+    assert fingerprint is not None
+    for form, name in (("server", SERVER), ("hospital", "pelvis"), ("lead", "lead@coordinator.org")):
+        nvflare("cert", "request", "-p", str(DISTRIBUTED / f"{form}.yml"))
+        request = tmp_path / name / f"{name}.request.zip"
+        assert not holds_a_key(request)
+        assert "builders" not in zipfile.ZipFile(request).read("site.yaml").decode()
+        nvflare("cert", "approve", str(request), "--ca-dir", "ca", "--profile", profile)
+        signed = tmp_path / name / f"{name}.signed.zip"
+        assert not holds_a_key(signed)
+        nvflare("package", str(signed), "--fingerprint", fingerprint.group(), "-w", workspace)
+    kits = tmp_path / workspace / "medfedvqa" / "prod_00"
+    own = kits / "pelvis" / "startup" / "client.key"
+    assert own.read_bytes() == (tmp_path / "pelvis" / "pelvis.key").read_bytes() and own.stat().st_mode & 0o077 == 0
+    assert load_site_config(kits / "pelvis" / "local" / "site.yml", "pelvis").policy.methods
+    assert prepare_kit(kits / "pelvis") == [] and prepare_kit(kits / SERVER, "/tmp/medfedvqa-server") == []
+
+
+class Dashboard:
+    """FLARE's dashboard on the loopback interface, as a browser would use it."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._token = f"{url}/nvflare-dashboard/api/v1", ""
+
+    def ask(self, method: str, path: str, **said: Any) -> bytes:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+        request = urllib.request.Request(f"{self._url}/{path}", json.dumps(said).encode(), headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def login(self, email: str, password: str) -> None:
+        answer = json.loads(self.ask("POST", "login", email=email, password=password))
+        self._token = answer["access_token"]
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
+    """A server of its own, with one project administrator."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    web = {
+        "NVFL_WEB_ROOT": str(tmp_path / "web"),
+        "NVFL_CREDENTIAL": f"{ADMIN}:password:coordinator",
+        "SECRET_KEY": "0123456789abcdef" * 2,
+    }
+    command = [sys.executable, "-m", "gunicorn", "-b", f"127.0.0.1:{port}", "-w", "1", "nvflare.dashboard.wsgi:app"]
+    with (tmp_path / "dashboard.log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **web}, stdout=log, stderr=log)
+    try:
+        found = Dashboard(f"http://127.0.0.1:{port}")
+        end = time.monotonic() + 60
+        while True:
+            try:
+                found.login(ADMIN, "password")
+                break
+            except (urllib.error.URLError, ConnectionError):
+                assert process.poll() is None and time.monotonic() < end, "the dashboard did not start"
+                time.sleep(0.2)
+        yield found
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_kits_from_flares_dashboard_are_prepared_after_the_download(dashboard: Dashboard, tmp_path: Path) -> None:
+    """Project, site, approval, encrypted download; the kit is FLARE's own until it is prepared."""
+    pin = "aPinOfLetters1"
+    dashboard.ask("PATCH", "project", short_name="medfedvqa", server1=SERVER, frozen=True, scheme="http")
+    client = json.loads(dashboard.ask("POST", "clients", name="chest", organization="chest"))["client"]
+    dashboard.ask("PATCH", f"clients/{client['id']}", approval_state=100)
+    for name, path in (("chest", f"clients/{client['id']}/blob"), (SERVER, "servers/1/blob")):
+        archive = tmp_path / f"{name}.zip"
+        archive.write_bytes(dashboard.ask("POST", path, pin=pin))
+        with pytest.raises(RuntimeError, match="encrypted"):
+            zipfile.ZipFile(archive).read("startup/rootCA.pem")
+        zipfile.ZipFile(archive).extractall(tmp_path / name, pwd=pin.encode())
+        resources = tmp_path / name / "local" / "resources.json.default"
+        assert "medfedvqa" not in resources.read_text()
+        prepare_kit(tmp_path / name)
+        allowed = json.loads(resources.read_text())["class_allow_list"]
+        assert allowed and all(name.startswith("medfedvqa.federation.flare.") for name in allowed)
