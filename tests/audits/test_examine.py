@@ -4,8 +4,9 @@ import json
 import shutil
 import tempfile
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from audits import (
     Examination,
     LogError,
     Outcome,
+    Part,
     State,
     Witness,
     examine,
@@ -88,6 +90,35 @@ def test_what_nobody_says_is_not_shown(place: Path) -> None:
     (place / "audit" / "checkpoints").unlink()
     found = states(judged(place))
     assert found["tree"] is found["tail"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+
+
+class Counted:
+    """A ledger that holds sums of bytes against each other."""
+
+    def __init__(self) -> None:
+        self.left = self.said = 0
+
+    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        assert (job, tensors) == ("j", 0)
+        self.said += nbytes
+
+    def wired(self, seq: int, job: str | None, wire: Mapping[str, Any]) -> None:
+        self.left += wire["bytes"]
+
+    def part(self) -> Part:
+        return Part("wire", State.SHOWN if self.left == self.said else State.BROKEN, f"{self.left} bytes")
+
+
+@pytest.mark.parametrize(("nbytes", "state"), [(40, State.SHOWN), (41, State.BROKEN)])
+def test_the_bytes_on_the_network_are_compared_by_a_ledger(tmp_path: Path, nbytes: int, state: State) -> None:
+    """It is told of every release that was sent and of every count, in order; without counts nothing is shown."""
+    log = opened(tmp_path)
+    for _ in range(2):
+        log.append(Event.RELEASE, job="j", nbytes=20, outcome=Outcome.SENT)
+    assert states(examine(tmp_path / "audit", "chest", ledger=Counted()))["wire"] is State.NOT_SHOWN
+    log.append(Event.WIRE, job="j", wire={"bytes": nbytes})
+    assert states(examine(tmp_path / "audit", "chest", ledger=Counted()))["wire"] is state
+    log.close()
 
 
 CHANGES: dict[str, Callable[[Lines], Lines]] = {
