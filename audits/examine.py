@@ -216,6 +216,8 @@ class _Seen:
             if self.ledger:
                 job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
                 self.ledger.released(job, round, peer, nbytes, line.tensors.count(b'"dtype":'))
+            if self.receipts and (digest := matching(line)) in self.receipts:
+                self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
         elif line.event == CLOSE:
