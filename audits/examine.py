@@ -16,6 +16,7 @@ from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
 from audits.note import Note, VerifierKey
 from audits.verifier import Walk
+from audits.wire import Reconciler, WireWindow
 from audits.witness import KEYS, read_keys
 
 
@@ -98,13 +99,15 @@ def examine(
 
     `against`: files of notes, and folders, that others hold. `key`: the site's, where it is known for sure; else that
     which lies with the log. `running`: jobs that are known not to be over. `network`: False for jobs in one process,
-    which put nothing on a network. Raises `LogError` if there is no log, or what it is compared with cannot be read.
+    which put nothing on a network.
+
+    Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
     known = key or read_keys(folder / KEYS).get(origin_of(site))
     evidence = Evidence.gather(against, folder)
     own = _Own(folder, known)
     claims = claims_on(site, known, own.cosigned, evidence) if known else None
-    seen = _Seen(own, claims, _receipts(site, evidence))
+    seen = _Seen(own, claims, _receipts(site, evidence), Reconciler() if network else None)
     walk = Walk(folder)
     seen.compare(walk)
     for line in walk:
@@ -116,7 +119,7 @@ def examine(
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
         integrity=Judgement((_chain(walk), _tree(own, seen), *own.parts(site))),
-        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen, network))),
+        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen))),
         consistency=Judgement(tuple(_agreement(site, walk, claims, seen, evidence))),
     )
 
@@ -182,12 +185,12 @@ class _Seen:
     own: _Own
     claims: Claims | None
     receipts: dict[bytes, int]
+    ledger: Reconciler | None
     jobs: dict[bytes, bool] = field(default_factory=dict)
     """Whether each is open."""
     last_release: int = -1
-    releases: int = 0
     answered: set[bytes] = field(default_factory=set)
-    wired: bool = False
+    uncounted: int | None = None
     findings: int = 0
     unlike_own: int | None = None
     unlike_others: list[int] = field(default_factory=list)
@@ -197,15 +200,21 @@ class _Seen:
         self.compare(walk)
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
-            self.releases += 1
+            if self.ledger:
+                job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
+                self.ledger.released(job, round, peer, nbytes, line.tensors.count(b'"dtype":'))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
         elif line.event == CLOSE:
             self.jobs.pop(line.job, None)
-        elif line.event == WIRE:
-            self.wired = True
+        elif line.event == WIRE and self.ledger:
+            try:
+                window = WireWindow.from_record(json.loads(line.wire or b"{}"))
+                self.ledger.counted(line.seq, json.loads(line.job), window)
+            except LogError:
+                self.uncounted = line.seq if self.uncounted is None else self.uncounted
         elif line.event == FINDING:
             self.findings += 1
 
@@ -260,10 +269,23 @@ def _jobs(seen: _Seen, running: Collection[str]) -> Iterator[Part]:
         yield Part("jobs", State.SHOWN, "every job that was opened is closed, or said to be running")
 
 
-def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
-    if network:
-        kept = "is not compared with the releases" if seen.wired else "was not kept"
-        yield Part("wire", State.NOT_SHOWN, f"a ledger of the bytes on the network {kept}")
+def _wire(seen: _Seen) -> Iterator[Part]:
+    if seen.ledger is None:
+        return
+    found = seen.ledger.result()
+    if seen.uncounted is not None:
+        yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
+    elif found.findings:
+        first = found.findings[0]
+        said = f"{found.unexplained} bytes on the network are not explained, in {len(found.findings)} findings, first"
+        yield Part("wire", State.BROKEN, f"{said}: {first.reason}", first.seq)
+    elif not found.covered:
+        yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
+    else:
+        nbytes, kinds = sum(found.left.values()), len(found.left)
+        said = f"all {nbytes} bytes on the network are explained, in {kinds} kinds"
+        still = f"; {found.running} processes still count" if found.running else ""
+        yield Part("wire", State.SHOWN, said + still)
 
 
 def _agreement(site: str, walk: Walk, claims: Claims | None, seen: _Seen, evidence: Evidence) -> Iterable[Part]:

@@ -8,11 +8,11 @@ within the session, from 0), `last` (the session is over), `gap` (the machine we
 `sent` and `refused` (see `FrameCount`), `results` (see `Submitted`), `mailed` (bytes of sealed parts for other sites).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from audits.errors import LogError
 from audits.exchange import SITES
@@ -220,13 +220,19 @@ _RESULTS, _VALUES = "encoding of task results", "values of released tensors"
 _BESIDE = "checkpoints and cosignatures of audit logs"
 
 
+_Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]
+"""Round, bytes of values and number of tensors."""
+_RECENT = 512
+"""Releases of a job, alike ones once, that its counts may lag behind; a job counts every few seconds."""
+
+
 class Reconciler:
     """`reconcile`, entry by entry. Memory grows with the number of jobs and process starts, not with the log."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
         self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
-        self._released: defaultdict[str, set[tuple[int | None, int, int]]] = defaultdict(set)
+        self._released: defaultdict[str, _Releases] = defaultdict(OrderedDict)
         self._handed: Counter[tuple[str, Traffic, str | None, bool]] = Counter()
         self._left: Counter[str] = Counter()
         self._values = self._beside = 0
@@ -245,7 +251,10 @@ class Reconciler:
         if peer == SITES:
             self._jobs[job].shared = True
         else:
-            self._released[job].add((round, nbytes, tensors))
+            known = self._released[job]
+            known[round, nbytes, tensors] = None
+            if len(known) > _RECENT:
+                known.popitem(last=False)
 
     def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
         """A `wire` entry is in the log."""

@@ -6,6 +6,7 @@ import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,12 @@ from audits import (
     AuditLog,
     Event,
     Examination,
+    FrameCount,
     LogError,
     Outcome,
     State,
+    Traffic,
+    WireWindow,
     Witness,
     examine,
     expire,
@@ -88,6 +92,33 @@ def test_what_nobody_says_is_not_shown(place: Path) -> None:
     (place / "audit" / "checkpoints").unlink()
     found = states(judged(place))
     assert found["tree"] is found["tail"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+
+
+def counted(payload: int) -> dict[str, Any]:
+    """A window of a site's own process that sent one result of a task, which had 400 bytes when it was handed over."""
+    sent = FrameCount(Traffic.RESULT, None, True, 1, payload + 100, payload, payload + 100, announced=400)
+    return WireWindow("site", "a", 0, last=True, sent=(sent,)).record()
+
+
+@pytest.mark.parametrize(("payload", "state"), [(400, State.SHOWN), (401, State.BROKEN)])
+def test_the_bytes_on_the_network_are_held_against_what_is_known_of_them(
+    tmp_path: Path, payload: int, state: State
+) -> None:
+    """Without counts nothing is shown; counts that are explained show it; a single byte more is found."""
+    log = opened(tmp_path)
+    assert states(examine(tmp_path / "audit", "chest"))["wire"] is State.NOT_SHOWN
+    log.append(Event.WIRE, wire=counted(payload))
+    assert states(examine(tmp_path / "audit", "chest"))["wire"] is state
+    log.close()
+
+
+def test_counts_that_are_none_are_found(tmp_path: Path) -> None:
+    """An entry that claims to count bytes and does not breaks the verdict, at its place."""
+    log = opened(tmp_path)
+    seq = log.append(Event.WIRE, wire={"bytes": 4}).seq
+    (part,) = [part for part in examine(tmp_path / "audit", "chest").completeness.parts if part.name == "wire"]
+    assert (part.state, part.entry) == (State.BROKEN, seq)
+    log.close()
 
 
 CHANGES: dict[str, Callable[[Lines], Lines]] = {
@@ -181,7 +212,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
     """Nor with the checkpoints of it, of which the end of the file is read at once."""
     monkeypatch.setattr("audits.checkpoint.TAIL", 20_000)
     peaks = []
-    for rounds in (100, 600):
+    for rounds in (700, 1400):
         log = opened(tmp_path, 1 << 30)
         monkeypatch.setattr("os.fsync", lambda descriptor: None)
         grown(log, rounds)

@@ -28,7 +28,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
-from audits import Event, read
+from audits import AuditKey, Event, origin_of, read
 from audits.wire import Traffic, WireWindow, reconcile
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
@@ -316,9 +316,14 @@ def test_frames_that_are_not_the_sites_own_or_take_another_way_are_unlisted(
     assert classify(DATA, heads, SITE, job, far).traffic is Traffic.UNLISTED
 
 
+def key_at(folder: Path) -> AuditKey:
+    """The key that signs the site's log."""
+    return AuditKey.at(folder / "audit.key", origin_of(SITE))
+
+
 def test_an_unlisted_frame_is_refused_and_counted(tmp_path: Path) -> None:
     """Nothing of it is sent; the log says that it was tried."""
-    ledger = WireLedger(tmp_path, SITE, None)
+    ledger = WireLedger(tmp_path, SITE, None, key_at(tmp_path))
     with pytest.raises(CommError):
         ledger.admit(DATA, frame("metrics", "loss"), 10, "server")
     with pytest.raises(CommError):
@@ -333,14 +338,16 @@ def test_counts_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from medfedvqa.federation.flare.wire import WireLedger\n"
-        "ledger = WireLedger(Path(sys.argv[1]), 'chest', 'job')\n"
+        "from audits import AuditKey\n"
+        "key = AuditKey.at(Path(sys.argv[1], 'audit.key'), 'medfedvqa/audit/chest')\n"
+        "ledger = WireLedger(Path(sys.argv[1]), 'chest', 'job', key)\n"
         "for number in range(100):\n"
         "    ledger.mailed(1)\n"
         "    if number == 60: ledger.flush()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
-    other = WireLedger(tmp_path, SITE, None)
+    other = WireLedger(tmp_path, SITE, None, key_at(tmp_path))
     assert other.sweep() == 1 and other.sweep() == 0
     windows = [
         WireWindow.from_record(entry.wire) for entry in read(tmp_path) if entry.event is Event.WIRE and entry.wire
@@ -353,7 +360,7 @@ def test_counts_of_a_machine_that_went_down_are_a_finding(tmp_path: Path) -> Non
     (tmp_path / "wire").mkdir()
     lines = [["job", "0123456789abcdef", 0, "job", "another-boot"], ["mail", 5]]
     (tmp_path / "wire" / "0123456789abcdef.00000000").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    WireLedger(tmp_path, SITE, None).sweep()
+    WireLedger(tmp_path, SITE, None, key_at(tmp_path)).sweep()
     found = reconcile(read(tmp_path))
     assert not found.ok and "went down" in found.findings[0].reason
 

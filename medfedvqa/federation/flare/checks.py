@@ -171,13 +171,17 @@ _LOOKS: tuple[tuple[str, str, Callable[[Path], str | None]], ...] = (
 )
 
 
-def audit_folder(kit: Path) -> Path:
-    """Where a site's `site.yml` puts the audit log; read without what needs seconds to import. Raises `ConfigError`."""
+def audit_places(kit: Path) -> tuple[Path, Path]:
+    """Where a site's `site.yml` puts the audit log and the key that signs it. Raises `ConfigError`.
+
+    Read without what needs seconds to import.
+    """
     path = kit / "local" / "site.yml"
     try:
-        audit = yaml.safe_load(path.read_text(encoding="utf-8"))["audit"]
-        return path.parent.resolve() / audit
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError):
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        folder = path.parent.resolve()
+        return folder / found["audit"], folder / found.get("audit_key", "audit.key")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError):
         raise ConfigError("local/site.yml is missing or does not say where the audit log is: fill it in") from None
 
 

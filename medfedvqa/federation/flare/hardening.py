@@ -34,7 +34,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
-from audits import LogError
+from audits import AuditKey, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks
 from medfedvqa.federation.flare.results import check_questions, check_results
@@ -83,8 +83,9 @@ class SiteGuard(FLComponent):
             if reason := checks.broken(kit):
                 _refuse(reason)
             os.umask(0o077)
-            ledger = WireLedger(checks.audit_folder(kit), site, self.job)
-        except (ConfigError, LogError) as error:
+            audit, key = checks.audit_places(kit)
+            ledger = WireLedger(audit, site, self.job, AuditKey.at(key, origin_of(site)))
+        except (ConfigError, LogError, NoteError) as error:
             _refuse(str(error))
         except OSError as error:
             _refuse(f"the byte ledger cannot be kept beside the audit log ({error.strerror}): make the folder writable")

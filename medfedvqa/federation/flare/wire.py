@@ -30,7 +30,7 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
-from audits import AuditLog, Event, LogError
+from audits import AuditKey, AuditLog, Event, LogError
 from audits.wire import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
 from medfedvqa.federation.flare.traffic import RESULT, classify
 
@@ -119,11 +119,14 @@ class Journal:
 class WireLedger:
     """Counts what one process sends; made once in a process, before its cell. Raises `LogError`, `OSError`."""
 
-    def __init__(self, audit: Path, site: str, job: str | None) -> None:
-        """`job`: its id in a job's process, None in the site's own. `audit`: the folder of the audit log."""
+    def __init__(self, audit: Path, site: str, job: str | None, key: AuditKey) -> None:
+        """`job`: its id in a job's process, None in the site's own. `audit`: the folder of the audit log.
+
+        `key` signs what is logged last.
+        """
         self.site, self.job = site, job
         self.process = SITE if job is None else JOB
-        self._log = AuditLog(audit, site)
+        self._log = AuditLog(audit, site, key)
         self._folder = audit / _FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._session = secrets.token_hex(8)
@@ -233,6 +236,7 @@ class WireLedger:
             try:
                 if self.sweep() or time.monotonic() - before > PERIOD:
                     self.flush()
+                    self._log.checkpoint()
                     before = time.monotonic()
             except (LogError, OSError):
                 _logger.exception("counts of frames could not be written into the audit log; they are kept")
@@ -242,6 +246,7 @@ class WireLedger:
         with contextlib.suppress(LogError):
             self.sweep()
             self.flush(last=True)
+            self._log.checkpoint()
 
 
 def _boot() -> str:
