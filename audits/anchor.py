@@ -8,7 +8,7 @@ from pathlib import Path
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, signed_checkpoint
 from audits.errors import LogError
 from audits.note import AuditKey, Note, VerifierKey
-from audits.tree import Frontier, TreeFile, consistency_proof, root_of
+from audits.tree import TreeFile, consistency_proof, root_of
 
 TREE = "tree"
 Link = tuple[bytes, bytes]
@@ -110,16 +110,11 @@ def signed_size(folder: Path) -> int:
     return Checkpoint.parse(note.text).size if note else 0
 
 
-def expired_frontier(folder: Path, size: int) -> Frontier:
-    """The edge of the tree over the first entries, whose lines are gone. Raises `LogError`."""
+def expired_leaves(folder: Path, count: int) -> Iterator[bytes]:
+    """The leaf hashes of the first entries, whose lines are gone. Raises `LogError`."""
     with _kept(folder) as tree:
-        return Frontier.of(tree.node, size)
-
-
-def expired_leaf(folder: Path, index: int) -> bytes:
-    """The leaf hash of an entry whose line is gone. Raises `LogError`."""
-    with _kept(folder) as tree:
-        return tree.node(0, index)
+        for index in range(count):
+            yield tree.node(0, index)
 
 
 @contextmanager

@@ -4,11 +4,11 @@
 
 import json
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.errors import LogError, NoteError
@@ -17,6 +17,19 @@ from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Lin
 from audits.note import Note, VerifierKey
 from audits.verifier import Walk
 from audits.witness import KEYS, read_keys
+
+
+class WireLedger(Protocol):
+    """Holds the counts of bytes on the network in `wire` entries against the releases, in the order of the log."""
+
+    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        """A release of so many tensors with so many bytes of values was sent."""
+
+    def wired(self, seq: int, job: str | None, wire: Mapping[str, Any]) -> None:
+        """A `wire` entry. Raises `LogError` if its counts are none."""
+
+    def part(self) -> "Part":
+        """What all of it shows."""
 
 
 class State(StrEnum):
@@ -93,18 +106,21 @@ def examine(
     key: VerifierKey | None = None,
     running: Collection[str] = (),
     network: bool = True,
+    ledger: WireLedger | None = None,
 ) -> Examination:
     """Judge the log of `site` in `folder`, offline.
 
     `against`: files of notes, and folders, that others hold. `key`: the site's, where it is known for sure; else that
     which lies with the log. `running`: jobs that are known not to be over. `network`: False for jobs in one process,
-    which put nothing on a network. Raises `LogError` if there is no log, or what it is compared with cannot be read.
+    which put nothing on a network. `ledger`: what compares bytes on the network with releases.
+
+    Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
     known = key or read_keys(folder / KEYS).get(origin_of(site))
     evidence = Evidence.gather(against, folder)
     own = _Own(folder, known)
     claims = claims_on(site, known, own.cosigned, evidence) if known else None
-    seen = _Seen(own, claims, _receipts(site, evidence))
+    seen = _Seen(own, claims, _receipts(site, evidence), ledger if network else None)
     walk = Walk(folder)
     seen.compare(walk)
     for line in walk:
@@ -182,10 +198,10 @@ class _Seen:
     own: _Own
     claims: Claims | None
     receipts: dict[bytes, int]
+    ledger: WireLedger | None
     jobs: dict[bytes, bool] = field(default_factory=dict)
     """Whether each is open."""
     last_release: int = -1
-    releases: int = 0
     answered: set[bytes] = field(default_factory=set)
     wired: bool = False
     findings: int = 0
@@ -197,16 +213,19 @@ class _Seen:
         self.compare(walk)
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
-            self.releases += 1
-            if self.receipts:
-                self.answered.add(matching(line))
-                self.answered &= self.receipts.keys()
+            if self.ledger:
+                job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
+                self.ledger.released(job, round, peer, nbytes, line.tensors.count(b'"dtype":'))
+            if self.receipts and (digest := matching(line)) in self.receipts:
+                self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
         elif line.event == CLOSE:
             self.jobs.pop(line.job, None)
         elif line.event == WIRE:
             self.wired = True
+            if self.ledger and line.wire:
+                self.ledger.wired(line.seq, json.loads(line.job), json.loads(line.wire))
         elif line.event == FINDING:
             self.findings += 1
 
@@ -262,9 +281,10 @@ def _jobs(seen: _Seen, running: Collection[str]) -> Iterator[Part]:
 
 
 def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
-    if network:
-        kept = "is not compared with the releases" if seen.wired else "was not kept"
-        yield Part("wire", State.NOT_SHOWN, f"a ledger of the bytes on the network {kept}")
+    if network and seen.wired and seen.ledger:
+        yield seen.ledger.part()
+    elif network:
+        yield Part("wire", State.NOT_SHOWN, "no ledger of the bytes on the network is compared with the releases")
 
 
 def _agreement(site: str, walk: Walk, claims: Claims | None, seen: _Seen, evidence: Evidence) -> Iterable[Part]:

@@ -21,6 +21,8 @@ def expire(log: AuditLog, days: int = RETENTION_DAYS, now: datetime | None = Non
     """
     oldest = (now or datetime.now(UTC)) - timedelta(days=days)
     closed = closed_segments(log.folder)
+    if not closed:
+        return 0
     ends = [begin - 1 for begin in (*closed, _first_of_growing(log))][1:]
     gone = []
     for path, end in zip(closed.values(), ends, strict=True):

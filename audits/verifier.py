@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.anchor import TREE, expired_frontier, expired_leaf
+from audits.anchor import TREE, expired_leaves
 from audits.errors import LogError
 from audits.lines import EXPIRED, Line, read_line
 from audits.log import GENESIS, Entry, Outcome, TensorRecord, parse_line
@@ -120,9 +120,10 @@ class Walk:
     def _begin(self) -> None:
         first = first_entry(self._files[0])
         if first and (self._folder / TREE).is_file():
-            self.tree = expired_frontier(self._folder, first)
+            for leaf in expired_leaves(self._folder, first):
+                self.tree.append(leaf)
+                self.head = leaf.hex()
             self.first = self.entries = first
-            self.head = expired_leaf(self._folder, first - 1).hex()
 
 
 def verify(folder: Path) -> Verdict:

@@ -39,7 +39,8 @@ class Witness:
         with _reported():
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked() as known:
-                self._introduce(known, key.public)
+                if read_keys(folder / KEYS).get(key.public.name) != key.public:
+                    self._write(folder, known)
 
     def known_keys(self) -> dict[str, VerifierKey]:
         """All keys that are known here, by name."""
@@ -82,7 +83,7 @@ class Witness:
     def export(self, folder: Path) -> None:
         """Lays the keys that are known here, and what was cosigned last, into another folder. Raises `LogError`."""
         with _reported(), self._locked() as known:
-            replace_durably(folder / KEYS, "".join(f"{key}\n" for key in known.values()))
+            self._write(folder, known)
             replace_durably(folder / WITNESSED, "".join(f"{note}\n" for note in self._last().values()))
 
     def accuse(self, one: Note, other: Note) -> None:
@@ -111,7 +112,10 @@ class Witness:
             raise ForkFound("the log's key is not the one that was known before: compare the keys by phone")
         if key.name not in known:
             known[key.name] = key
-            replace_durably(self._folder / KEYS, "".join(f"{one}\n" for one in known.values()))
+            self._write(self._folder, known)
+
+    def _write(self, folder: Path, known: Mapping[str, VerifierKey]) -> None:
+        replace_durably(folder / KEYS, "".join(f"{one}\n" for one in known.values()))
 
     def _last(self) -> dict[str, Note]:
         return {Checkpoint.parse(note.text).origin: note for note in NoteFile(self._folder / WITNESSED)}

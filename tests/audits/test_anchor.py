@@ -19,6 +19,7 @@ from audits import (
     LogError,
     Note,
     NoteError,
+    VerifierKey,
     Witness,
     expire,
     origin_of,
@@ -290,6 +291,19 @@ def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> 
     found = watched.restarted().position(origin_of("chest"))
     assert found and found.size == 8
     assert watched.restarted().cosign(note) and len(watched.evidence()) == 1
+
+
+def test_the_own_key_lies_with_the_log_from_the_beginning(tmp_path: Path) -> None:
+    """So that a copy of the folder can be verified; the pinned ones beside it."""
+    other = key_of(tmp_path, "head").public
+    Witness(tmp_path / "audit", key_of(tmp_path), {other.name: other})
+    found = {VerifierKey.parse(line) for line in (tmp_path / "audit" / "keys").read_text().splitlines()}
+    assert found == {key_of(tmp_path).public, other}
+
+
+def test_a_young_log_has_nothing_that_could_expire(tmp_path: Path) -> None:
+    """Not even an entry."""
+    assert expire(opened(tmp_path)) == 0
 
 
 def test_a_witness_refuses_and_keeps_a_fork(watched: Watched) -> None:

@@ -1,0 +1,241 @@
+"""Three verdicts on one log: what each finds of tampering, and what it does not vouch for."""
+
+import json
+import shutil
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_anchor import FUTURE, key_of, opened
+from test_verifier import sealed
+
+from audits import (
+    AuditLog,
+    Event,
+    Examination,
+    LogError,
+    Outcome,
+    Part,
+    State,
+    Witness,
+    examine,
+    expire,
+    find_logs,
+    origin_of,
+    sites_of,
+)
+from audits.checkpoint import NoteFile, signed_checkpoint
+
+Lines = list[bytes]
+
+
+def grown(log: AuditLog, rounds: int, job: str = "j") -> None:
+    log.append(Event.OPEN, job=job)
+    for number in range(rounds):
+        log.append(Event.RELEASE, job=job, round=number, outcome=Outcome.SENT)
+        log.checkpoint()
+    log.append(Event.CLOSE, job=job)
+
+
+def made(place: Path, limit: int = 1 << 20) -> Path:
+    """A site's log of seven entries that a witness in `head` has cosigned."""
+    log, key = opened(place, limit), key_of(place)
+    Witness(place / "audit", key)
+    grown(log, 5)
+    witness = Witness(place / "head", key_of(place, "head"))
+    witness.introduce(key.public)
+    witness.cosign(log.checkpoint())
+    log.close()
+    return place
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def place(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def judged(place: Path, against: bool = True) -> Examination:
+    return examine(place / "audit", "chest", [place / "head"] if against else [], network=False)
+
+
+def states(found: Examination) -> dict[str, State]:
+    return {part.name: part.state for _, verdict in found.verdicts() for part in verdict.parts}
+
+
+def test_an_untouched_log_is_shown_in_all_three(place: Path) -> None:
+    """With the witness's copy; the examination says how many entries, up to which head."""
+    found = judged(place)
+    assert found.state is State.SHOWN and found.entries == 7 and set(states(found).values()) == {State.SHOWN}
+    assert found.record()["consistency"]["state"] == "shown" and json.dumps(found.record())
+
+
+def test_what_nobody_says_is_not_shown(place: Path) -> None:
+    """No copy, no ledger of the network, no key, no checkpoint: never taken for shown, nor for broken."""
+    assert states(judged(place, against=False))["checkpoints"] is State.NOT_SHOWN
+    assert states(examine(place / "audit", "chest", [place / "head"]))["wire"] is State.NOT_SHOWN
+    (place / "audit" / "keys").unlink()
+    found = judged(place)
+    assert states(found)["signature"] is State.NOT_SHOWN and found.state is State.NOT_SHOWN
+    (place / "audit" / "checkpoints").unlink()
+    found = states(judged(place))
+    assert found["tree"] is found["tail"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+
+
+class Counted:
+    """A ledger that holds sums of bytes against each other."""
+
+    def __init__(self) -> None:
+        self.left = self.said = 0
+
+    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        assert (job, tensors) == ("j", 0)
+        self.said += nbytes
+
+    def wired(self, seq: int, job: str | None, wire: Mapping[str, Any]) -> None:
+        self.left += wire["bytes"]
+
+    def part(self) -> Part:
+        return Part("wire", State.SHOWN if self.left == self.said else State.BROKEN, f"{self.left} bytes")
+
+
+@pytest.mark.parametrize(("nbytes", "state"), [(40, State.SHOWN), (41, State.BROKEN)])
+def test_the_bytes_on_the_network_are_compared_by_a_ledger(tmp_path: Path, nbytes: int, state: State) -> None:
+    """It is told of every release that was sent and of every count, in order; without counts nothing is shown."""
+    log = opened(tmp_path)
+    for _ in range(2):
+        log.append(Event.RELEASE, job="j", nbytes=20, outcome=Outcome.SENT)
+    assert states(examine(tmp_path / "audit", "chest", ledger=Counted()))["wire"] is State.NOT_SHOWN
+    log.append(Event.WIRE, job="j", wire={"bytes": nbytes})
+    assert states(examine(tmp_path / "audit", "chest", ledger=Counted()))["wire"] is state
+    log.close()
+
+
+CHANGES: dict[str, Callable[[Lines], Lines]] = {
+    "changed": lambda lines: [*lines[:2], lines[2].replace(b'"round":1', b'"round":9'), *lines[3:]],
+    "deleted": lambda lines: [*lines[:2], *lines[3:]],
+    "inserted": lambda lines: [*lines[:2], lines[1], *lines[2:]],
+    "reordered": lambda lines: [*lines[:1], lines[2], lines[1], *lines[3:]],
+    "cut": lambda lines: lines[:5],
+    "emptied": lambda lines: [],
+}
+
+
+def written(place: Path, change: Callable[[Lines], Lines]) -> None:
+    path = place / "audit" / "log.jsonl"
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_tampering_is_found_without_others(place: Path, change: str) -> None:
+    """Changed, deleted, inserted, reordered and cut entries, by chain or checkpoint."""
+    written(place, CHANGES[change])
+    found = judged(place, against=False)
+    assert State.BROKEN in (found.integrity.state, found.completeness.state)
+
+
+def chained_anew(lines: Lines) -> Lines:
+    """With the numbers and hashes that they should have."""
+    found: Lines = []
+    before = "0" * 64
+    for number, line in enumerate(lines):
+        found.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
+        before = json.loads(found[-1])["leaf_hash"]
+    return found
+
+
+@pytest.mark.parametrize("change", ["changed", "deleted", "inserted", "reordered", "cut"])
+def test_a_chain_that_is_made_anew_is_found_by_the_checkpoints(place: Path, change: str) -> None:
+    """All hashes fit, and the roots that were signed do not."""
+    written(place, lambda lines: chained_anew(CHANGES[change](lines)))
+    found = judged(place, against=False)
+    assert states(found)["chain"] is State.SHOWN and found.state is State.BROKEN
+    (place / "audit" / "checkpoints").unlink()
+    assert judged(place, against=False).state is State.NOT_SHOWN
+    assert states(judged(place))["checkpoints"] is State.BROKEN
+
+
+@given(st.integers(0, 4000), st.integers(1, 255))
+@settings(deadline=None, max_examples=60)
+def test_any_changed_byte_of_the_log_is_found(original: Path, offset: int, flip: int) -> None:
+    """Also the last line feed, behind which nothing may be missing that was signed."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(original, Path(folder) / "copy")
+        path = Path(folder) / "copy" / "audit" / "log.jsonl"
+        content = bytearray(path.read_bytes())
+        content[offset % len(content)] ^= flip
+        path.write_bytes(content)
+        assert judged(Path(folder) / "copy", against=False).state is State.BROKEN
+
+
+def test_damaged_and_foreign_checkpoints_are_found(place: Path) -> None:
+    """Bytes that are no note; a newest one that the site's key did not sign; another log's."""
+    path = place / "audit" / "checkpoints"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"\n7\n", b"\nx\n", 1))
+    assert states(judged(place))["signature"] is State.BROKEN
+    path.write_bytes(whole)
+    NoteFile(path).append(
+        [key_of(place, "stranger").named(origin_of("chest")).sign(whole.decode().split("\n\n")[0] + "\n")]
+    )
+    assert states(judged(place))["tree"] is State.SHOWN
+    path.unlink()
+    NoteFile(path).append([signed_checkpoint(key_of(place, "head"), 7, bytes(32))])
+    assert {states(judged(place))[name] for name in ("tree", "signature")} == {State.BROKEN}
+
+
+def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:
+    """The verdicts are those of a log that is whole; without the hashes nothing can be said."""
+    made(tmp_path, 1500)
+    log = opened(tmp_path, 1500)
+    assert expire(log, now=FUTURE)
+    log.close()
+    found = judged(tmp_path)
+    assert found.integrity.state is found.completeness.state is State.SHOWN
+    assert states(found)["checkpoints"] is State.SHOWN
+    with (tmp_path / "audit" / "tree").open("r+b") as file:
+        file.write(bytes(64))
+    assert judged(tmp_path).state is State.BROKEN
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor with the checkpoints of it, of which the end of the file is read at once."""
+    monkeypatch.setattr("audits.checkpoint.TAIL", 20_000)
+    peaks = []
+    for rounds in (100, 600):
+        log = opened(tmp_path, 1 << 30)
+        monkeypatch.setattr("os.fsync", lambda descriptor: None)
+        grown(log, rounds)
+        log.close()
+        Witness(tmp_path / "audit", key_of(tmp_path))
+        examine(tmp_path / "audit", "chest")
+        tracemalloc.start()
+        examine(tmp_path / "audit", "chest")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 32_768
+
+
+def test_what_a_log_is_compared_with_must_be_there(place: Path) -> None:
+    """A mistyped place is an error, not silence."""
+    with pytest.raises(LogError, match="does not exist"):
+        examine(place / "audit", "chest", [place / "nowhere"])
+
+
+def test_sites_of_a_run_are_compared_with_each_other(place: Path) -> None:
+    """A single log is compared with what is given."""
+    run = place / "run"
+    for site in ("chest", "head"):
+        shutil.copytree(place / "audit", run / "sites" / site / "audit")
+    assert sites_of(find_logs(run), run)["head"] == (run / "sites" / "head" / "audit", (run,))
+    assert sites_of(find_logs(place / "audit"), place / "audit") == {place.name: (place / "audit", ())}
