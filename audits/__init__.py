@@ -24,6 +24,7 @@ from audits.examine import (
     sites_of,
 )
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
+from audits.export import ExportFormat, export_logs
 from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.note import AuditKey, Note, VerifierKey
@@ -56,6 +57,7 @@ __all__ = [
     "Evidence",
     "Examination",
     "Exchange",
+    "ExportFormat",
     "ForkFound",
     "FrameCount",
     "Gate",
@@ -104,6 +106,7 @@ __all__ = [
     "describe",
     "examine",
     "expire",
+    "export_logs",
     "find_logs",
     "leaf_hash",
     "origin_of",

@@ -21,6 +21,9 @@ CHECKPOINTS = "checkpoints"
 TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
 MAX_LINES = 1000
 _END = re.compile(DASH.encode() + rb"[^\n]*\n\n")
+_NOTE = re.compile(
+    rb"[^\n]++\n(0|[1-9][0-9]{0,17})\n([A-Za-z0-9+/]{43}=)\n(?:[^\n]++\n)*+\n((?:%s[^\n]*+\n)++)\n" % DASH.encode()
+)
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -83,21 +86,20 @@ class NoteFile:
             if len(lines) > MAX_LINES:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
-    def heads(self) -> Iterator[tuple[int, bytes, int, str]]:
+    def heads(self) -> Iterator[tuple[int, bytes, int, bytes]]:
         """Size, root and number of signatures of each note, and the note as it is written; the same otherwise."""
-        lines: list[str] = []
-        for line in self._lines():
-            lines.append(line)
-            if line == "\n" and len(lines) > 4 and lines[-2].startswith(DASH):
-                gap = lines.index("\n")
-                if lines[1].removesuffix("\n").isdecimal() and len(lines[1]) < 20 and len(lines[2]) == 45:
-                    try:
-                        yield int(lines[1]), binascii.a2b_base64(lines[2]), len(lines) - gap - 2, "".join(lines[:-1])
-                    except binascii.Error:
-                        raise NoteError("this note is no checkpoint") from None
-                else:
-                    raise NoteError("this note is no checkpoint")
-                lines = []
+        rest = b""
+        for block in self._blocks():
+            rest, at = rest + block, 0
+            while found := _NOTE.match(rest, at):
+                size, root, signatures = found.groups()
+                yield int(size), binascii.a2b_base64(root), signatures.count(b"\n"), rest[at : found.end() - 1]
+                at = found.end()
+            rest = rest[at:]
+            if len(rest) > MAX_NOTE:
+                raise NoteError("the file of checkpoints holds what is no note of a checkpoint")
+        if _END.search(rest):
+            raise NoteError("the file of checkpoints holds what is no note of a checkpoint")
 
     def latest(self) -> Note | None:
         """The note of the largest tree among the last ones. Raises `NoteError`."""
@@ -129,6 +131,16 @@ class NoteFile:
 
     def _found(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
+
+    def _blocks(self) -> Iterator[bytes]:
+        try:
+            with open(self.path, "rb") as file:
+                while block := file.read(MAX_NOTE):
+                    yield block
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
 
     def _lines(self) -> Iterator[str]:
         try:

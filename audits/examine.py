@@ -137,27 +137,29 @@ class _Own:
         self._next = self._advance(0)
 
     def _gathered(self) -> tuple[Note | None, list[Note], str]:
-        cosigned: deque[str] = deque(maxlen=_COSIGNED)
+        cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
         try:
             for _, _, signatures, written in self._file.heads():
                 if signatures > 1:
                     cosigned.append(written)
-            return self._file.latest(), [Note.parse(written) for written in cosigned], ""
+            return self._file.latest(), [Note.parse(written.decode(errors="replace")) for written in cosigned], ""
         except NoteError as error:
             return None, [], str(error)
 
-    def due(self, size: int) -> Iterator[bytes]:
+    def due(self, size: int) -> list[bytes]:
         """The roots of the checkpoints of this size."""
-        while self._next is not None and self._next[0] == size:
-            yield self._next[1]
+        roots: list[bytes] = []
+        while self._next[0] == size:
+            roots.append(self._next[1])
             self._next = self._advance(size)
+        return roots
 
-    def _advance(self, size: int) -> tuple[int, bytes] | None:
+    def _advance(self, size: int) -> tuple[int, bytes]:
         """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
         for found, root, _, _ in self._heads:
             if found >= size:
                 return found, root
-        return None
+        return -1, b""
 
     @property
     def size(self) -> int:
@@ -221,9 +223,10 @@ class _Seen:
     def compare(self, walk: Walk) -> None:
         """The log so far with the checkpoints that are signed of it."""
         size = walk.entries
-        for root in self.own.due(size):
-            self.compared += 1
-            if self.unlike_own is None and root != walk.tree.root():
+        roots = self.own.due(size)
+        if roots:
+            self.compared += len(roots)
+            if self.unlike_own is None and set(roots) != {walk.tree.root()}:
                 self.unlike_own = size
         if self.claims and size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
             self.unlike_others.append(size)

@@ -16,7 +16,7 @@ from audits.log import Entry
 from audits.verifier import read, verify
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """How entries are written, one line or more for each."""
 
     FHIR = "fhir"
@@ -27,7 +27,7 @@ class Format(StrEnum):
     """RFC 5424, one message for the entry and one for each of its tensors."""
 
 
-def export(logs: Mapping[str, Path], form: Format, out: Path) -> int:
+def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path) -> int:
     """Writes the entries of the logs (site: folder), site by site, into the new file `out`; returns their number.
 
     Raises `LogError` if a log does not hold, cannot be read, or changes meanwhile, or if `out` is there
@@ -75,8 +75,8 @@ def _private(path: str, flags: int) -> int:
 
 
 _Writer = Callable[[Entry], Iterable[bytes]]
-_WRITERS: Mapping[Format, _Writer] = {
-    Format.FHIR: lambda entry: (canonical(audit_event(entry)),),
-    Format.JSONL: lambda entry: (canonical(entry.record()),),
-    Format.SYSLOG: lambda entry: (line.encode() for line in syslog_lines(entry)),
+_WRITERS: Mapping[ExportFormat, _Writer] = {
+    ExportFormat.FHIR: lambda entry: (canonical(audit_event(entry)),),
+    ExportFormat.JSONL: lambda entry: (canonical(entry.record()),),
+    ExportFormat.SYSLOG: lambda entry: (line.encode() for line in syslog_lines(entry)),
 }

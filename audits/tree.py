@@ -4,13 +4,13 @@ Source: RFC 9162 (Certificate Transparency version 2.0), sections 2.1.1 to 2.1.4
 `leaf_hash`; a node is SHA-256 over a byte 1 and the two below it; a tree without leaves has SHA-256 of nothing.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 
 HASH_BYTES = 32
-EMPTY_ROOT = hashlib.sha256().digest()
+EMPTY_ROOT = sha256().digest()
 
 Nodes = Callable[[int, int], bytes]
 """The hash of the leaves from `index << level` on, `1 << level` of them, given level and index."""
@@ -18,7 +18,7 @@ Nodes = Callable[[int, int], bytes]
 
 def node_hash(left: bytes, right: bytes) -> bytes:
     """The node above these two."""
-    return hashlib.sha256(b"\1" + left + right).digest()
+    return sha256(b"\1" + left + right).digest()
 
 
 class Frontier:
@@ -39,9 +39,10 @@ class Frontier:
         """Adds a leaf; the nodes that are whole with it, from the leaf upwards."""
         whole, size = [leaf], self.size
         while size & 1:
-            whole.append(node_hash(self._edge.pop(), whole[-1]))
+            leaf = sha256(b"\1" + self._edge.pop() + leaf).digest()
+            whole.append(leaf)
             size >>= 1
-        self._edge.append(whole[-1])
+        self._edge.append(leaf)
         self.size += 1
         return whole
 
@@ -50,8 +51,8 @@ class Frontier:
         if not self._edge:
             return EMPTY_ROOT
         root = self._edge[-1]
-        for node in reversed(self._edge[:-1]):
-            root = node_hash(node, root)
+        for node in self._edge[-2::-1]:
+            root = sha256(b"\1" + node + root).digest()
         return root
 
 

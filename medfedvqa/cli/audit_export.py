@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from audits import find_logs
-from audits.export import Format, export
+from audits import ExportFormat, export_logs, find_logs
 from medfedvqa.cli.audit_options import Folder
 
-Form = Annotated[Format, typer.Option("--format", help="FHIR R4 AuditEvents (NDJSON), JSON lines, or RFC 5424 syslog.")]
+Form = Annotated[
+    ExportFormat, typer.Option("--format", help="FHIR R4 AuditEvents (NDJSON), JSON lines, or RFC 5424 syslog.")
+]
 Out = Annotated[Path, typer.Option(help="A new file to write into.")]
 
 
 def export_command(folder: Folder, form: Form, out: Out) -> None:
     """Write every entry of the logs below FOLDER into a file for an archive or a SIEM; nothing if a log is broken."""
     logs = find_logs(folder)
-    count = export(logs, form, out)
+    count = export_logs(logs, form, out)
     Console().print(f"{count} entries of {len(logs)} logs written", highlight=False)

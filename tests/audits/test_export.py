@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import HOSTILE, fix_clocks, peak, write_logs
 
-from audits import AuditLog, Entry, Event, LogError, find_logs, read
-from audits.export import Format, export
+from audits import AuditLog, Entry, Event, ExportFormat, LogError, export_logs, find_logs, read
 from audits.export_fhir import audit_event
 from audits.export_syslog import syslog_lines
 
@@ -41,7 +40,7 @@ def entries(logs: dict[str, Path]) -> list[Entry]:
 
 def resources(logs: dict[str, Path], out: Path) -> Iterator[tuple[Entry, Any]]:
     """Each entry with what FHIR got of it."""
-    export(logs, Format.FHIR, out)
+    export_logs(logs, ExportFormat.FHIR, out)
     lines = out.read_text(encoding="utf-8").split("\n")
     assert lines.pop() == ""
     return zip(entries(logs), map(json.loads, lines), strict=True)
@@ -55,16 +54,16 @@ def params(line: str) -> dict[str, str]:
     return {name: ESCAPED.sub(r"\1", value[1:-1]) for name, value in pairs}
 
 
-@pytest.mark.parametrize("form", Format)
-def test_exports_are_as_they_always_were(form: Format, logs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ExportFormat)
+def test_exports_are_as_they_always_were(form: ExportFormat, logs: dict[str, Path], tmp_path: Path) -> None:
     """Byte for byte the golden file: archives have parsers for it."""
-    assert export(logs, form, tmp_path / "out") == len(entries(logs))
+    assert export_logs(logs, form, tmp_path / "out") == len(entries(logs))
     assert (tmp_path / "out").read_bytes() == (GOLDEN / f"export.{form}").read_bytes()
 
 
 def test_json_lines_are_the_logs_own_lines(logs: dict[str, Path], tmp_path: Path) -> None:
     """Their hashes can be computed again where they are received."""
-    export(logs, Format.JSONL, tmp_path / "out")
+    export_logs(logs, ExportFormat.JSONL, tmp_path / "out")
     whole = b"".join((folder / "log.jsonl").read_bytes() for folder in logs.values())
     assert (tmp_path / "out").read_bytes() == whole
 
@@ -111,7 +110,7 @@ def test_a_fact_that_the_format_gains_is_exported_as_well(logs: dict[str, Path])
 
 def test_syslog_says_every_fact_of_entries_and_tensors(logs: dict[str, Path], tmp_path: Path) -> None:
     """Every line is an RFC 5424 message below 2048 bytes, and unescaped it says what the log says."""
-    export(logs, Format.SYSLOG, tmp_path / "out")
+    export_logs(logs, ExportFormat.SYSLOG, tmp_path / "out")
     lines = iter((tmp_path / "out").read_text(encoding="utf-8").split("\n"))
     for entry in entries(logs):
         line = next(lines)
@@ -149,23 +148,23 @@ def test_no_text_breaks_a_syslog_message(text: str) -> None:
 
 def test_an_attack_in_a_name_stays_a_name(logs: dict[str, Path], tmp_path: Path) -> None:
     """A job's name that looks like the end of a parameter or of a line is neither."""
-    for form in Format:
-        export(logs, form, tmp_path / form)
+    for form in ExportFormat:
+        export_logs(logs, form, tmp_path / form)
     line = next(line for line in (tmp_path / "syslog").read_text().splitlines() if "script" in line)
     assert params(line)["job"] == HOSTILE and params(line)["reason"] == "line one\\u000aline two ü"
     named = [found for _, found in resources(logs, tmp_path / "again") if found["subtype"][0]["code"] == "open"]
     assert HOSTILE in list(strings(named[-1]))
 
 
-@pytest.mark.parametrize("form", Format)
-def test_a_broken_log_is_not_exported(form: Format, logs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ExportFormat)
+def test_a_broken_log_is_not_exported(form: ExportFormat, logs: dict[str, Path], tmp_path: Path) -> None:
     """The error names the site and the first bad entry, and there is no file."""
     log = logs["head"] / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"round":2', b'"round":7', 1))
     with pytest.raises(LogError, match="head breaks at entry 3"):
-        export(logs, form, tmp_path / "here" / "out")
+        export_logs(logs, form, tmp_path / "here" / "out")
     with pytest.raises(LogError, match="breaks"):
-        export(logs, form, tmp_path / "out")
+        export_logs(logs, form, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -173,10 +172,10 @@ def test_a_file_that_exists_is_left_as_it_is(logs: dict[str, Path], tmp_path: Pa
     """Nothing is written over, and a folder that cannot be written to is an error in a sentence."""
     (tmp_path / "out").write_text("mine")
     with pytest.raises(LogError, match="exists already"):
-        export(logs, Format.JSONL, tmp_path / "out")
+        export_logs(logs, ExportFormat.JSONL, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
     with pytest.raises(LogError, match="cannot be written"):
-        export(logs, Format.JSONL, tmp_path / "nowhere" / "out")
+        export_logs(logs, ExportFormat.JSONL, tmp_path / "nowhere" / "out")
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +184,6 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
     log = AuditLog(tmp_path / "audit", "chest")
     for _ in range(40):
         log.append(Event.OPEN, reason="r" * 100_000)
-    for form in Format:
-        assert peak(partial(export, {"chest": tmp_path / "audit"}, form, tmp_path / form)) < 3 << 19
+    for form in ExportFormat:
+        assert peak(partial(export_logs, {"chest": tmp_path / "audit"}, form, tmp_path / form)) < 3 << 19
         assert (tmp_path / form).stat().st_size > 4_000_000

@@ -77,7 +77,9 @@ def browser() -> Iterator[Browser]:
 
 def opened(browser: Browser, **chosen: Any) -> Page:
     """A page of a browser that remembers nothing."""
-    return browser.new_context(**chosen).new_page()
+    page = browser.new_context(**chosen).new_page()
+    page.set_default_timeout(240_000)  # of a machine that does much else
+    return page
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_the_keyboard_is_enough(page: Page, url: str) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/entries?page=2")
     assert "51 to 100 of 132" in page.locator(".pager").inner_text()
-    _tab_to(page, "Show all") if page.get_by_text("Show all").count() else _tab_to(page, "Apply")
+    _tab_to(page, "Apply")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_url("**/entry?*")
@@ -162,19 +164,18 @@ def _tab_to(page: Page, what: str, most: int = 40) -> None:
     raise AssertionError(f"Tab does not come to {what}")
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_pages_have_landmarks_headings_and_names(page: Page, url: str, path: str) -> None:
+def test_pages_have_landmarks_headings_and_names(page: Page, url: str) -> None:
     """One header, navigation, main and heading of the first rank; every control, table and picture has a name."""
-    page.goto(url + path)
-    for landmark in ("body > header", "body > header > nav", "main", "body > footer", "h1", "html[lang=en]", "title"):
-        assert page.locator(landmark).count() == 1, landmark
-    assert page.evaluate(UNNAMED) == []
-    heads = page.locator("th").evaluate_all("nodes => nodes.map(node => node.scope)")
-    assert set(heads) <= {"col", "row"}
-    ranks = page.locator("h1, h2, h3").evaluate_all("nodes => nodes.map(node => Number(node.tagName[1]))")
-    assert ranks[0] == 1 and all(after - before <= 1 for before, after in zip(ranks, ranks[1:], strict=False))
-    names = page.locator("[id]").evaluate_all("nodes => nodes.map(node => node.id)")
-    assert len(names) == len(set(names))
+    marks = ("body > header", "body > header > nav", "main", "body > footer", "h1", "html[lang=en]", "title")
+    for path in PAGES:
+        page.goto(url + path)
+        assert [page.locator(mark).count() for mark in marks] == [1] * len(marks), path
+        assert page.evaluate(UNNAMED) == [], path
+        assert set(page.locator("th").evaluate_all("nodes => nodes.map(node => node.scope)")) <= {"col", "row"}, path
+        ranks = page.locator("h1, h2, h3").evaluate_all("nodes => nodes.map(node => Number(node.tagName[1]))")
+        assert ranks == sorted(ranks) and set(ranks) in ({1}, {1, 2}), path
+        names = page.locator("[id]").evaluate_all("nodes => nodes.map(node => node.id)")
+        assert len(names) == len(set(names)), path
 
 
 def test_text_is_legible_by_day_and_by_night(browser: Browser, url: str) -> None:

@@ -62,10 +62,10 @@ def test_ui_serves_until_it_is_interrupted(run: Path) -> None:
         assert ui.stdout is not None
         url = ui.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", url)
-        with build_opener(ProxyHandler({})).open(url, timeout=60) as answer:
+        with build_opener(ProxyHandler({})).open(url, timeout=120) as answer:
             assert answer.status == 200 and "Site chest" in answer.read().decode()
         ui.send_signal(signal.SIGINT)
-        _, errors = ui.communicate(timeout=60)
+        _, errors = ui.communicate(timeout=120)
     assert ui.returncode == 0 and errors == ""
 
 
