@@ -115,3 +115,9 @@ def test_a_lost_ledger_is_refused_beside_its_log(ran: Ran) -> None:
     assert "lacks a charge that the audit log recorded: restore the newest copy" in ran.output("Restore").replace(
         "\n", " "
     )
+
+
+def test_the_committed_transcript_is_of_this_guide() -> None:
+    """Block by block; if this fails, write it anew as this file's head says."""
+    told = (ROOT / "docs" / "hospital-it-transcript.md").read_text(encoding="utf-8")
+    assert [block.text for block in guide.blocks(told)] == [block.text for block in guide.blocks(PAGE)]
