@@ -12,7 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from audits import AuditLog, Exchange, Gate, JobContext, Kind, LogError, TaskSpec, TensorSpec, verify
+from audits import (
+    AuditKey,
+    AuditLog,
+    Exchange,
+    Gate,
+    JobContext,
+    Kind,
+    LogError,
+    TaskSpec,
+    TensorSpec,
+    origin_of,
+    verify,
+)
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.files import write_whole
 from medfedvqa.federation.budget import check_ledger
@@ -59,15 +71,15 @@ class StatusRuntime:
 
     def __init__(self, config: SiteConfig, job_id: str) -> None:
         self._config = config
-        self._log = AuditLog(config.audit, config.name)
+        self._log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
         context = JobContext(job_id, NAME, model_digest="", code_version=code_version(), code_digest=code_digest())
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 
-    def handle(self, task: str, round: int, received: Tensors) -> Tensors:
-        """The declared figures, through the gate. Raises `AuditError`, `LedgerError`."""
+    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+        """The declared figures, through the gate, and nothing beside them. Raises `AuditError`, `LedgerError`."""
         self._gate.receive(task, round, received)
-        return self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
+        return self._gate.release(task, round, {**_head(self._config), **_budget(self._config)}), b""
 
     def close(self) -> None:
         """The job is over."""

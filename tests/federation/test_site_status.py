@@ -38,7 +38,7 @@ def asked(configs: dict[str, SiteConfig], out: Path) -> dict[str, Any]:
         ((site, message),) = messages.items()
         runtime = StatusRuntime(configs[site], "status-job")
         try:
-            return {site: Reply(runtime.handle(task, round, message), 0.0)}
+            return {site: Reply(runtime.answer(task, round, message, b"")[0], 0.0)}
         except Exception as error:
             raise FederationError(f"site '{site}' stopped the job: {error}") from error
         finally:
