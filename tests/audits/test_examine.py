@@ -212,7 +212,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
     """Nor with the checkpoints of it, of which the end of the file is read at once."""
     monkeypatch.setattr("audits.checkpoint.TAIL", 20_000)
     peaks = []
-    for rounds in (100, 600):
+    for rounds in (400, 1200):
         log = opened(tmp_path, 1 << 30)
         monkeypatch.setattr("os.fsync", lambda descriptor: None)
         grown(log, rounds)
