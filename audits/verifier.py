@@ -203,6 +203,9 @@ def _files(folder: Path) -> list[Path]:
 def _lines(files: list[Path]) -> Iterator[bytes]:
     try:
         for path in files:
-            yield from lines_of(path)
+            for line in lines_of(path):
+                if not line.endswith(b"\n") and path != files[-1]:
+                    raise LogError("a file of the log that others follow ends within an entry")
+                yield line
     except OSError as error:
         raise LogError(f"the audit log cannot be read ({error.strerror})") from None

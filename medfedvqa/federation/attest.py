@@ -135,11 +135,14 @@ class Attester:
         except NoteError as error:
             self._find(error, round)
             return
-        for other in down.others:
-            try:
-                self._cosigned.append(self._cosign(other))
-            except NoteError as error:
-                self._find(error, round, other.key.name)
+        others = [other for other in down.others if self._introduced(other, round)]
+        results = self._witness.cosign_all((other.note, other.proof) for other in others)
+        for other, result in zip(others, results, strict=True):
+            if isinstance(result, NoteError):
+                self._find(result, round, other.key.name)
+            else:
+                own = tuple(one for one in result.signatures if one[0] == self._key.public.name)
+                self._cosigned.append(Note(result.text, own))
         try:
             own = [self._own(note) for note in down.cosigned]
             self._log.cosigned(own, self._witness.known_keys().values())
@@ -158,12 +161,16 @@ class Attester:
         seen = dict(list(recent.items())[-_MOST:])
         return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
 
-    def _cosign(self, other: Relayed) -> Note:
-        if other.key.name == self._key.public.name:
-            raise NoteError("the server passes this site's own log off as another's")
-        self._witness.introduce(other.key)
-        cosigned = self._witness.cosign(other.note, other.proof)
-        return Note(cosigned.text, tuple(one for one in cosigned.signatures if one[0] == self._key.public.name))
+    def _introduced(self, other: Relayed, round: int) -> bool:
+        """Whether the key is the one that is known, or the first of its name."""
+        try:
+            if other.key.name == self._key.public.name:
+                raise NoteError("the server passes this site's own log off as another's")
+            self._witness.introduce(other.key)
+        except NoteError as error:
+            self._find(error, round, other.key.name)
+            return False
+        return True
 
     def _own(self, note: Note) -> Note:
         """The note, if it is of this log. Raises `ForkFound` where it is signed by this site and of other entries."""
