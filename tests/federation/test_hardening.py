@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.comm_error import CommError
@@ -22,6 +23,7 @@ from nvflare.fuel.f3.sfm.prefix import Prefix
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private import admin_defs
+from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
@@ -36,6 +38,7 @@ from medfedvqa.federation.flare import hardening
 from medfedvqa.federation.flare.checks import FILES, broken
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.results import check_questions
 from medfedvqa.federation.flare.traffic import RESULT, classify
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.flare.wire import WireLedger
@@ -283,6 +286,26 @@ def test_contexts_tell_others_names_and_ids_only(unguarded: None) -> None:
     other = FLContext()
     other.set_public_props({"__identity_name__": "server", "fact": 1})
     assert other.get_all_public_props()["fact"] == 1
+
+
+def test_flares_own_questions_pass_again_and_again_and_with_more_in_them_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FLARE sends one and the same heartbeat, in which it leaves its topic."""
+
+    def sent(runner: AuxRunner, targets: object, channel: str, topic: str, request: Shareable) -> str:
+        request.set_header(ReservedHeaderKey.TOPIC, topic)
+        request.set_peer_props({})
+        return "sent"
+
+    monkeypatch.setattr(AuxRunner, "_send_to_cell", sent)
+    check_questions()
+    heartbeat = Shareable()
+    asked = [AuxRunner._send_to_cell(None, [], "aux_communication", "beat", heartbeat) for _ in range(3)]
+    assert asked == ["sent"] * 3
+    for more in (Shareable({"leak": 1}), Shareable()):
+        more.set_header("leak", 1)
+        assert AuxRunner._send_to_cell(None, [], "aux_communication", "beat", more) == {}
 
 
 def frame(channel: str, topic: str, origin: str = SITE, to: str = "server", **more: Any) -> dict[str, Any]:
