@@ -141,6 +141,8 @@ def test_a_job_runs_to_its_end_while_everything_else_is_refused(attacked: Attack
     """The refusals harm nothing, and the recorder sees what does leave: names and values."""
     assert attacked.status == "FINISHED:COMPLETED"
     assert b"medfedvqa_tensors" in attacked.seen and b"submit_update" in attacked.seen
+    job_log = attacked.federation.kits / CLEAN / attacked.job_id / "log.txt"
+    assert "not sent" not in job_log.read_text()
 
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name != "injected"])

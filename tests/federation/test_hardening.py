@@ -1,7 +1,6 @@
 """A site's kit and processes: what keeps FLARE's other ways out shut, and what says so when one is open."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,35 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
-from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.sfm.constants import Types
-from nvflare.fuel.f3.sfm.prefix import Prefix
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private import admin_defs
+from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
-from audits import AuditKey, Event, origin_of, read
-from audits.wire import Traffic, WireWindow, reconcile
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
 from medfedvqa.federation.flare.checks import FILES, broken
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.traffic import RESULT, classify
+from medfedvqa.federation.flare.results import check_questions
 from medfedvqa.federation.flare.validator import ConfigurationOnly
-from medfedvqa.federation.flare.wire import WireLedger
 from medfedvqa.federation.job import JobSpec
 
 SITE = "chest"
@@ -285,84 +277,24 @@ def test_contexts_tell_others_names_and_ids_only(unguarded: None) -> None:
     assert other.get_all_public_props()["fact"] == 1
 
 
-def frame(channel: str, topic: str, origin: str = SITE, to: str = "server", **more: Any) -> dict[str, Any]:
-    heads = {MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: to, MessageHeaderKey.MSG_TYPE: "req"}
-    return {**heads, MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic, **more}
-
-
-DATA = Prefix(type=Types.DATA)
-
-
-@given(st.text(), st.text())
-def test_a_channel_that_is_not_on_the_list_is_unlisted(channel: str, topic: str) -> None:
-    """Whatever it is called."""
-    assert classify(DATA, frame(f"x{channel}", topic), SITE, None, "server").traffic is Traffic.UNLISTED
-
-
-@pytest.mark.parametrize(
-    ("job", "far", "heads"),
-    [
-        (None, "server", frame(*RESULT, origin="head.job")),
-        (None, "server", frame(*RESULT, origin="server")),
-        ("job", "server", frame(*RESULT, origin=f"{SITE}.job")),
-        (None, "server", {}),
-    ],
-    ids=["another site's", "the server's own", "past the site's process", "nobody's"],
-)
-def test_frames_that_are_not_the_sites_own_or_take_another_way_are_unlisted(
-    job: str | None, far: str, heads: dict[str, Any]
+def test_flares_own_questions_pass_again_and_again_and_with_more_in_them_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A site passes on what its own jobs send, and its jobs send through it."""
-    assert classify(DATA, heads, SITE, job, far).traffic is Traffic.UNLISTED
+    """FLARE sends one and the same heartbeat, in which it leaves its topic."""
 
+    def sent(runner: AuxRunner, targets: object, channel: str, topic: str, request: Shareable) -> str:
+        request.set_header(ReservedHeaderKey.TOPIC, topic)
+        request.set_peer_props({})
+        return "sent"
 
-def key_at(folder: Path) -> AuditKey:
-    """The key that signs the site's log."""
-    return AuditKey.at(folder / "audit.key", origin_of(SITE))
-
-
-def test_an_unlisted_frame_is_refused_and_counted(tmp_path: Path) -> None:
-    """Nothing of it is sent; the log says that it was tried."""
-    ledger = WireLedger(tmp_path, SITE, None, key_at(tmp_path))
-    with pytest.raises(CommError):
-        ledger.admit(DATA, frame("metrics", "loss"), 10, "server")
-    with pytest.raises(CommError):
-        ledger.admit(DATA, frame("task", "heart_beat"), 1 << 20, "server")
-    ledger.flush(last=True)
-    found = reconcile(read(tmp_path))
-    assert found.ok and found.refused_frames == 2 and not found.left and not found.running
-
-
-def test_counts_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
-    """All of them, also those that it had not yet put into the log."""
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from medfedvqa.federation.flare.wire import WireLedger\n"
-        "from audits import AuditKey\n"
-        "key = AuditKey.at(Path(sys.argv[1], 'audit.key'), 'medfedvqa/audit/chest')\n"
-        "ledger = WireLedger(Path(sys.argv[1]), 'chest', 'job', key)\n"
-        "for number in range(100):\n"
-        "    ledger.mailed(1)\n"
-        "    if number == 60: ledger.flush()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
-    other = WireLedger(tmp_path, SITE, None, key_at(tmp_path))
-    assert other.sweep() == 1 and other.sweep() == 0
-    windows = [
-        WireWindow.from_record(entry.wire) for entry in read(tmp_path) if entry.event is Event.WIRE and entry.wire
-    ]
-    assert [(one.number, one.mailed, one.last) for one in windows] == [(0, 61, False), (1, 39, True)]
-
-
-def test_counts_of_a_machine_that_went_down_are_a_finding(tmp_path: Path) -> None:
-    """The last of them may not have reached the disk."""
-    (tmp_path / "wire").mkdir()
-    lines = [["job", "0123456789abcdef", 0, "job", "another-boot"], ["mail", 5]]
-    (tmp_path / "wire" / "0123456789abcdef.00000000").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    WireLedger(tmp_path, SITE, None, key_at(tmp_path)).sweep()
-    found = reconcile(read(tmp_path))
-    assert not found.ok and "went down" in found.findings[0].reason
+    monkeypatch.setattr(AuxRunner, "_send_to_cell", sent)
+    check_questions()
+    heartbeat = Shareable()
+    asked = [AuxRunner._send_to_cell(None, [], "aux_communication", "beat", heartbeat) for _ in range(3)]
+    assert asked == ["sent"] * 3
+    for more in (Shareable({"leak": 1}), Shareable()):
+        more.set_header("leak", 1)
+        assert AuxRunner._send_to_cell(None, [], "aux_communication", "beat", more) == {}
 
 
 def test_a_site_takes_the_jobs_that_this_project_exports(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def check_questions() -> None:
 
     def send_to_cell(runner: AuxRunner, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
         headers = request.get(ReservedHeaderKey.HEADERS, {})
-        if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= _HEADERS:
+        if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
             return {}
         return send(runner, targets, channel, topic, request, *more, **named)
