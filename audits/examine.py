@@ -107,7 +107,7 @@ def examine(
     evidence = Evidence.gather(against, folder)
     own = _Own(folder, known)
     claims = claims_on(site, known, own.cosigned, evidence) if known else None
-    seen = _Seen(own, claims, _receipts(site, evidence), Reconciler() if network else None)
+    seen = _Seen(own, claims, _receipts(site, evidence))
     walk = Walk(folder)
     seen.compare(walk)
     for line in walk:
@@ -119,7 +119,7 @@ def examine(
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
         integrity=Judgement((_chain(walk), _tree(own, seen), *own.parts(site))),
-        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen))),
+        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen, network))),
         consistency=Judgement(tuple(_agreement(site, walk, claims, seen, evidence))),
     )
 
@@ -187,7 +187,7 @@ class _Seen:
     own: _Own
     claims: Claims | None
     receipts: dict[bytes, int]
-    ledger: Reconciler | None
+    ledger: Reconciler = field(default_factory=Reconciler)
     jobs: dict[bytes, bool] = field(default_factory=dict)
     """Whether each is open."""
     last_release: int = -1
@@ -200,18 +200,18 @@ class _Seen:
 
     def take(self, line: Line, walk: Walk) -> None:
         self.compare(walk)
+        self.ledger.expired = walk.first > 0
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
-            if self.ledger:
-                job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
-                self.ledger.released(job, round, peer, nbytes, line.tensors.count(b'"dtype":'))
+            job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
+            self.ledger.released(job, round, peer, nbytes, line.tensors.count(b'"dtype":'))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
         elif line.event == CLOSE:
             self.jobs.pop(line.job, None)
-        elif line.event == WIRE and self.ledger:
+        elif line.event == WIRE:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
                 self.ledger.counted(line.seq, json.loads(line.job), window)
@@ -272,8 +272,8 @@ def _jobs(seen: _Seen, running: Collection[str]) -> Iterator[Part]:
         yield Part("jobs", State.SHOWN, "every job that was opened is closed, or said to be running")
 
 
-def _wire(seen: _Seen) -> Iterator[Part]:
-    if seen.ledger is None:
+def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
+    if not network:
         return
     found = seen.ledger.result()
     if seen.uncounted is not None:

@@ -199,6 +199,8 @@ class _Session:
     job: str | None
     next: int = 0
     over: bool = False
+    partial: bool = False
+    """Whether its first entries have expired."""
 
 
 @dataclass
@@ -229,7 +231,9 @@ _RECENT = 512
 class Reconciler:
     """`reconcile`, entry by entry. Memory grows with the number of jobs and process starts, not with the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, expired: bool = False) -> None:
+        """`expired`: the log's first entries are gone, so that counts may begin in the middle."""
+        self.expired = expired
         self._sessions: dict[str, _Session] = {}
         self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
         self._released: defaultdict[str, _Releases] = defaultdict(OrderedDict)
@@ -258,19 +262,24 @@ class Reconciler:
 
     def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
         """A `wire` entry is in the log."""
-        session = self._sessions.setdefault(window.session, _Session(window.process, job))
+        if window.session not in self._sessions:
+            partial = self.expired and window.number > 0
+            first = window.number if partial else 0
+            self._sessions[window.session] = _Session(window.process, job, first, partial=partial)
+        session = self._sessions[window.session]
         if window.number < session.next:
             return  # logged twice: the process died between the entry and forgetting its counts
-        if window.number > session.next or window.gap:
+        missing = window.number > session.next or window.gap
+        if missing:
             self._find(seq, 0, "counts of frames are missing: an entry was left out, or the machine went down")
-            if job is not None:
-                self._jobs[job].compared = False
+        if job is not None and (missing or session.partial):
+            self._jobs[job].compared = False
         session.next, session.over = window.number + 1, window.last
         for refused in window.refused:
             self._refused += refused.frames
         for count in window.sent:
             self._frames(seq, window, count)
-        if window.process == JOB and job is not None:
+        if window.process == JOB and job is not None and not session.partial:
             self._job(seq, job, window)
 
     def result(self) -> Reconciliation:

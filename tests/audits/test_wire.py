@@ -150,6 +150,16 @@ def test_shares_for_other_sites_must_be_sealed_and_declared() -> None:
     assert unexplained(replace(JOB, sent=(SENT, mail), mailed=90), SITE) == [10, 100]
 
 
+def test_counts_whose_beginning_expired_are_no_finding() -> None:
+    """Nor are the releases that they belong to, which expired with them; in a log that is whole they are both."""
+    late = replace(JOB, number=4), replace(SITE, number=7)
+    assert len(unexplained(*late, released=0)) > 1
+    reconciler = Reconciler(expired=True)
+    for entry in entries(*late, released=0):
+        reconciler.add(entry)
+    assert reconciler.result().ok
+
+
 def test_missing_counts_are_a_finding() -> None:
     """An entry that was left out, or a machine that went down."""
     assert unexplained(replace(JOB, number=1), SITE) == [0]

@@ -119,9 +119,9 @@ def entries(federation: LoopbackFederation, site: str, job_id: str) -> list:
 
 
 def examined(federation: LoopbackFederation, site: str, out: Path) -> Examination:
-    """The verdicts on a site's log, against what the other sites and the server hold."""
+    """The verdicts on a site's log, the bytes on its network among them, against what others hold."""
     others = [federation.kits / other / "audit" for other in SITES if other != site]
-    return examine(federation.kits / site / "audit", site, [out, *others], network=False)
+    return examine(federation.kits / site / "audit", site, [out, *others])
 
 
 def wait_for(condition: Callable[[], object]) -> None:
