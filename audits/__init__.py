@@ -1,5 +1,16 @@
-"""What may leave a site, the gate through which it leaves, and the log that shows afterwards what did."""
+"""What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove."""
 
+from audits.empirical import (
+    EmpiricalError,
+    Guesses,
+    binomial,
+    epsilon_lower_bound,
+    guess,
+    log_odds,
+    p_value,
+    rate_interval,
+    rate_p_value,
+)
 from audits.errors import AuditError, JobRefused, LogError, PolicyError, Reason, ReceiptRefused, ReleaseRefused
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
 from audits.gate import Charged, Gate, JobContext, Sharing
@@ -11,10 +22,12 @@ __all__ = [
     "AuditError",
     "AuditLog",
     "Charged",
+    "EmpiricalError",
     "Entry",
     "Event",
     "Exchange",
     "Gate",
+    "Guesses",
     "JobContext",
     "JobRefused",
     "Kind",
@@ -36,10 +49,17 @@ __all__ = [
     "Tensors",
     "Totals",
     "Verdict",
+    "binomial",
     "canonical",
     "describe",
+    "epsilon_lower_bound",
     "find_logs",
+    "guess",
     "leaf_hash",
+    "log_odds",
+    "p_value",
+    "rate_interval",
+    "rate_p_value",
     "read",
     "totals",
     "verify",
