@@ -55,7 +55,10 @@ def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries
         patients=torch.from_numpy(patients),
     )
     seeds = generator.integers(2**31, size=count).tolist()
-    sources = [(Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(s))), _pattern) for index, s in enumerate(seeds)]
+    sources = [
+        (Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(s))), _pattern)
+        for index, s in enumerate(seeds)
+    ]
     return Canaries(examples, Pictures(sources), torch.from_numpy(generator.random(count) < 0.5))
 
 

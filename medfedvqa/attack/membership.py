@@ -13,7 +13,7 @@ import torch
 
 from medfedvqa.attack.observed import Observed
 from medfedvqa.data import Examples
-from medfedvqa.methods import Probe
+from medfedvqa.methods import Probe, Tensors
 from medfedvqa.methods.base import tensors_of
 
 Scores = dict[tuple[str, str], torch.Tensor]
@@ -23,8 +23,8 @@ Values = Mapping[str, torch.Tensor]
 PERSONAL, SHARED = "personal", "shared"
 LOSS, UPDATE = "loss", "update"
 LEAST_RIDGE, MOST_RIDGE = 1e-2, 1e3
-"""Added to the Gram matrix of unit gradients. With the first, directions that are nearly the same count as one; with the
-second, what is decoded is each direction's inner product with the update."""
+"""Added to the Gram matrix of unit gradients. With the first, directions that are nearly the same count as one; with
+the second, what is decoded is each direction's inner product with the update."""
 INDEPENDENT, TINY = 1e-6, 1e-30
 
 
@@ -41,8 +41,8 @@ def _by_loss(seen: Observed) -> Scores:
     trained = seen.method.trained(last.after)
     start = _summed(began, began.values, seen)
     scores = {(PERSONAL, LOSS): start - _summed(ended, trained, seen)}
-    if shared := _shared(last.released, began.values):
-        scores[SHARED, LOSS] = start - _summed(ended, {**began.values, **shared}, seen)
+    if released := shared(last.released, began.values):
+        scores[SHARED, LOSS] = start - _summed(ended, {**began.values, **released}, seen)
     return scores
 
 
@@ -61,12 +61,12 @@ def _by_update(seen: Observed) -> Scores:
     for task in seen.tasks:
         probe = seen.method.probe(seen.site, task.before, task.received)
         values = {name: value.detach().requires_grad_() for name, value in probe.values.items()}
-        gradients = [_gradient(probe, values, rows) for rows in patients]
-        ends = {PERSONAL: seen.method.trained(task.after), SHARED: _shared(task.released, values)}
+        gradients = [gradient(probe, values, rows) for rows in patients]
+        ends = {PERSONAL: seen.method.trained(task.after), SHARED: shared(task.released, values)}
         for artefact, end in ends.items():
             if names := [name for name in values if name in end]:
-                update = _flat({name: values[name].detach() - end[name] for name in names}, names)
-                found = decoded(update, torch.stack([_flat(gradient, names) for gradient in gradients]))
+                update = flat({name: values[name].detach() - end[name] for name in names}, names)
+                found = decoded(update, torch.stack([flat(gradient, names) for gradient in gradients]))
                 found = found[: len(seen.canaries)]
                 total = scores.get((artefact, UPDATE), torch.zeros_like(found))
                 scores[artefact, UPDATE] = total + found / found.std().clamp(min=TINY)
@@ -91,15 +91,17 @@ def decoded(update: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
     return basis @ ((basis.T @ along) / (scale.clamp(min=0) + ridge))
 
 
-def _gradient(probe: Probe, values: dict[str, torch.Tensor], rows: Examples) -> dict[str, torch.Tensor]:
+def gradient(probe: Probe, values: dict[str, torch.Tensor], rows: Examples) -> dict[str, torch.Tensor]:
+    """Of the summed loss of some rows."""
     found = torch.autograd.grad(probe.losses(values, rows).sum(), list(values.values()), materialize_grads=True)
     return dict(zip(values, found, strict=True))
 
 
-def _shared(released: Mapping[str, object], values: Values) -> dict[str, torch.Tensor]:
+def shared(released: Tensors, values: Values) -> dict[str, torch.Tensor]:
     """What left the site of what it trains."""
     return {name: tensor for name, tensor in tensors_of(released).items() if name in values}
 
 
-def _flat(tensors: Values, names: list[str]) -> torch.Tensor:
+def flat(tensors: Values, names: list[str]) -> torch.Tensor:
+    """Side by side, [parameters]."""
     return torch.cat([tensors[name].flatten() for name in names])

@@ -17,7 +17,7 @@ from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Method, Site, State, Tensors
 from medfedvqa.models import load_backbone
-from privacy import Ledger
+from privacy import DPSettings, Ledger
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,15 @@ def observe(
 
         serve_job(job, launch.sites, call, launch.out, "local", watch)
     return {
-        name: Observed(method, site, data[name].train, canaries[name], rows[name], _claimed(configs[name]), seen[name])
+        name: Observed(
+            method, site, data[name].train, canaries[name], rows[name], _claimed(configs[name], job.dp), seen[name]
+        )
         for name, site in sites.items()
     }
 
 
-def _claimed(config: SiteConfig) -> float | None:
-    if not config.ledger.is_dir():
+def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:
+    if dp is None:
         return None
     with closing(Ledger(config.ledger, config.name)) as ledger:
-        return max(account.spent.epsilon for account in ledger.accounts(config.policy.delta))
+        return max(account.spent.epsilon for account in ledger.accounts(dp.delta))

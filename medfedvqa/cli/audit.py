@@ -8,9 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from audits import Row, describe, find_logs, verify
+from medfedvqa.cli import attack
 from medfedvqa.cli.display import show_log_totals
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
+app.command("attack")(attack.attack)
+app.command("controls")(attack.controls)
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
 
 
