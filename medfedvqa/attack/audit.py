@@ -36,8 +36,8 @@ class AuditPlan:
 
     canaries: int = 64
     """At each site, in each run."""
-    rows: int = 4
-    """Of each canary."""
+    rows: int = 8
+    """Of each canary; of more than the job's `patient_rows` no step takes more."""
     share: float = 0.5
     """Of the canaries, how many the attacker says something about."""
     confidence: float = 0.95
@@ -142,16 +142,16 @@ def _inversion(found: Inverted, confidence: float) -> dict[str, Any] | None:
     Where sites differ in their number of answers, the mean chance stands for all: then the p-value is too large
     (Hoeffding, 1956).
     """
-    if not found.rows:
+    if not found.patients:
         return None
-    chance = found.by_chance / found.rows
+    chance = found.by_chance / found.patients
     return {
         "artefact": "shared",
         "target": "answers",
-        "rows": found.rows,
+        "patients": found.patients,
         "right": found.right,
-        "rate": found.right / found.rows,
-        "rate_interval": list(rate_interval(found.right, found.rows, confidence)),
+        "rate": found.right / found.patients,
+        "rate_interval": list(rate_interval(found.right, found.patients, confidence)),
         "random_guess": chance,
-        "p_value_of_random_guess": rate_p_value(found.right, found.rows, chance),
+        "p_value_of_random_guess": rate_p_value(found.right, found.patients, chance),
     }

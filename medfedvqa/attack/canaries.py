@@ -18,9 +18,10 @@ WORDS, LETTERS = 4, 5
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Synthetic patients of one site; each has one picture and several questions, answered at random.
+    """Synthetic patients of one site; each has one picture and one question, asked many times, answered at random.
 
-    Such rows are unlike any others and cannot be learnt but by heart, so that a trained model shows them most.
+    They are unlike any other patients and cannot be learnt but by heart, so that a trained model shows them most; and
+    their rows pull the same way, so that a mechanism that bounds rows instead of patients shows it.
     """
 
     examples: Examples
@@ -47,10 +48,11 @@ def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries
     number, name = seed
     generator = np.random.default_rng([number, *name.encode(), count, rows])
     patients = np.repeat(np.arange(count), rows)
-    letters = generator.integers(ord("a"), ord("z") + 1, (len(patients), WORDS, LETTERS)).astype(np.uint8)
+    letters = generator.integers(ord("a"), ord("z") + 1, (count, WORDS, LETTERS)).astype(np.uint8)
+    questions = [" ".join(word.tobytes().decode() for word in question) for question in letters]
     examples = Examples(
-        questions=tuple(" ".join(word.tobytes().decode() for word in question) for question in letters),
-        answers=torch.from_numpy(generator.integers(0, answers, len(patients))),
+        questions=tuple(questions[patient] for patient in patients),
+        answers=torch.from_numpy(generator.integers(0, answers, count)[patients]),
         pictures=torch.from_numpy(patients),
         patients=torch.from_numpy(patients),
     )

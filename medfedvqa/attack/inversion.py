@@ -1,7 +1,7 @@
 """Inversion of a release: what a patient's answers were, from what a site sent after its first round.
 
 The attacker is the server. It knows what it sent and so where training began (the job's seed draws prompts and heads),
-the number of answers, and, which is more than a server knows, the patient's picture and questions. It takes each
+the number of answers, and, which is more than a server knows, the patient's picture and question. It takes the
 question's gradient under every possible answer and says the answer whose gradient is most in the release (label
 inference as of Zhao et al., "iDLG", 2020, by search). Canaries' answers are drawn at random, so that guessing is right
 once in as many times as there are answers, and everything above that comes from the release.
@@ -14,21 +14,17 @@ import torch
 from medfedvqa.attack.membership import flat, gradient, shared
 from medfedvqa.attack.observed import Observed
 
-MOST_ROWS = 64
-"""Of one site in one run: each takes a backward pass for every answer."""
-
-
 @dataclass(frozen=True)
 class Inverted:
     """Answers said by the attacker."""
 
-    rows: int = 0
+    patients: int = 0
     right: int = 0
     by_chance: float = 0.0
     """How many would be right on average without the release."""
 
     def __add__(self, other: "Inverted") -> "Inverted":
-        return Inverted(self.rows + other.rows, self.right + other.right, self.by_chance + other.by_chance)
+        return Inverted(self.patients + other.patients, self.right + other.right, self.by_chance + other.by_chance)
 
 
 def invert(seen: Observed) -> Inverted:
@@ -42,13 +38,13 @@ def invert(seen: Observed) -> Inverted:
     names = list(released)
     update = flat({name: values[name].detach() - released[name] for name in names}, names)
     answers = len(seen.site.data.answers)
-    rows = torch.where(seen.canaries.inserted[seen.canaries.examples.patients])[0][:MOST_ROWS]
+    patients = torch.where(seen.canaries.inserted)[0].tolist()
     right = 0
-    for row in rows.tolist():
-        one = seen.rows.chosen(torch.tensor([row]))
+    for patient in patients:
+        one = seen.rows.chosen(seen.canaries.rows(patient)[:1])
         found = []
         for answer in range(answers):
             under = flat(gradient(probe, values, replace(one, answers=torch.tensor([answer]))), names)
             found.append(float(under @ update / under.norm().clamp(min=1e-30)))
         right += max(range(answers), key=found.__getitem__) == int(one.answers)
-    return Inverted(len(rows), right, len(rows) / answers)
+    return Inverted(len(patients), right, len(patients) / answers)

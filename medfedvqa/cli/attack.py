@@ -36,7 +36,7 @@ def attack(
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half of them are trained with.")] = 64,
-    rows: Annotated[int, typer.Option(help="Questions of each.")] = 4,
+    rows: Annotated[int, typer.Option(help="Rows of each.")] = 8,
     guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker speaks about.")] = 0.5,
     seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
     confidence: ConfidenceOption = 0.95,
@@ -108,6 +108,6 @@ def show(console: Console, findings: Mapping[str, Any]) -> None:
     console.print(table)
     if inversion := findings["inversion"]:
         rate, chance = f"{inversion['rate']:.2f}", f"{inversion['random_guess']:.2f}"
-        said = f"Answers inverted from the first release: {inversion['right']} of {inversion['rows']} right ({rate})"
+        said = f"Answers inverted from the first release: {inversion['right']} of {inversion['patients']} right ({rate})"
         console.print(f"{said}; by chance {chance}, p = {inversion['p_value_of_random_guess']:.2g}", highlight=False)
     console.print("A lower bound that is small proves nothing about safety: better attacks may exist.")
