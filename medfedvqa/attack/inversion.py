@@ -14,6 +14,7 @@ import torch
 from medfedvqa.attack.membership import flat, gradient, shared
 from medfedvqa.attack.observed import Observed
 
+
 @dataclass(frozen=True)
 class Inverted:
     """Answers said by the attacker."""

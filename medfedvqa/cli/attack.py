@@ -108,6 +108,7 @@ def show(console: Console, findings: Mapping[str, Any]) -> None:
     console.print(table)
     if inversion := findings["inversion"]:
         rate, chance = f"{inversion['rate']:.2f}", f"{inversion['random_guess']:.2f}"
-        said = f"Answers inverted from the first release: {inversion['right']} of {inversion['patients']} right ({rate})"
+        count = f"{inversion['right']} of {inversion['patients']}"
+        said = f"Answers inverted from the first release: {count} right ({rate})"
         console.print(f"{said}; by chance {chance}, p = {inversion['p_value_of_random_guess']:.2g}", highlight=False)
     console.print("A lower bound that is small proves nothing about safety: better attacks may exist.")
