@@ -74,11 +74,11 @@ def controls(
     confidence: ConfidenceOption = 0.95,
 ) -> None:
     """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
-    trial = Trial(epsilon=epsilon, canaries=canaries)
     table = Table(
         "fault", "claimed", "refuted", "lower bound, mean", title="The project's own DP-SGD, broken on purpose"
     )
     for fault in Fault:
+        trial = Trial.claiming(epsilon, fault, canaries)
         bounds = [epsilon_lower_bound(trial.run(fault, seed), trial.delta, confidence) for seed in range(repetitions)]
         refuted = sum(bound > epsilon for bound in bounds)
         mean = f"{sum(bounds) / repetitions:.2f}"
