@@ -14,6 +14,7 @@ from medfedvqa.attack.controls import Fault, Trial
 from medfedvqa.cli.display import Bars
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, DPOption, EpsilonOption, RootOption, named_values
+from medfedvqa.data import organs
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan
@@ -59,7 +60,7 @@ def attack(
         return plan(JobSpec.from_dict(facts | wanted), root, out / f"run-{seed}", tuple(site or ()), threads, files)
 
     console = Console()
-    with Bars(console, launch_of(0).sites) as bars:
+    with Bars(console, tuple(site or organs(reader, root))) as bars:
         findings = audit(launch_of, audited, bars.watch)
     path = write(findings, out)
     show(console, findings)

@@ -19,12 +19,15 @@ pytestmark = pytest.mark.slow
 
 Command = Callable[..., Any]
 JOB = [
-    "prompt_pfl", "--data", "phantom", "--site", "site-001", "--site", "site-002", "-O", "rounds=3", "-O", "hidden=8",
+    "prompt_pfl", "--data", "phantom", "--site", "site-001", "--site", "site-002", "-O", "rounds=2", "-O", "hidden=8",
     "-O", "local_epochs=1", "-O", "local_unit=batches", "-O", "blocks=1", "-O", "local_baseline=false",
-    "-O", "optimizer=sgd", "--canaries", "48", "--rows", "24",
+    "-O", "optimizer=sgd", "--rows", "24",
 ]  # fmt: skip
-PRIVATE = ["--dp", "noise=8", "--dp", "count_noise=60", "--dp", "sample_rate=1.0", "--dp", "patient_rows=24"]
-"""Everybody takes part in each of three steps: as little chance as possible for an attack to fail by bad luck."""
+PRIVATE = [
+    "--canaries", "48", "--dp", "noise=8", "--dp", "count_noise=60", "--dp", "sample_rate=1.0",
+    "--dp", "patient_rows=24",
+]  # fmt: skip
+"""Everybody takes part in both steps: as little chance as possible for an attack to fail by bad luck."""
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_sound_job_is_not_accused_and_its_findings_name_nobody(attacked: Calla
     """The claim is the ledger's; the file holds figures and settings, and neither a patient, a path nor a text."""
     done, findings = attacked(*PRIVATE)
     assert done.returncode == 0 and findings["contradicted"] is False
-    assert 0.7 < findings["claimed"]["epsilon"] < 1.0 and findings["claimed"]["unit"] == "patient"
+    assert 0.5 < findings["claimed"]["epsilon"] < 1.0 and findings["claimed"]["unit"] == "patient"
     assert best(findings) <= findings["claimed"]["epsilon"]
     found = {(one["artefact"], one["attack"]) for one in findings["attacks"]}
     assert found == {(artefact, attack) for artefact in ("personal", "shared") for attack in ("loss", "update")}
@@ -89,7 +92,7 @@ def test_a_job_that_bounds_rows_instead_of_patients_is_caught(
 
 def test_a_job_without_privacy_is_measured_and_claims_nothing(attacked: Callable[..., Any]) -> None:
     """There is a bound, and no claim that it could refute."""
-    done, findings = attacked()
+    done, findings = attacked("--canaries", "8", "-O", "rounds=1")
     assert done.returncode == 0 and findings["claimed"] is None and findings["contradicted"] is None
     assert "no differential privacy" in done.stdout and best(findings) >= 0
 
