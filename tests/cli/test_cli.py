@@ -120,7 +120,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
-    + [["benchmark"], ["attention"], ["identity"]]
+    + [["benchmark"], ["attention"], ["identity"], ["audit", "attack"], ["audit", "controls"]]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )
 def test_every_command_explains_itself(medfedvqa: Callable[..., Any], command: list[str]) -> None:
