@@ -31,6 +31,7 @@ def test_a_canary_is_in_with_all_of_its_rows_or_with_none(data: SiteData) -> Non
     assert all(len(pictures[new == patient].unique()) == 1 for patient in new.unique())
 
 
+@pytest.mark.slow
 def test_nothing_but_training_rows_and_patients_depends_on_who_is_in(data: SiteData) -> None:
     """Answer space, pictures, validation and test rows are those of a site without, whoever is chosen."""
     canaries = drawn(data)
