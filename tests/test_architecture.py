@@ -15,6 +15,7 @@ FLOORS = [
     {"medfedvqa.evaluation"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
+    {"medfedvqa.attack"},
     {"medfedvqa.benchmark"},
     {"medfedvqa.cli"},
 ]

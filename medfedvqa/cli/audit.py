@@ -24,6 +24,7 @@ from audits import (
     origin_of,
     prove,
 )
+from medfedvqa.cli import attack
 from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
@@ -32,6 +33,8 @@ from medfedvqa.cli.privacy import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
+app.command("attack")(attack.attack)
+app.command("controls")(attack.controls)
 app.command("export")(export_command)
 app.command("ui")(ui_command)
 _MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from medfedvqa.data import load_site
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.site import LoadData, SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Tensors
 from medfedvqa.models import Backbone, load_backbone
@@ -23,8 +24,15 @@ class LocalEngine:
     At most `resident` sites keep their pictures in memory.
     """
 
-    def __init__(self, sites: Mapping[str, SiteConfig], job: JobSpec, job_id: str, resident: int = 128) -> None:
-        self._sites, self._job, self._job_id = sites, job, job_id
+    def __init__(
+        self,
+        sites: Mapping[str, SiteConfig],
+        job: JobSpec,
+        job_id: str,
+        resident: int = 128,
+        load_data: LoadData = load_site,
+    ) -> None:
+        self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
         # Sites that talk to each other must all be there.
         self._resident = max(resident, len(sites)) if job.secagg else resident
         self._together = {how.joint(task) for task, how in job.build().on_shares.items()} if job.secagg else set()
@@ -66,6 +74,7 @@ class LocalEngine:
                 self._job_id,
                 self._backbone,
                 lambda attempt: self._relays[attempt].of(site),
+                self._load_data,
             )
         self._running.move_to_end(site)
         if len(self._running) > self._resident:

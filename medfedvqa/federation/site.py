@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from audits import AuditKey, AuditLog, Gate, JobContext, TaskSpec, origin_of
-from medfedvqa.data import load_site
+from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.attempt import Relays
 from medfedvqa.federation.attest import Attester
@@ -26,6 +26,8 @@ from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandom
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """As `medfedvqa.models.load_backbone`."""
+LoadData = Callable[[str, Path | None, str, Split, int], SiteData]
+"""As `medfedvqa.data.load_site`."""
 
 
 class SiteRuntime:
@@ -38,14 +40,17 @@ class SiteRuntime:
         job_id: str,
         load: LoadBackbone = load_backbone,
         relays: Relays | None = None,
+        load_data: LoadData = load_site,
     ) -> None:
         """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
+        `load_data`: where rows come from that are not those of the site's data set.
 
         Raises `ConfigError` if the job is not for this site's data.
         """
         if job.data not in (ANY_DATA, config.data.reader):
             raise ConfigError(f"the job is for data '{job.data}'; this site holds '{config.data.reader}'")
         self.config, self._job, self._load, self._relays = config, job, load, relays
+        self._load_data = load_data
         self._method = job.build()
         self._exchange = self._method.final_exchange(shape_of(job.backbone))
         self._budget = JobBudget(config, job, job_id, self._method)
@@ -60,7 +65,7 @@ class SiteRuntime:
         """Data and backbone, loaded once."""
         job, config = self._job, self.config
         torch.set_num_threads(config.threads)
-        data = load_site(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
+        data = self._load_data(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
         backbone = self._load(job.backbone, config.backbones, config.device)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 

@@ -5,7 +5,7 @@ local round of its own (`local`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from medfedvqa.methods.base import (
     Hub,
     Method,
     MethodConfig,
+    Probe,
     Site,
     State,
     Tensors,
@@ -127,6 +128,17 @@ class Alone(Method[Config]):
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The values that the site tests."""
         return dict(state["values"])
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """See `Method.probe`."""
+        learner = self.learner(site)
+        start: Values = {**state["values"], **tensors_of(received, site.device)}
+        loss = self.row_loss(learner, state, start)
+
+        def losses(values: Mapping[str, torch.Tensor], rows: Examples) -> torch.Tensor:
+            return loss(dict(values), learner.rows(learner.encoded(rows), torch.arange(len(rows))))
+
+        return Probe(start, losses)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training, then the evaluation."""

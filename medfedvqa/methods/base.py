@@ -73,6 +73,16 @@ class Site:
         return int.from_bytes(digest[:6], "big")
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A site's training as an auditor sees it."""
+
+    values: Mapping[str, torch.Tensor]
+    """What a round trains, as it begins, named as `Method.trained` names it."""
+    losses: Callable[[Mapping[str, torch.Tensor], Examples], torch.Tensor]
+    """The data's part of the loss of each row with such values, [rows]; it can be differentiated by them."""
+
+
 class Hub(Protocol):
     """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
 
@@ -212,6 +222,13 @@ class Method(ABC, Generic[Config]):
         For the site's own eyes: no task sends it. Raises `ConfigError` if there is nothing to show.
         """
         raise ConfigError(f"the method '{self.name}' has no attention over pictures to show")
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """What a round does that begins from this state and message, for audits on a site's own machine.
+
+        Raises `ConfigError` if the method's round is not the training of one set of values on its rows.
+        """
+        raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
     @abstractmethod
     def setup(self, site: Site) -> State:

@@ -20,6 +20,7 @@ from medfedvqa.methods.base import (
     Hub,
     Method,
     MethodConfig,
+    Probe,
     Site,
     State,
     Tensors,
@@ -175,6 +176,11 @@ class PromptPFL(Method[PromptPFLConfig]):
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
         """See `Method.attention`: with the site's own prompts; shared ones are not kept."""
         return self._trainer(site).attention(state, examples)
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """See `Method.probe`: prompts and head, with the shared prompts as constants."""
+        trainer, shared = self._trainer(site), tensors_of(received) or None
+        return Probe(self.trained(state), lambda values, rows: trainer.losses(values, rows, shared))
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and mixing, then the evaluation with the last shared prompts."""

@@ -1,11 +1,13 @@
 """A site's local training of prompts and answer head: the same for every method that trains them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
+from torch.func import functional_call
 
 from medfedvqa.data import Examples, batches, views
 from medfedvqa.methods.base import Site, State, Tensors
@@ -86,6 +88,15 @@ class SiteTrainer:
         cache = backbone.cache(depth, self._site.data.pictures.load(backbone.shape.image_size), rows.questions)
         batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
         return backbone.attention(batch, model.tuned(batch, None, model.prompts))
+
+    def losses(self, values: Mapping[str, torch.Tensor], rows: Examples, shared: Prompts | None) -> torch.Tensor:
+        """Cross-entropy of each row, [rows], of a model with these values, without dropout."""
+        model, shared = self._build(torch.Generator().manual_seed(0)), self._on_device(shared)
+        batch = self._batch(
+            rows, torch.arange(len(rows)), torch.zeros(len(self._site.data.pictures), dtype=torch.int64)
+        )
+        logits = functional_call(model, dict(values), (batch, shared))
+        return F.cross_entropy(logits, batch.answers, reduction="none")
 
     def prompts(self, state: State) -> Tensors:
         """The local prompts, float32 [blocks, tokens, width] each."""

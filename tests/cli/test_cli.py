@@ -123,7 +123,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
-    + [["audit", name] for name in ("proof", "check", "key", "expire", "export", "ui")]
+    + [["audit", name] for name in ("proof", "check", "key", "expire", "export", "ui", "attack", "controls")]
     + [["benchmark"], ["attention"], ["identity"]]
     + [["kit", name] for name in ("prepare", "root")]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],

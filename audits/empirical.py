@@ -1,0 +1,157 @@
+"""What an attack on a trained model proves about its epsilon: exact tails, no assumption on data, model or attack.
+
+Each of m canaries, whole synthetic patients, is put into a site's training with probability 1/2, independently. Who
+sees what leaves says of r of them whether they were in. Under (epsilon, delta)-DP few of these guesses can be right.
+
+Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023 (arXiv 2305.08846), Theorem 5.2
+and Appendix D. Canaries of independent runs count together: all runs are one mechanism, in which each canary is
+protected as in its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audits.errors import AuditError
+
+STEP = 0.05
+"""Epsilons are tested upwards in steps of this size before the bound is refined between two of them."""
+MOST_EPSILON = 50.0
+"""No number of canaries that could be trained with proves more."""
+
+
+class EmpiricalError(AuditError):
+    """Counts, scores or levels that no audit can have."""
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """An attack's guesses about whether canaries were trained with."""
+
+    canaries: int
+    """m: each was in with probability 1/2."""
+    guessed: int
+    """r: about how many of them the attack said anything, decided without knowing who was in."""
+    correct: int
+    """v: how many guesses are right."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.correct <= self.guessed <= self.canaries:
+            raise EmpiricalError("correct guesses are at most the guesses, and these at most the canaries: count again")
+
+    def __add__(self, other: "Guesses") -> "Guesses":
+        """Guesses about other canaries: at another site, or in an independent run."""
+        return Guesses(self.canaries + other.canaries, self.guessed + other.guessed, self.correct + other.correct)
+
+
+def guess(scores: Sequence[float], inserted: Sequence[bool], share: float) -> Guesses:
+    """Guess "in" for the highest and "out" for the lowest scores, `share` of all canaries together, half of it each.
+
+    `scores`: the attack's, larger where a canary looks trained with, [canaries]. `inserted`: the truth. Equal scores
+    are taken in order. Raises `EmpiricalError` for scores that are not finite, or a share outside of (0, 1].
+    """
+    values, truth = np.asarray(scores, np.float64), np.asarray(inserted, bool)
+    if values.shape != truth.shape or values.ndim != 1 or not np.isfinite(values).all():
+        raise EmpiricalError("an attack gives each canary one finite score: check the attack")
+    if not 0 < share <= 1:
+        raise EmpiricalError("the share of canaries to guess about lies in (0, 1]")
+    each, order = int(share * len(values) / 2), np.argsort(values, kind="stable")
+    lowest, highest = order[:each], order[len(order) - each :]
+    return Guesses(len(values), 2 * each, int(truth[highest].sum() + (~truth[lowest]).sum()))
+
+
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """The most likely that (epsilon, delta)-DP makes so many correct guesses, whatever the attack (Theorem 5.2).
+
+    Without delta they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). With it, the bound grows by
+    2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
+    """
+    if not (math.isfinite(epsilon) and epsilon >= 0 and 0 <= delta <= 1):
+        raise EmpiricalError("epsilon is a finite number from 0, delta a probability")
+    likely = binomial(guesses.guessed, 1 / (1 + math.exp(-epsilon)))
+    tail = math.fsum(likely[guesses.correct :])
+    below = np.cumsum(likely[: guesses.correct][::-1])
+    steepest = float((below / np.arange(1, len(below) + 1)).max()) if len(below) else 0.0
+    return min(1.0, tail + 2 * guesses.canaries * delta * steepest)
+
+
+def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float) -> float:
+    """The smallest epsilon that the guesses do not refute: the true one is at least this with `confidence`.
+
+    0 where nothing is proved. A statement about the mechanism from below only: a weak attack proves nothing.
+    Raises `EmpiricalError` unless 0 < confidence < 1, and as `p_value` does.
+    """
+    level = _level(confidence)
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(guesses, epsilon, delta) < level
+
+    if not refuted(0.0):
+        return 0.0
+    # The first that stands, not any that does: all below it are refuted, so that they need no correction.
+    low = 0.0
+    while low + STEP < MOST_EPSILON and refuted(low + STEP):
+        low += STEP
+    high = low + STEP
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]:
+    """Two-sided interval of a rate from independent trials (Clopper and Pearson, 1934); (0, 1) without any trial.
+
+    Raises `EmpiricalError` unless 0 <= right <= of and 0 < confidence < 1.
+    """
+    if not 0 <= right <= of:
+        raise EmpiricalError("a rate is of at most as many as were tried: count again")
+    half = _level(confidence) / 2
+    low = _root(lambda rate: math.fsum(binomial(of, rate)[right:]) < half) if right else 0.0
+    high = _root(lambda rate: math.fsum(binomial(of, rate)[: right + 1]) >= half) if right < of else 1.0
+    return low, high
+
+
+def rate_p_value(right: int, of: int, reference: float) -> float:
+    """How likely at least so many of independent trials are right if each is so with probability `reference`."""
+    return min(1.0, math.fsum(binomial(of, reference)[right:]))
+
+
+def log_odds(rate: float) -> float:
+    """The epsilon at which the best guess is right this often; 0 below one half, infinite at 1."""
+    if rate >= 1:
+        return math.inf
+    return max(0.0, math.log(rate / (1 - rate))) if rate > 0 else 0.0
+
+
+def binomial(trials: int, rate: float) -> NDArray[np.float64]:
+    """The probability of 0 to `trials` successes, [trials + 1]. Raises `EmpiricalError` unless 0 <= rate <= 1."""
+    if trials < 0 or not 0 <= rate <= 1:
+        raise EmpiricalError("a binomial has a number of trials from 0 and a rate from 0 to 1")
+    if rate in (0, 1):
+        certain = np.zeros(trials + 1)
+        certain[trials if rate else 0] = 1.0
+        return certain
+    successes = np.arange(trials + 1)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
+    ways = factorials[-1] - factorials - factorials[::-1]
+    found: NDArray[np.float64] = np.exp(ways + successes * math.log(rate) + successes[::-1] * math.log1p(-rate))
+    return found
+
+
+def _root(before: Callable[[float], bool]) -> float:
+    """Where a rate from 0 to 1 ceases to lie `before`."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if before(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def _level(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise EmpiricalError("confidence is a probability above 0 and below 1, such as 0.95")
+    return 1 - confidence

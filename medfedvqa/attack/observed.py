@@ -1,0 +1,104 @@
+"""A real job with canaries in its sites' training, and what an auditor sees of it, round by round."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medfedvqa.attack.canaries import Canaries, everybody, planted
+from medfedvqa.data import Examples, SiteData, Split, load_site
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.hub import Event, Excused, Reply, nobody
+from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.state import StateFile
+from medfedvqa.methods import Method, Site, State, Tensors
+from medfedvqa.models import load_backbone
+from privacy import DPSettings, Ledger
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One task of training at one site."""
+
+    before: State
+    """What the site kept before it."""
+    received: Tensors
+    after: State
+    released: Tensors
+    """What left the site."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One site's part in a finished job."""
+
+    method: Method[Any]
+    site: Site
+    """With all canaries among its training rows."""
+    base: Examples
+    """The training rows that are not canaries'."""
+    canaries: Canaries
+    rows: Examples
+    """All canaries' rows, with the pictures' numbers of `site`."""
+    claimed: float | None
+    """The worst patient's epsilon in the site's ledger; None without differential privacy."""
+    tasks: list[Seen] = field(default_factory=list)
+
+
+def observe(
+    launch: Launch, canaries: Mapping[str, Canaries], watch: Callable[[Event], None] = lambda event: None
+) -> dict[str, Observed]:
+    """Run a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
+    job, method = launch.job, launch.job.build()
+    if job.secagg:
+        raise ConfigError("with secure aggregation no single upload is seen: attack the same job without it")
+    data = {site: load_site(job.data, launch.root, site, job.split, job.seed) for site in launch.sites}
+
+    def load_planted(reader: str, root: Path | None, organ: str, split: Split, seed: int) -> SiteData:
+        return planted(data[organ], canaries[organ], canaries[organ].inserted)
+
+    configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
+    backbone = load_backbone(job.backbone, launch.backbone_files or {})
+    seen: dict[str, list[Seen]] = {site: [] for site in launch.sites}
+    sites, rows = {}, {}
+    for name in launch.sites:
+        with_all, rows[name] = everybody(data[name], canaries[name])
+        sites[name] = Site(name, with_all, backbone, "cpu", job.seed)
+    states = {name: method.setup(site) for name, site in sites.items()}
+    with closing(LocalEngine(configs, job, launch.out.name, load_data=load_planted)) as engine:
+
+        def call(
+            task: str,
+            round: int,
+            messages: Mapping[str, Tensors],
+            answered: Callable[[str], None],
+            excused: Excused = nobody,
+        ) -> dict[str, Reply]:
+            replies = engine.call(task, round, messages, answered, excused)
+            for name, reply in replies.items():
+                saved = StateFile(configs[name].state, launch.out.name).load()
+                if saved is None:
+                    raise ConfigError("a site answered and kept no state: run the job without --secagg")
+                if task != "evaluate":
+                    seen[name].append(Seen(states[name], messages[name], saved.state, reply.tensors))
+                states[name] = saved.state
+            return replies
+
+        serve_job(job, launch.sites, call, launch.out, "local", watch)
+    return {
+        name: Observed(
+            method, site, data[name].train, canaries[name], rows[name], _claimed(configs[name], job.dp), seen[name]
+        )
+        for name, site in sites.items()
+    }
+
+
+def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:
+    if dp is None:
+        return None
+    with closing(Ledger(config.ledger, config.name)) as ledger:
+        return max(account.spent.epsilon for account in ledger.accounts(dp.delta))
