@@ -5,7 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
-from medfedvqa.cli import attention, audit, benchmark, identity, jobs, pretrain, privacy, run
+from medfedvqa.cli import attention, audit, benchmark, identity, ingest, jobs, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command()(run.run)
 app.command()(run.methods)
 app.command()(benchmark.benchmark)
 app.command()(attention.attention)
+app.command()(ingest.ingest)
 app.command()(pretrain.pretrain)
 app.command()(identity.identity)
 app.add_typer(jobs.app, name="jobs")
