@@ -34,7 +34,7 @@ CHARACTERISTICS = {
     "PregnancyStatus": r"[1-4]",
 }
 KEPT = {
-    "Modality": r"AR|BI|BMD|CR|CT|DX|EPS|ES|GM|IO|IVUS|KER|MG|MR|NM|OCT|OP|OPT|OT|PT|PX|RF|RG|RTIMAGE|SC|SM|TG|US|XA|XC",
+    "Modality": r"AR|BI|BMD|CR|CT|DX|EPS|ES|GM|IO|IVUS|MG|MR|NM|OCT|OP|OPT|OT|PT|PX|RF|RG|RTIMAGE|SC|SM|TG|US|XA|XC",
     "Laterality": r"[LR]",
     "ImageLaterality": r"[LRBU]",
     "ViewPosition": r"AP|PA|LL|RL|RLD|LLD|RLO|LLO|CC|MLO|ML|LM|LATERAL|ERECT",

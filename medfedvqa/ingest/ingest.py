@@ -111,15 +111,17 @@ def _only_one(out: Path) -> Iterator[None]:
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         (out / PICTURES).mkdir(mode=0o700, exist_ok=True)
-        file = open(out / LOCK, "w")
+        lock = os.open(out / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError:
         raise ConfigError("the store cannot be written: check --out and its permissions") from None
-    with file:
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError("another ingestion is writing this store: wait for it") from None
         yield
+    finally:
+        os.close(lock)
 
 
 def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> Survey:
@@ -226,7 +228,8 @@ def _publish(
     records = journal.records
     rows, left_out = Resolver(survey.paths, records, keys).rows(asked)
     images = [record.image for record in records.values() if record.image is not None]
-    lost = [(name, record.reason) for source, record in records.items() if record.reason for name in survey.paths[source]]
+    reasons = {source: record.reason for source, record in records.items() if record.reason}
+    lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
     write_whole(out / QUARANTINE, quarantine_lines(quarantined, left_out))
     counts = {

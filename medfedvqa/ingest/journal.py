@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, ValidationError
 
@@ -36,7 +36,7 @@ class Journal:
         """Reads what is there; a last line that was cut by a crash is dropped."""
         self._path = path
         self.records = {record.source: record for record in _read(path)}
-        self._file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+        self._file = _appending(path)
 
     def __enter__(self) -> "Journal":
         return self
@@ -54,8 +54,13 @@ class Journal:
         """Forget all records but these."""
         self.records = {source: self.records[source] for source in sources}
         self._file.close()
-        write_whole(self._path, b"".join(record.model_dump_json().encode() + b"\n" for record in self.records.values()))
-        self._file = open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+        lines = (record.model_dump_json().encode() + b"\n" for record in self.records.values())
+        write_whole(self._path, b"".join(lines))
+        self._file = _appending(self._path)
+
+
+def _appending(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def _read(path: Path) -> list[Record]:

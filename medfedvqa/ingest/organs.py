@@ -3,7 +3,7 @@
 import re
 
 ORGANS = ("abdomen", "breast", "chest", "extremity", "head", "neck", "pelvis", "spine", "others")
-"""All organs that a store can hold, and the order of its sites. A closed list: the organ names a site, and leaves it."""
+"""All organs that a store can hold, in the order of its sites. A closed list: an organ names a site, and is sent."""
 
 PARTS = {
     "abdomen": "ABDOMEN ABD ABDO ABDOMENPELVIS LIVER KIDNEY KUB SPLEEN PANCREAS STOMACH BOWEL COLON GALLBLADDER "

@@ -101,9 +101,7 @@ class WorkerProcess:
         return process.stdout.readline()
 
 
-def handled(
-    tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int
-) -> Iterator[tuple[Task, Answer]]:
+def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:
     """Each task with its answer, in the order in which workers finish. `tasks` is drawn from as they get free."""
     todo, lock = iter(tasks), threading.Lock()
     done: queue.Queue[tuple[Task, Answer] | BaseException | None] = queue.Queue(maxsize=AHEAD * workers)

@@ -43,21 +43,28 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
         raise Quarantined(Reason.NOT_DICOM)
     try:
         dataset = pydicom.dcmread(BytesIO(_inflated(content, options.max_bytes)), force=True)
-        known = "SOPClassUID" in dataset or any(name in dataset for name in PIXELS)
+        known = "SOPClassUID" in dataset or has_pixels(dataset)
     except Quarantined:
         raise
     except MemoryError:
         raise Quarantined(Reason.TOO_LARGE) from None
     except Exception:  # pydicom raises whatever its parsing stumbles upon
         raise Quarantined(Reason.UNREADABLE) from None
-    if not known:
-        raise Quarantined(Reason.UNREADABLE if content[128:PREAMBLE] == b"DICM" else Reason.NOT_DICOM)
+    if not known and content[128:PREAMBLE] != b"DICM":
+        raise Quarantined(Reason.NOT_DICOM)
+    if not len(dataset):
+        raise Quarantined(Reason.UNREADABLE)
     return dataset
+
+
+def has_pixels(dataset: Dataset) -> bool:
+    """Whether there are pixel data of any kind."""
+    return any(name in dataset for name in PIXELS)
 
 
 def check_picture(dataset: Dataset, options: Options) -> None:
     """Raises `Quarantined` unless the header declares a picture of a patient, of a size that may be decoded."""
-    if not any(name in dataset for name in PIXELS):
+    if not has_pixels(dataset):
         raise Quarantined(Reason.NO_PIXELS)
     if str(dataset.get("Modality", "")) in NOT_PICTURES:
         raise Quarantined(Reason.NOT_A_PICTURE)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from pydicom.dataset import Dataset
+from pydicom.encaps import get_frame
 from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
+from pydicom.uid import JPEGExtended12Bit
 
 from medfedvqa.ingest.options import Options
 from medfedvqa.ingest.reasons import Quarantined, Reason
@@ -36,8 +38,7 @@ def render(dataset: Dataset, options: Options) -> Rendered:
     frames = max(1, int(dataset.get("NumberOfFrames") or 1))
     frame = _chosen(dataset, frames, options)
     try:
-        pixels = pixel_array(dataset, index=frame)
-        grey = _grey(pixels, dataset, frame)
+        grey = _grey(_decoded(dataset, frame, frames), dataset, frame)
     except Quarantined:
         raise
     except MemoryError:
@@ -76,13 +77,40 @@ def _chosen(dataset: Dataset, frames: int, options: Options) -> int:
     return frames // 2 if options.frame == "middle" else 0
 
 
+def _decoded(dataset: Dataset, frame: int, frames: int) -> Array:
+    """Stored values [rows, columns] or [rows, columns, 3]; what was YBR comes as RGB."""
+    if dataset.file_meta.get("TransferSyntaxUID") == JPEGExtended12Bit and dataset.BitsStored != 8:
+        return _twelve_bits(dataset, frame, frames)
+    return pixel_array(dataset, index=frame)
+
+
+def _twelve_bits(dataset: Dataset, frame: int, frames: int) -> Array:
+    """A grey JPEG of 12 bits, which pydicom refuses to give to GDCM, and GDCM reads."""
+    import gdcm
+
+    fragment, fragments = gdcm.Fragment(), gdcm.SequenceOfFragments.New()
+    fragment.SetByteStringValue(get_frame(dataset.PixelData, frame, number_of_frames=frames))
+    fragments.AddFragment(fragment)
+    element = gdcm.DataElement(gdcm.Tag(0x7FE0, 0x0010))
+    element.SetValue(fragments.__ref__())
+    image = gdcm.Image()
+    image.SetNumberOfDimensions(2)
+    image.SetDimensions((dataset.Columns, dataset.Rows, 1))
+    image.SetDataElement(element)
+    photometric = gdcm.PhotometricInterpretation.GetPIType(str(dataset.PhotometricInterpretation))
+    image.SetPhotometricInterpretation(gdcm.PhotometricInterpretation(photometric))
+    image.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.GetTSType(str(JPEGExtended12Bit))))
+    image.SetPixelFormat(gdcm.PixelFormat(1, 16, 12, 11, 0))
+    content = image.GetBuffer().encode("utf-8", "surrogateescape")
+    return np.frombuffer(content, dtype="<u2").reshape(dataset.Rows, dataset.Columns)
+
+
 def _grey(pixels: Array, dataset: Dataset, frame: int) -> Array:
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if photometric == "PALETTE COLOR":
         coloured = apply_color_lut(pixels, dataset)
         return coloured[..., :3] @ np.array(LUMINANCE) / np.iinfo(coloured.dtype).max
     if photometric in COLOURS and pixels.ndim == 3:
-        # pydicom's decoders have turned YBR into RGB.
         return pixels.astype(np.float64) @ np.array(LUMINANCE) / (2.0 ** int(dataset.BitsStored) - 1)
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or pixels.ndim != 2:
         raise Quarantined(Reason.UNKNOWN_COLOURS)

@@ -42,9 +42,7 @@ class Wanted:
 class Resolver:
     """Finds the image of each question."""
 
-    def __init__(
-        self, paths: Mapping[str, Sequence[str]], records: Mapping[str, Record], keys: Pseudonyms
-    ) -> None:
+    def __init__(self, paths: Mapping[str, Sequence[str]], records: Mapping[str, Record], keys: Pseudonyms) -> None:
         """`paths`: those of each source, within the folder; `records`: the verdict on each source."""
         self._records, self._keys = records, keys
         self._by_path: dict[str, list[str]] = defaultdict(list)
@@ -61,10 +59,14 @@ class Resolver:
     def rows(self, questions: Sequence[Question]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
         """Rows in order of the questions, and what is left out by index."""
         found = [(question, self._image(question)) for question in questions]
-        given = {image.patient: question.split for question, image in reversed(found) if is_image(image) and question.split}
+        given = {
+            image.patient: question.split
+            for question, image in reversed(found)
+            if isinstance(image, Image) and question.split
+        }
         rows, left_out = [], []
         for question, image in found:
-            if not is_image(image):
+            if not isinstance(image, Image):
                 left_out.append((question.index, image))
                 continue
             rows.append(
@@ -105,8 +107,3 @@ def words_of(text: str) -> Iterator[str]:
     folded = text.casefold()
     yield from re.findall(r"[^\W_]+", folded)
     yield from (word.strip(".,;:!?()[]'\"") for word in folded.split())
-
-
-def is_image(found: Image | RowReason) -> bool:
-    """Whether a question's image was found."""
-    return isinstance(found, Image)

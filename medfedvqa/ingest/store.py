@@ -1,4 +1,4 @@
-"""The store on disk: pictures, one line per image and per question, a journal, and the manifest that vouches for them."""
+"""The store on disk: pictures, a line for each image and each question, and the manifest that vouches for them."""
 
 import hashlib
 import json

@@ -51,7 +51,11 @@ class TextFinder:
 
         # Sizes are chosen here: the detector must not enlarge small pictures to 736 pixels by itself.
         self._ocr = RapidOCR(
-            intra_op_num_threads=1, inter_op_num_threads=1, det_limit_side_len=32, det_limit_type="min", max_side_len=8192
+            intra_op_num_threads=1,
+            inter_op_num_threads=1,
+            det_limit_side_len=32,
+            det_limit_type="min",
+            max_side_len=8192,
         )
 
     def clean(self, grey: Array, side: int) -> Cleaned:

@@ -56,8 +56,8 @@ class Worker:
         return {"verdict": "stored", "found": found, "image": image, "secrets": secrets}
 
     def _store(self, dataset: Dataset, source: str) -> Answer:
-        patient = self._keys.patient(patient_id(dataset))
         check_picture(dataset, self._options)
+        patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         if self._finder is None:
             self._finder = TextFinder()
