@@ -74,7 +74,7 @@ class Resolver:
                     index=len(rows),
                     image=image.id,
                     organ=question.organ or image.organ,
-                    split=question.split or given.get(image.patient) or self._part(image.patient),
+                    split=question.split or given.get(image.patient) or part_of(image.patient, self._keys),
                     question=question.question,
                     answer=question.answer,
                 )
@@ -93,13 +93,15 @@ class Resolver:
         words = {self._keys.digest("secret", word) for word in words_of(f"{question.question} {question.answer}")}
         return record.image if words.isdisjoint(record.secrets) else RowReason.IDENTIFIER_IN_TEXT
 
-    def _part(self, patient: str) -> str:
-        place, reached = int(self._keys.digest("split", patient)[:8], 16) / 2**32, 0.0
-        for part, share in PARTS:
-            reached += share
-            if place < reached:
-                return part
-        return PARTS[-1][0]
+
+def part_of(patient: str, keys: Pseudonyms) -> str:
+    """The part of a patient whose questions name none."""
+    place, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
+    for part, share in PARTS:
+        reached += share
+        if place < reached:
+            return part
+    return PARTS[-1][0]
 
 
 def words_of(text: str) -> Iterator[str]:
