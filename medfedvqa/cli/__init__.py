@@ -4,6 +4,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from medfedvqa.cli import attention, audit, benchmark, identity, ingest, jobs, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
@@ -32,5 +33,5 @@ def main() -> None:
     try:
         app()
     except ACTIONABLE as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

