@@ -92,7 +92,9 @@ def tool_versions() -> dict[str, str]:
     try:
         tools = {name: version(name) for name in TOOLS}
     except PackageNotFoundError:
-        raise ConfigError("ingestion needs more packages: pip install 'medfedvqa[ingest]'") from None
+        raise ConfigError(
+            "ingestion needs more packages: pip install 'medfedvqa[ingest]', under Python 3.11 or 3.12"
+        ) from None
     return {"python": platform.python_version(), "medfedvqa": code_version(), **tools}
 
 

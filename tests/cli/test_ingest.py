@@ -53,10 +53,11 @@ def hospital(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands from DICOM to results; the terminal names no file and no patient."""
+    pytest.importorskip("rapidocr_onnxruntime")
     monkeypatch.chdir(hospital)
     done = medfedvqa("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
     assert done.returncode == 0, done.stderr
-    assert "8 patients" in done.stdout.replace("of ", "") and "SECRET" not in done.stdout + done.stderr
+    assert "8 patients" in done.stdout and "SECRET" not in done.stdout + done.stderr
     assert Path("mine.key").stat().st_mode & 0o777 == 0o600
     quick = ("--rounds", "1", "--local-epochs", "1", "-O", "tuning=classifier")
     done = medfedvqa("run", "fedavg", "--data", "mine", *quick, "--out", "run")

@@ -7,6 +7,7 @@ import pytest
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.reasons import MEANINGS, Reason, RowReason
 
 HEAD = "image,question,answer,organ,split\n"
 
@@ -63,3 +64,10 @@ def test_a_file_that_is_absent_or_no_text_is_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not UTF-8"):
         read_questions(tmp_path / "b.csv")
+
+
+def test_the_manual_lists_every_reason_with_its_meaning() -> None:
+    """What a user is told in a list can be looked up."""
+    manual = (Path(__file__).parents[2] / "docs" / "ingest.md").read_text(encoding="utf-8")
+    assert all(f"| `{reason.value}` | {meaning} |" in manual for reason, meaning in MEANINGS.items())
+    assert set(MEANINGS) == {*Reason, *RowReason}
