@@ -36,8 +36,8 @@ class Options:
     """Most time for one file."""
 
     def __post_init__(self) -> None:
-        if not 64 <= self.side <= 2048:
-            raise ConfigError("the side of stored pictures is 64 to 2048 pixels")
+        if not 64 <= self.side <= 1024:
+            raise ConfigError("the side of stored pictures is 64 to 1024 pixels")
         if self.frame not in FRAMES:
             raise ConfigError(f"the frame is one of: {', '.join(FRAMES)}")
         if set(self.retain) - set(RETAINABLE):

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.keys import Pseudonyms
 from medfedvqa.ingest.options import Options
 from medfedvqa.ingest.reasons import Reason
 
 Answer = dict[str, Any]
-START_SECONDS = 120
-"""Added to the time for a worker's first file: it still has to import and to load the text finder."""
+START_SECONDS = 300
+"""Most time that a worker may take to import and to load the text finder."""
 AHEAD = 4
 """Answers per worker that may wait for the journal."""
 
@@ -40,20 +41,15 @@ class WorkerProcess:
         setup = {"options": asdict(options), "key": keys.secret.hex(), "images": str(images), "wanted": sorted(wanted)}
         self._setup = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
-        self._fresh = True
 
     def handle(self, task: Task) -> Answer:
-        """The worker's answer, or a quarantine for the file over which it was lost."""
+        """The worker's answer, or a quarantine for the file over which it was lost.
+
+        Raises `ConfigError` if no worker can be started.
+        """
+        process = self._process or self._start()
         line = json.dumps({"path": str(task.path), "source": task.source, "named": task.named}).encode() + b"\n"
-        try:
-            process = self._process or self._start()
-            assert process.stdin is not None
-            process.stdin.write(line)
-            process.stdin.flush()
-            answer = self._answer(process)
-        except BrokenPipeError:
-            answer = b""
-        self._fresh = False
+        answer = _asked(process, line, self._options.seconds)
         if answer is not None and answer.endswith(b"\n"):
             result: Answer = json.loads(answer)
             return result
@@ -84,21 +80,27 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **threads, "PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is for the ingestion, which ends its workers itself
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._setup)
-        self._fresh = True
+        if not _asked(self._process, self._setup, START_SECONDS):
+            self.close()
+            raise ConfigError(
+                "no worker could be started: check the packages of medfedvqa[ingest], or give more --memory"
+            )
         return self._process
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> bytes | None:
-        """A line; what was written before the worker died; or None if it takes too long."""
-        assert process.stdout is not None
-        seconds = self._options.seconds + START_SECONDS * self._fresh
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(seconds):
-                return None
-        return process.stdout.readline()
+
+def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+    """The answer's line; less than a line if the worker died over it; None if it takes too long."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(seconds) else None
 
 
 def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:

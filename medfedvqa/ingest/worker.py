@@ -26,6 +26,7 @@ from medfedvqa.ingest.rendering import render
 from medfedvqa.ingest.text import TextFinder
 
 Answer = dict[str, Any]
+READY = '"ready"\n'
 
 
 class Worker:
@@ -34,7 +35,7 @@ class Worker:
     def __init__(self, options: Options, keys: Pseudonyms, images: Path, wanted: frozenset[str]) -> None:
         """`wanted`: keyed digests of the SOP instance UIDs and accession numbers that questions name."""
         self._options, self._keys, self._images, self._wanted = options, keys, images, wanted
-        self._finder: TextFinder | None = None
+        self._finder = TextFinder()
 
     def handle(self, path: Path, source: str, named: bool) -> Answer:
         """What becomes of a file whose keyed digest was `source`; `named`: a question names it by its file name."""
@@ -59,8 +60,6 @@ class Worker:
         check_picture(dataset, self._options)
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
-        if self._finder is None:
-            self._finder = TextFinder()
         cleaned = self._finder.clean(rendered.grey, self._options.side)
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.boxes:
@@ -101,12 +100,13 @@ def main() -> None:
 
 
 def serve(tasks: TextIO, answers: TextIO) -> None:
-    """The set-up, then a task and an answer at a time."""
+    """The set-up, a line that says that it worked, then a task and an answer at a time."""
     setup = json.loads(tasks.readline())
     options = Options(**{**setup["options"], "retain": tuple(setup["options"]["retain"])})
     confine(options)
     wanted = frozenset(setup["wanted"])
     worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), wanted)
+    answers.write(READY)
     for line in tasks:
         task = json.loads(line)
         answers.write(json.dumps(worker.handle(Path(task["path"]), task["source"], task["named"])) + "\n")

@@ -112,7 +112,7 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
 
 def test_a_command_starts_without_what_only_some_need() -> None:
     """Each of these takes seconds to import."""
-    heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib"}
+    heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib", "cv2"}
     code = f"import sys, medfedvqa.cli; raise SystemExit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -120,7 +120,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
-    + [["benchmark"], ["attention"], ["identity"]]
+    + [["benchmark"], ["attention"], ["identity"], ["ingest"]]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )
 def test_every_command_explains_itself(medfedvqa: Callable[..., Any], command: list[str]) -> None:

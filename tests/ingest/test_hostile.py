@@ -16,6 +16,7 @@ import pytest
 from pydicom.dataset import Dataset
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.keys import Pseudonyms
 from medfedvqa.ingest.options import Options
 from medfedvqa.ingest.pool import Task, WorkerProcess
@@ -165,6 +166,7 @@ def test_fuzzed_files_have_clear_verdicts_in_bounded_memory(
     assert peak(worker) <= LIMITS.memory * 2**20
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_or_dies_costs_its_file_only(tmp_path: Path, make_dicom, make_picture, encode) -> None:
     """Stopped (as a decoder that hangs), and killed (as one that crashes); the next file has a new worker."""
     paths = [tmp_path / f"{number}.dcm" for number in range(4)]
@@ -221,3 +223,12 @@ def test_each_kind_of_file_that_cannot_be_used_has_its_reason(
 def test_a_small_or_flat_picture_has_its_reason(verdict: Verdict, make_dicom, encode) -> None:
     assert verdict(encode(make_dicom(np.arange(150, dtype=np.uint16).reshape(15, 10)))) == "too_small"
     assert verdict(encode(make_dicom(np.full((32, 32), 9, np.uint16)))) == "blank"
+
+
+def test_workers_that_cannot_start_are_one_error_and_no_quarantine(tmp_path: Path, monkeypatch) -> None:
+    """A broken installation must not look like a thousand broken files."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    process = WorkerProcess(LIMITS, KEYS, tmp_path, frozenset())
+    (tmp_path / "a.dcm").write_bytes(b"a")
+    with pytest.raises(ConfigError, match="no worker could be started"):
+        process.handle(task(tmp_path / "a.dcm"))
