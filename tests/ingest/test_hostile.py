@@ -151,7 +151,7 @@ FUZZED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_fuzzed_files_have_clear_verdicts_in_bounded_memory(
     verdict: Verdict, worker: WorkerProcess, rounds: int
 ) -> None:
