@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {"audits", "medfedvqa.errors", "medfedvqa.version"},
     {"privacy"},
-    {"medfedvqa.models"},
+    {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},
     {"medfedvqa.evaluation"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},

@@ -4,8 +4,9 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from medfedvqa.cli import attention, audit, benchmark, doctor, identity, jobs, kit, pretrain, privacy, run
+from medfedvqa.cli import attention, audit, benchmark, doctor, identity, ingest, jobs, kit, pretrain, privacy, run
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app.command()(run.run)
 app.command()(run.methods)
 app.command()(benchmark.benchmark)
 app.command()(attention.attention)
+app.command()(ingest.ingest)
 app.command()(pretrain.pretrain)
 app.command()(identity.identity)
 app.command()(doctor.doctor)
@@ -33,5 +35,5 @@ def main() -> None:
     try:
         app()
     except ACTIONABLE as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

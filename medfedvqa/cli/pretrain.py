@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from medfedvqa.cli.roots import MARKS
+from medfedvqa.cli.roots import BENCHMARKS
 from medfedvqa.errors import ConfigError
 
 
@@ -28,8 +28,8 @@ def pretrain(
     from medfedvqa.pretraining.corpus import load
     from medfedvqa.pretraining.train import Recipe, stages_of, train, write_weights
 
-    if benchmark != "none" and benchmark not in MARKS:
-        raise ConfigError(f"unknown benchmark '{benchmark}'; there is: none, {', '.join(MARKS)}")
+    if benchmark != "none" and benchmark not in BENCHMARKS:
+        raise ConfigError(f"unknown benchmark '{benchmark}'; there is: none, {', '.join(BENCHMARKS)}")
     console = Console()
     stages = stages_of(start) if start else []
     with console.status("Reading pictures"):

@@ -26,7 +26,10 @@ DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_eve
 DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
 """The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes the same path in minutes."""
 
-DataOption = Annotated[str, typer.Option(help="vqa-rad, slake or phantom; by default VQA-RAD if found, else phantom.")]
+DataOption = Annotated[
+    str,
+    typer.Option(help="vqa-rad, slake, phantom, or a store's folder; by default VQA-RAD if found, else phantom."),
+]
 RootOption = Annotated[
     Path | None, typer.Option(help="The data set's folder, or the one above it. Default: $MEDFEDVQA_DATA.")
 ]

@@ -4,20 +4,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from medfedvqa.data import phantom, slake, vqa_rad
+from medfedvqa.data import phantom, slake, store, vqa_rad
 from medfedvqa.data.schema import VQAData
 from medfedvqa.errors import ConfigError, DataError
 
-PUBLISHED: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType({"vqa-rad": vqa_rad.read, "slake": slake.read})
-"""Sets that are read from a folder in their publisher's layout."""
+FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
+    {"vqa-rad": vqa_rad.read, "slake": slake.read, "store": store.read}
+)
+"""Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
 
-READERS = (*PUBLISHED, "phantom")
+READERS = (*FOLDERS, "phantom")
 
 
 def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
     """The data set; of the phantom set, if an organ is named, that organ alone.
 
-    `root` is the published folder, `seed` draws the phantom set; each is ignored where it has no meaning.
+    `root` is the set's folder, `seed` draws the phantom set; each is ignored where it has no meaning.
     Raises `ConfigError` for an unknown reader; `DataError` for a missing root, a malformed file or, where
     the phantom set cannot draw it, an unknown organ.
     """
@@ -27,7 +29,7 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
         return phantom.read((organ,) if organ else phantom.ORGANS, seed)
     if root is None or not root.is_dir():
         raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
-    return PUBLISHED[reader](root)
+    return FOLDERS[reader](root)
 
 
 def organs(reader: str, root: Path | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from medfedvqa.methods import checked
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.
 
-# Which data this site holds: reader vqa-rad, slake or phantom (no root); the organ is one of the reader's.
+# Which data this site holds: reader vqa-rad, slake, store or phantom (no root); the organ is one of its.
 data:
   reader: {reader}
   root: {root}

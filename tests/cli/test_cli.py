@@ -115,7 +115,7 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
 
 def test_a_command_starts_without_what_only_some_need() -> None:
     """Each of these takes seconds to import."""
-    heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib"}
+    heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib", "cv2"}
     code = f"import sys, medfedvqa.cli; raise SystemExit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -124,7 +124,7 @@ def test_a_command_starts_without_what_only_some_need() -> None:
     "command",
     [[], ["run"], ["demo"], ["methods"], ["pretrain"], ["jobs", "export"], ["audit", "verify"], ["audit", "show"]]
     + [["audit", name] for name in ("proof", "check", "key", "expire", "export", "ui", "attack", "controls")]
-    + [["benchmark"], ["attention"], ["identity"]]
+    + [["benchmark"], ["attention"], ["identity"], ["ingest"], ["doctor"]]
     + [["kit", name] for name in ("prepare", "root")]
     + [["privacy", name] for name in ("plan", "spent", "ledger", "settings")],
 )

@@ -1,0 +1,69 @@
+"""`medfedvqa ingest`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from medfedvqa.errors import DataError
+from medfedvqa.ingest.ingest import ingest as ingest_folder
+from medfedvqa.ingest.options import FRAMES, RETAINABLE, Options
+from medfedvqa.ingest.reasons import MEANINGS
+from medfedvqa.ingest.store import Counts
+
+DEFAULT = Options()
+
+
+def ingest(
+    folder: Annotated[Path, typer.Argument(metavar="DICOM_DIR", help="Any files at any depth; it is only read.")],
+    questions: Annotated[Path, typer.Option(help="CSV or JSON Lines: image, question, answer; organ, split.")],
+    out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.")],
+    key: Annotated[
+        Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
+    ] = None,
+    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = DEFAULT.side,
+    frame: Annotated[str, typer.Option(help=f"Of several: {' or '.join(FRAMES)}.")] = DEFAULT.frame,
+    retain: Annotated[list[str] | None, typer.Option(help=f"{' or '.join(RETAINABLE)}; repeatable.")] = None,
+    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = DEFAULT.max_pixels,
+    memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = DEFAULT.memory,
+    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = DEFAULT.seconds,
+    workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
+) -> None:
+    """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
+    options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
+    console = Console()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        tasks: dict[str, int] = {}
+
+        def watch(name: str, done: int, total: int) -> None:
+            bar = tasks.get(name)
+            if bar is None:
+                bar = tasks[name] = progress.add_task(name, total=None)
+            progress.update(bar, completed=done, total=total or None)
+
+        key = key or out.with_name(out.name + ".key")
+        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch)
+    _show(console, manifest.counts)
+    if not manifest.counts.rows:
+        raise DataError("no question could be kept: the list of what is left out, and why, is in the store")
+    console.print(f"The store is [bold]{out}[/]; train with: medfedvqa run METHOD --data {out}", soft_wrap=True)
+
+
+def _show(console: Console, counts: Counts) -> None:
+    """Counts and reasons, no names."""
+    table = Table("", "count", "meaning")
+    table.add_row("files", str(counts.files), "in the folder")
+    table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")
+    table.add_row("unasked", str(counts.unasked), "no question is about them: nothing of them is kept")
+    for reason, number in counts.quarantined.items():
+        table.add_row(f"quarantined: {reason}", str(number), MEANINGS[reason])
+    table.add_row("questions", str(counts.rows), "kept")
+    for left_out, number in counts.rows_left_out.items():
+        table.add_row(f"left out: {left_out}", str(number), MEANINGS[left_out])
+    console.print(table)
+    console.print("quarantine.jsonl in the store names the files: it stays on this site.")

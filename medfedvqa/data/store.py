@@ -1,0 +1,51 @@
+"""A site's own store, as `medfedvqa ingest` makes it."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+from medfedvqa.data.images import square
+from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.errors import DataError
+from medfedvqa.ingest.organs import ORGANS
+from medfedvqa.ingest.store import PICTURES, Image, read_store
+
+
+def read(root: Path) -> VQAData:
+    """All rows, each a closed question; the patient is the pseudonym. Raises `DataError`."""
+    _, images, stored = read_store(root)
+    if not stored:
+        raise DataError("the store has no questions: see its quarantine list, then run medfedvqa ingest again")
+    rows = [
+        Row(
+            index=row.index,
+            organ=row.organ,
+            split=row.split,
+            closed=True,
+            question=row.question,
+            answer=row.answer,
+            patient=images[row.image].patient,
+            image=root / PICTURES / f"{row.image}.dcm",
+        )
+        for row in stored
+    ]
+    present = {row.organ for row in rows}
+    digests = {root / PICTURES / f"{image.id}.dcm": image for image in images.values()}
+    return VQAData("store", tuple(organ for organ in ORGANS if organ in present), rows, partial(_load, digests))
+
+
+def _load(images: Mapping[Path, Image], row: Row, size: int) -> torch.Tensor:
+    """The row's picture as float32 [1, size, size] in 0..1. Raises `DataError` if it is not the one of the manifest."""
+    from pydicom import dcmread
+
+    try:
+        content = row.image.read_bytes()
+    except OSError:
+        raise DataError(f"row {row.index}: its image file is missing") from None
+    if hashlib.sha256(content).hexdigest() != images[row.image].sha256:
+        raise DataError(f"row {row.index}: its image is not what the manifest vouches for: run medfedvqa ingest again")
+    return square(dcmread(BytesIO(content)).pixel_array, size) / 255.0

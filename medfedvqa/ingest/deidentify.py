@@ -1,0 +1,225 @@
+"""The header of a stored picture: PS3.15's basic profile, then only what is listed here."""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+import numpy as np
+from dicomanonymizer.simpledicomanonymizer import (
+    anonymize_dataset,
+    delete_or_empty_or_replace_UID,
+    initialize_actions,
+    replace_UID,
+)
+from pydicom.datadict import tag_for_keyword
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+from medfedvqa.ingest.keys import Pseudonyms
+from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.organs import CODES, PARTS, organ_of
+from medfedvqa.ingest.reasons import Quarantined, Reason
+
+TABLE = "dicomfields_2026c"
+"""dicom-anonymizer's copy of PS3.15 table E.1-1."""
+UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID")
+DATES = ("StudyDate", "SeriesDate", "AcquisitionDate", "ContentDate")
+CHARACTERISTICS = {
+    "PatientAge": r"\d{3}[DWMY]",
+    "PatientSex": r"[MFO]",
+    "PatientSize": r"\d(\.\d{1,3})?",
+    "PatientWeight": r"\d{1,3}(\.\d{1,3})?",
+    "SmokingStatus": r"YES|NO|UNKNOWN",
+    "PregnancyStatus": r"[1-4]",
+}
+KEPT = {
+    "Modality": r"AR|BI|BMD|CR|CT|DX|EPS|ES|GM|IO|IVUS|MG|MR|NM|OCT|OP|OPT|OT|PT|PX|RF|RG|RTIMAGE|SC|SM|TG|US|XA|XC",
+    "Laterality": r"[LR]",
+    "ImageLaterality": r"[LRBU]",
+    "ViewPosition": r"AP|PA|LL|RL|RLD|LLD|RLO|LLO|CC|MLO|ML|LM|LATERAL|ERECT",
+    "SeriesNumber": r"\d{1,6}",
+    "InstanceNumber": r"\d{1,6}",
+    "LossyImageCompression": r"0[01]",
+}
+"""What the stored header keeps beside UIDs, and the values that it may have; others are left out."""
+TYPE_2 = (
+    "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "AccessionNumber", "ReferringPhysicianName", "StudyID",
+    "SeriesNumber", "InstanceNumber", "Modality",
+)  # fmt: skip
+"""Attributes that a secondary capture image has to have, if only empty."""
+IDENTIFYING = ("PatientID", "OtherPatientIDs", "AccessionNumber", "StudyID", "PatientBirthDate")
+NAMES = ("PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName")
+OLDEST = "090Y"
+"""Ages above 89 years are told as this one."""
+Rules = dict[tuple[int, ...], Callable[..., None]]
+
+
+def deidentified(original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options) -> Dataset:
+    """A new secondary capture image, uint8 [rows, columns], that holds nothing of the original but what may stay.
+
+    Raises `Quarantined`: no patient, unreadable.
+    """
+    try:
+        patient = patient_id(original)
+        dataset = _listed(original, options)
+        anonymize_dataset(dataset, _own_rules(patient, keys, options), True, lambda: _profile(keys))
+        _add_codes(dataset, options)
+        _add_picture(dataset, grey, organ(original))
+        for keyword in TYPE_2:
+            if keyword not in dataset:
+                setattr(dataset, keyword, None)
+    except Quarantined:
+        raise
+    except Exception:  # an element that pydicom cannot make sense of
+        raise Quarantined(Reason.UNREADABLE) from None
+    return dataset
+
+
+def patient_id(original: Dataset) -> str:
+    """The patient's ID as the file has it. Raises `Quarantined`: no patient."""
+    value = str(original.get("PatientID") or "").strip("\0 ")
+    if not value:
+        raise Quarantined(Reason.NO_PATIENT)
+    return value
+
+
+def organ(original: Dataset) -> str:
+    """The organ by body part or anatomic region, else `others`."""
+    named = organ_of(str(original.get("BodyPartExamined") or ""))
+    regions = original.get("AnatomicRegionSequence") or ()
+    coded = (CODES.get(str(region.get("CodeValue", ""))) for region in regions)
+    return named or next((found for found in coded if found), "others")
+
+
+def identifiers(original: Dataset) -> frozenset[str]:
+    """Texts that name the patient or the visit, folded: IDs, birth date, and parts of names of at least 3 letters."""
+    found = {text for name in IDENTIFYING for text in _values(original, name)}
+    for name in NAMES:
+        for value in _values(original, name):
+            found |= {part for part in re.split(r"[\^=\s,.\-]+", value) if len(part) > 2}
+    for date in _values(original, "PatientBirthDate"):
+        if re.fullmatch(r"\d{8}", date):
+            year, month, day = date[:4], date[4:6], date[6:]
+            found |= {f"{a}{mark}{b}{mark}{c}" for mark in "./-" for a, b, c in _orders(year, month, day)}
+    return frozenset(text for text in found if len(text) > 2)
+
+
+def _listed(original: Dataset, options: Options) -> Dataset:
+    """A data set of the listed elements alone, each with a value that it may have."""
+    patterns = KEPT | (CHARACTERISTICS if "characteristics" in options.retain else {})
+    dataset = Dataset()
+    dataset.PatientID = dataset.PatientName = "x"
+    for keyword in UIDS:
+        value = str(original.get(keyword) or "")
+        if re.fullmatch(r"[0-9.]{1,64}", value):
+            setattr(dataset, keyword, value)
+    if any(keyword not in dataset for keyword in UIDS[:3]):
+        raise Quarantined(Reason.UNREADABLE)
+    for keyword, pattern in patterns.items():
+        value = str(original.get(keyword) if original.get(keyword) is not None else "").strip()
+        if re.fullmatch(pattern, value, re.ASCII):
+            setattr(dataset, keyword, int(value) if keyword == "PregnancyStatus" else value)
+    for keyword in DATES if "dates" in options.retain else ():
+        value = str(original.get(keyword) or "")
+        if re.fullmatch(r"\d{8}", value, re.ASCII):
+            setattr(dataset, keyword, value)
+    if dataset.get("PatientAge", "")[3:] == "Y" and dataset.PatientAge > OLDEST:
+        dataset.PatientAge = OLDEST
+    return dataset
+
+
+def _profile(keys: Pseudonyms) -> Rules:
+    """The basic profile's rules, with keyed UIDs in place of random ones."""
+
+    def keyed(dataset: Dataset, tag: tuple[int, int]) -> None:
+        element = dataset.get(tag)
+        if element is not None and element.VR == "UI":
+            element.value = keys.uid(str(element.value))
+
+    at_random = (replace_UID, delete_or_empty_or_replace_UID)
+    return {tag: keyed if action in at_random else action for tag, action in _table().items()}
+
+
+@lru_cache
+def _table() -> Rules:
+    return initialize_actions(TABLE)
+
+
+def _own_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:
+    """What the chosen options and the pseudonym change in the profile."""
+
+    def pseudonym(dataset: Dataset, tag: tuple[int, int]) -> None:
+        dataset[tag].value = keys.patient(patient)
+
+    def keep(dataset: Dataset, tag: tuple[int, int]) -> None:
+        """As it is."""
+
+    def shift(dataset: Dataset, tag: tuple[int, int]) -> None:
+        if tag in dataset:
+            try:
+                date = datetime.strptime(str(dataset[tag].value), "%Y%m%d") - timedelta(days=keys.days(patient))
+            except (ValueError, OverflowError):
+                del dataset[tag]
+            else:
+                dataset[tag].value = date.strftime("%Y%m%d")
+
+    rules: Rules = {_tag(name): pseudonym for name in ("PatientID", "PatientName")}
+    if "characteristics" in options.retain:
+        rules |= {_tag(name): keep for name in CHARACTERISTICS}
+    if "dates" in options.retain:
+        rules |= {_tag(name): shift for name in DATES}
+    return rules
+
+
+def _tag(keyword: str) -> tuple[int, int]:
+    tag = tag_for_keyword(keyword)
+    if tag is None:
+        raise ValueError(f"{keyword} is no attribute of DICOM")
+    return tag >> 16, tag & 0xFFFF
+
+
+def _add_codes(dataset: Dataset, options: Options) -> None:
+    """What was done, for whoever gets the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
+    dataset.PatientIdentityRemoved = "YES"
+    dataset.DeidentificationMethod = [f"{meaning[:60]}" for _, meaning in options.codes]
+    dataset.DeidentificationMethodCodeSequence = []
+    for value, meaning in options.codes:
+        code = Dataset()
+        code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning[:64]
+        dataset.DeidentificationMethodCodeSequence.append(code)
+    dataset.LongitudinalTemporalInformationModified = "MODIFIED" if "dates" in options.retain else "REMOVED"
+    dataset.BurnedInAnnotation = "NO"
+
+
+def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:
+    dataset.SOPClassUID = SecondaryCaptureImageStorage
+    dataset.ImageType = ["DERIVED", "SECONDARY"]
+    dataset.ConversionType = "WSD"
+    if organ != "others":
+        dataset.BodyPartExamined = PARTS[organ].split()[0]
+    dataset.Rows, dataset.Columns = grey.shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 8, 8, 7, 0
+    content = grey.tobytes()
+    dataset.PixelData = content + b"\0" * (len(content) % 2)
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
+
+
+def _values(dataset: Dataset, keyword: str) -> list[str]:
+    """An attribute's values as folded text, none if it is absent."""
+    value = dataset.get(keyword)
+    if value is None:
+        return []
+    several = hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and keyword not in NAMES
+    return [text for one in (value if several else [value]) if (text := str(one).strip("\0 ").casefold())]
+
+
+def _orders(year: str, month: str, day: str) -> Iterator[tuple[str, str, str]]:
+    yield year, month, day
+    yield month, day, year
+    yield day, month, year

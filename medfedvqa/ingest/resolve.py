@@ -1,0 +1,111 @@
+"""From questions that name images to rows of the store."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from medfedvqa.ingest.journal import Record
+from medfedvqa.ingest.keys import Pseudonyms
+from medfedvqa.ingest.questions import Question
+from medfedvqa.ingest.reasons import RowReason
+from medfedvqa.ingest.store import Image, StoredRow
+
+PARTS = (("train", 0.70), ("validate", 0.15), ("test", 0.15))
+"""Shares of the patients whose questions name no split, each by its own keyed digest: it stays when others come."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the questions call images."""
+
+    names: frozenset[str]
+    """As in the questions file: compared with file names and paths."""
+    keyed: frozenset[str]
+    """Digests of the same: compared with those of SOP instance UIDs and accession numbers."""
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], keys: Pseudonyms) -> "Wanted":
+        names = frozenset(question.image for question in questions)
+        return cls(names, frozenset(keys.digest("name", name) for name in names))
+
+    def by_name(self, paths: Sequence[str]) -> bool:
+        """Whether a question names one of these paths, in full or by its last part."""
+        return any(path in self.names or PurePosixPath(path).name in self.names for path in paths)
+
+    def asks(self, paths: Sequence[str], record: Record) -> bool:
+        """Whether a question is about a file at these paths."""
+        return self.by_name(paths) or not self.keyed.isdisjoint(record.found)
+
+
+class Resolver:
+    """Finds the image of each question."""
+
+    def __init__(self, paths: Mapping[str, Sequence[str]], records: Mapping[str, Record], keys: Pseudonyms) -> None:
+        """`paths`: those of each source, within the folder; `records`: the verdict on each source."""
+        self._records, self._keys = records, keys
+        self._by_path: dict[str, list[str]] = defaultdict(list)
+        self._by_file: dict[str, list[str]] = defaultdict(list)
+        self._by_key: dict[str, list[str]] = defaultdict(list)
+        for source, places in paths.items():
+            for place in places:
+                self._by_path[place].append(source)
+                self._by_file[PurePosixPath(place).name].append(source)
+        for source, record in records.items():
+            for key in set(record.found):
+                self._by_key[key].append(source)
+
+    def rows(self, questions: Sequence[Question]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
+        """Rows in order of the questions, and what is left out by index."""
+        found = [(question, self._image(question)) for question in questions]
+        given = {
+            image.patient: question.split
+            for question, image in reversed(found)
+            if isinstance(image, Image) and question.split
+        }
+        rows, left_out = [], []
+        for question, image in found:
+            if not isinstance(image, Image):
+                left_out.append((question.index, image))
+                continue
+            rows.append(
+                StoredRow(
+                    index=len(rows),
+                    image=image.id,
+                    organ=question.organ or image.organ,
+                    split=question.split or given.get(image.patient) or part_of(image.patient, self._keys),
+                    question=question.question,
+                    answer=question.answer,
+                )
+            )
+        return rows, left_out
+
+    def _image(self, question: Question) -> Image | RowReason:
+        keyed = self._keys.digest("name", question.image)
+        places = (self._by_path.get(question.image), self._by_file.get(question.image), self._by_key.get(keyed))
+        sources = set(next((found for found in places if found), ()))
+        if len(sources) != 1:
+            return RowReason.SEVERAL_IMAGES if sources else RowReason.NO_SUCH_IMAGE
+        record = self._records.get(sources.pop())
+        if record is None or record.image is None:
+            return RowReason.IMAGE_QUARANTINED
+        words = {self._keys.digest("secret", word) for word in words_of(f"{question.question} {question.answer}")}
+        return record.image if words.isdisjoint(record.secrets) else RowReason.IDENTIFIER_IN_TEXT
+
+
+def part_of(patient: str, keys: Pseudonyms) -> str:
+    """The part of a patient whose questions name none."""
+    place, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
+    for part, share in PARTS:
+        reached += share
+        if place < reached:
+            return part
+    return PARTS[-1][0]
+
+
+def words_of(text: str) -> Iterator[str]:
+    """What could be an identifier in a text, folded: words, and words with the marks that are within them."""
+    folded = text.casefold()
+    yield from re.findall(r"[^\W_]+", folded)
+    yield from (word.strip(".,;:!?()[]'\"") for word in folded.split())

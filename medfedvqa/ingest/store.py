@@ -1,0 +1,152 @@
+"""The store on disk: pictures, a line for each image and each question, and the manifest that vouches for them."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from medfedvqa.errors import DataError
+from medfedvqa.ingest.files import write_whole
+from medfedvqa.ingest.organs import ORGANS
+from medfedvqa.ingest.reasons import Reason, RowReason
+
+FORMAT = "medfedvqa-store/1"
+MANIFEST, IMAGES, ROWS, JOURNAL, QUARANTINE, LOCK = (
+    "manifest.json", "images.jsonl", "rows.jsonl", "journal.jsonl", "quarantine.jsonl", "lock",
+)  # fmt: skip
+PICTURES = "images"
+"""Folder of the stored pictures, `ID.dcm`."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Keyed = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Count = Annotated[int, Field(ge=0)]
+Organ = Literal[ORGANS]  # type: ignore[valid-type]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Image(_Strict):
+    """A stored picture. Nothing in it names a file or a patient."""
+
+    id: Keyed
+    sha256: Digest
+    patient: Keyed = Field(repr=False)
+    organ: Organ
+    frame: Count
+    frames: Annotated[int, Field(ge=1)]
+    boxes: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
+    blanked: Annotated[float, Field(ge=0, le=1)]
+
+
+class StoredRow(_Strict):
+    """A question about a stored picture."""
+
+    index: Count
+    image: Keyed
+    organ: Organ
+    split: Literal["train", "validate", "test"]
+    question: Annotated[str, Field(min_length=1, repr=False)]
+    answer: Annotated[str, Field(min_length=1, repr=False)]
+
+
+class CodeEntry(_Strict):
+    """A code of DICOM's context group 7050."""
+
+    value: Annotated[str, Field(pattern=r"^[0-9]{6}$")]
+    meaning: str
+
+
+class StoreOptions(_Strict):
+    """As `medfedvqa.ingest.options.Options`."""
+
+    side: int
+    frame: str
+    retain: list[str]
+    max_pixels: int
+    memory: int
+    seconds: int
+
+
+class Counts(_Strict):
+    """What became of all files and rows."""
+
+    files: Count
+    stored: Count
+    unasked: Count
+    quarantined: dict[Reason, Count]
+    redacted: Count
+    rows: Count
+    rows_left_out: dict[RowReason, Count]
+    patients: Count
+
+
+class Manifest(_Strict):
+    """What the store is, and how it was made."""
+
+    format: Literal["medfedvqa-store/1"]
+    made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    """UTC, of the last ingestion."""
+    key: Keyed
+    """Fingerprint of the key of the pseudonyms."""
+    options: StoreOptions
+    deidentification: list[CodeEntry]
+    versions: dict[str, str]
+    code: Digest
+    counts: Counts
+    images: Digest
+    """SHA-256 of the list of images, which holds the digest of every picture."""
+    rows: Digest
+
+
+def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:
+    """Write lists and manifest, the manifest last; `manifest` lacks the two digests."""
+    digests = {}
+    for name, entries in ((IMAGES, images), (ROWS, rows)):
+        content = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
+        write_whole(folder / name, content)
+        digests[name.removesuffix(".jsonl")] = hashlib.sha256(content).hexdigest()
+    whole = Manifest.model_validate_json(json.dumps(manifest | digests))
+    write_whole(folder / MANIFEST, whole.model_dump_json(indent=2).encode() + b"\n")
+    return whole
+
+
+def read_store(folder: Path) -> tuple[Manifest, dict[str, Image], list[StoredRow]]:
+    """Manifest, images by id, and rows, checked against schema and digests.
+
+    Raises `DataError` if anything is missing, of another format, or not what the manifest vouches for.
+    """
+    manifest = read_manifest(folder)
+    images = _entries(folder / IMAGES, manifest.images, TypeAdapter(Image))
+    rows = _entries(folder / ROWS, manifest.rows, TypeAdapter(StoredRow))
+    known = {image.id: image for image in images}
+    if any(row.image not in known for row in rows):
+        raise DataError("the store has rows without an image: run medfedvqa ingest again")
+    return manifest, known, rows
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone. Raises `DataError`."""
+    try:
+        return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except OSError:
+        raise DataError("the store has no manifest: let medfedvqa ingest finish first") from None
+    except ValidationError:
+        raise DataError("the store's manifest is damaged or of another version: run medfedvqa ingest again") from None
+
+
+def _entries(path: Path, digest: str, adapter: TypeAdapter[Any]) -> list[Any]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        raise DataError(f"the store's '{path.name}' is missing: run medfedvqa ingest again") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DataError(f"the store's '{path.name}' is not what its manifest vouches for: run medfedvqa ingest again")
+    try:
+        return [adapter.validate_json(line) for line in content.splitlines()]
+    except ValidationError:
+        raise DataError(f"the store's '{path.name}' is of another version: run medfedvqa ingest again") from None

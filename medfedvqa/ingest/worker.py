@@ -1,0 +1,124 @@
+"""A process of its own that reads hostile files: `python -m medfedvqa.ingest.worker`.
+
+It imports neither torch nor the rest of the package, so that it starts fast and stays small. Tasks come as lines
+of JSON on standard input, answers go as lines of JSON to standard output; the first line is the set-up.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import sys
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydicom.dataset import Dataset
+
+from medfedvqa.ingest.deidentify import deidentified, identifiers, organ, patient_id
+from medfedvqa.ingest.files import write_whole
+from medfedvqa.ingest.keys import Pseudonyms
+from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.reading import check_picture, read_bytes, read_dicom
+from medfedvqa.ingest.reasons import Quarantined, Reason
+from medfedvqa.ingest.rendering import render
+from medfedvqa.ingest.text import TextFinder
+
+Answer = dict[str, Any]
+READY = '"ready"\n'
+
+
+class Worker:
+    """Turns one file after the other into a stored picture, or into a reason."""
+
+    def __init__(self, options: Options, keys: Pseudonyms, images: Path, wanted: frozenset[str]) -> None:
+        """`wanted`: keyed digests of the SOP instance UIDs and accession numbers that questions name."""
+        self._options, self._keys, self._images, self._wanted = options, keys, images, wanted
+        self._finder = TextFinder()
+
+    def handle(self, path: Path, source: str, named: bool) -> Answer:
+        """What becomes of a file whose keyed digest was `source`; `named`: a question names it by its file name."""
+        found: list[str] = []
+        try:
+            content = read_bytes(path, self._options)
+            if self._keys.digest("source", hashlib.sha256(content).hexdigest()) != source:
+                raise Quarantined(Reason.UNOPENED)
+            dataset = read_dicom(content, self._options)
+            found = found_by(dataset, self._keys)
+            if not named and not self._wanted & set(found):
+                return {"verdict": "unasked", "found": found}
+            image = self._store(dataset, source)
+        except Quarantined as quarantined:
+            return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": found}
+        except MemoryError:
+            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": found}
+        secrets = sorted({self._keys.digest("secret", secret) for secret in identifiers(dataset)})
+        return {"verdict": "stored", "found": found, "image": image, "secrets": secrets}
+
+    def _store(self, dataset: Dataset, source: str) -> Answer:
+        check_picture(dataset, self._options)
+        patient = self._keys.patient(patient_id(dataset))
+        rendered = render(dataset, self._options)
+        cleaned = self._finder.clean(rendered.grey, self._options.side)
+        declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
+        if declared == "YES" and not cleaned.boxes:
+            raise Quarantined(Reason.TEXT_NOT_FOUND)
+        stored = deidentified(dataset, cleaned.grey, self._keys, self._options)
+        buffer = BytesIO()
+        stored.save_as(buffer, enforce_file_format=True)
+        content, name = buffer.getvalue(), self._keys.digest("image", source)
+        write_whole(self._images / f"{name}.dcm", content)
+        return {
+            "id": name,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "patient": patient,
+            "organ": organ(dataset),
+            "frame": rendered.frame,
+            "frames": rendered.frames,
+            "boxes": list(cleaned.boxes),
+            "blanked": round(cleaned.share, 6),
+        }
+
+
+def found_by(dataset: Dataset, keys: Pseudonyms) -> list[str]:
+    """Keyed digests of what a questions file may call the image, beside its file name."""
+    names = {"uid": dataset.get("SOPInstanceUID"), "accession": dataset.get("AccessionNumber")}
+    texts = {kind: str(value or "").strip("\0 ") for kind, value in names.items()}
+    return [keys.digest("name", text) for text in texts.values() if text]
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    # Libraries that print must not do it into the answers, nor into a terminal that others read.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    warnings.simplefilter("ignore")
+    serve(sys.stdin, answers)
+
+
+def serve(tasks: TextIO, answers: TextIO) -> None:
+    """The set-up, a line that says that it worked, then a task and an answer at a time."""
+    setup = json.loads(tasks.readline())
+    options = Options(**{**setup["options"], "retain": tuple(setup["options"]["retain"])})
+    confine(options)
+    wanted = frozenset(setup["wanted"])
+    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), wanted)
+    answers.write(READY)
+    for line in tasks:
+        task = json.loads(line)
+        answers.write(json.dumps(worker.handle(Path(task["path"]), task["source"], task["named"])) + "\n")
+
+
+def confine(options: Options) -> None:
+    """Bound what this process may take; no core file, since it would hold a patient."""
+    limit = options.memory * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (options.max_bytes, options.max_bytes))
+
+
+if __name__ == "__main__":
+    main()

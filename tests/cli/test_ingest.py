@@ -1,0 +1,87 @@
+"""`medfedvqa ingest`, and a run on the store that it makes."""
+
+import csv
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+import medfedvqa.ingest.ingest as ingestion
+
+LIMITS = ("--side", "64", "--memory", "1536", "--workers", "1")
+
+
+def image(patient: int, bright: bool) -> bytes:
+    """A square on black, large or small."""
+    pixels = np.zeros((40, 40), np.uint8)
+    pixels[8:32, 8:32] = 220 if bright else 90
+    pixels[0, 0] = 255
+    dataset = Dataset()
+    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = generate_uid(), generate_uid()
+    dataset.PatientName, dataset.PatientID, dataset.BodyPartExamined = "SECRET", f"SECRET-{patient}", "CHEST"
+    dataset.Rows = dataset.Columns = 40
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
+    dataset.PixelData = pixels.tobytes()
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    buffer = BytesIO()
+    dataset.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
+    """A folder `in` of eight patients' images, and `questions.csv`."""
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "questions.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "question", "answer", "split"])
+        for number in range(8):
+            bright = number % 2 == 0
+            (tmp_path / "in" / f"SECRET-{number}.dcm").write_bytes(image(number, bright))
+            part = ("train", "train", "train", "train", "validate", "validate", "test", "test")[number]
+            writer.writerow([f"SECRET-{number}.dcm", "Is the square bright?", "yes" if bright else "no", part])
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands from DICOM to results; the terminal names no file and no patient."""
+    pytest.importorskip("rapidocr_onnxruntime")
+    monkeypatch.chdir(hospital)
+    done = medfedvqa("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
+    assert done.returncode == 0, done.stderr
+    assert "8 patients" in done.stdout and "SECRET" not in done.stdout + done.stderr
+    assert Path("mine.key").stat().st_mode & 0o777 == 0o600
+    quick = ("--rounds", "1", "--local-epochs", "1", "-O", "tuning=classifier")
+    done = medfedvqa("run", "fedavg", "--data", "mine", *quick, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert Path("run/results.json").is_file() and "on store, 1 sites" in done.stdout
+
+
+def test_without_the_extra_one_sentence_says_how_to_get_it(
+    medfedvqa, hospital: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingestion, "TOOLS", ("no-such-package",))
+    places = (str(hospital / "in"), "--questions", str(hospital / "questions.csv"), "--out", str(hospital / "out"))
+    done = medfedvqa("ingest", *places)
+    assert done.returncode == 1 and "pip install 'medfedvqa[ingest]'" in done.stderr
+
+
+def test_questions_that_cannot_be_used_end_with_one_sentence(medfedvqa, hospital: Path) -> None:
+    (hospital / "questions.csv").write_text("image,question,answer\nSECRET,,\n")
+    places = (str(hospital / "in"), "--questions", str(hospital / "questions.csv"), "--out", str(hospital / "out"))
+    done = medfedvqa("ingest", *places)
+    assert done.returncode == 1 and "row 0: the field 'question' is missing or empty" in done.stderr
+    assert "SECRET" not in done.stderr and not (hospital / "out").exists()
+
+
+def test_a_folder_that_is_no_store_is_not_taken_for_one(medfedvqa, hospital: Path) -> None:
+    done = medfedvqa("run", "fedavg", "--data", str(hospital / "in"))
+    assert done.returncode == 1 and "unknown data" in done.stderr

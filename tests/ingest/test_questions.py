@@ -1,0 +1,73 @@
+"""The file of questions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medfedvqa.errors import DataError
+from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.reasons import MEANINGS, Reason, RowReason
+
+HEAD = "image,question,answer,organ,split\n"
+
+
+def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
+    """A mark of byte order, quotes, lines within texts, numbers and absent optional fields included."""
+    table = tmp_path / "a.csv"
+    table.write_bytes(
+        ('\ufeffimage,question,answer,organ,split\na.dcm,"Left, or\nright?",left,Lung,TEST\nb,How many?,2,,\n').encode()
+    )
+    lines = tmp_path / "a.jsonl"
+    rows = [
+        {"image": "a.dcm", "question": "Left, or\nright?", "answer": "left", "organ": "chest", "split": "test"},
+        {"image": "b", "question": "How many?", "answer": 2},
+    ]
+    lines.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    one, two = read_questions(table), read_questions(lines)
+    assert one == two and one[0].organ == "chest" and one[0].split == "test" and one[1].organ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.csv", "", "lacks a column"),
+        ("a.csv", "image,question\nSECRET,SECRET?\n", "lacks a column"),
+        ("a.csv", HEAD, "has no rows"),
+        ("a.csv", HEAD + "SECRET,SECRET?\n", "row 0 has more or fewer fields"),
+        ("a.csv", HEAD + "SECRET,SECRET?,yes,,,SECRET\n", "row 0 has more or fewer fields"),
+        ("a.csv", HEAD + "SECRET,SECRET?,yes,,\nSECRET,,yes,,\n", "row 1: the field 'question' is missing or empty"),
+        ("a.csv", HEAD + "SECRET,SECRET?,yes,SECRET,\n", "row 0: unknown organ"),
+        ("a.csv", HEAD + "SECRET,SECRET?,yes,,SECRET\n", "row 0: unknown split"),
+        ("a.csv", HEAD + "SECRET," + 5000 * "S" + ",yes,,\n", "row 0: the field 'question' is longer"),
+        ("a.csv", HEAD + '"SECRET,SECRET?,yes,,\n', "no valid CSV"),
+        ("a.csv", "image,question,answer,SECRET\na,b,c,d\n", "row 0 has an unknown field"),
+        ("a.jsonl", "{SECRET\n", "row 0 is not valid JSON"),
+        ("a.jsonl", "[]\n", "row 0 is no JSON object"),
+        ("a.jsonl", "[" * 100_000 + "\n", "row 0 is not valid JSON"),
+        ("a.jsonl", '{"image": ["SECRET"], "question": "a", "answer": "b"}\n', "row 0: the field 'image' is not text"),
+        ("a.jsonl", '{"image": "a", "question": "a", "answer": true}\n', "row 0: the field 'answer' is not text"),
+        ("a.jsonl", "\n", "has no rows"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_without_content(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match=sentence) as caught:
+        read_questions(path)
+    assert "SECRET" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_absent_or_no_text_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_questions(tmp_path / "SECRET.csv")
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_questions(tmp_path / "b.csv")
+
+
+def test_the_manual_lists_every_reason_with_its_meaning() -> None:
+    """What a user is told in a list can be looked up."""
+    manual = (Path(__file__).parents[2] / "docs" / "ingest.md").read_text(encoding="utf-8")
+    assert all(f"| `{reason.value}` | {meaning} |" in manual for reason, meaning in MEANINGS.items())
+    assert set(MEANINGS) == {*Reason, *RowReason}
