@@ -5,10 +5,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from audits import Offer
+from audits import Exchange, Offer
 from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import Method, checked, create
+from medfedvqa.models import shape_of
 from privacy import DPSettings
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
@@ -48,6 +49,10 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         if (found if isinstance(found, int) else len(found)) < MINIMUM:
             raise ValueError(f"a committee has at least {MINIMUM} sites: fewer could reveal the others")
         return found
+
+    def exchange(self) -> Exchange:
+        """All that the job moves between a site and its peers. Raises `ConfigError`."""
+        return self.build().final_exchange(shape_of(self.backbone))
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""

@@ -16,7 +16,7 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
-from medfedvqa.models import load_backbone, shape_of
+from medfedvqa.models import load_backbone
 from privacy.secagg import Identity
 
 Engine = Literal["local", "simulator", "provisioned"]
@@ -71,7 +71,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
         folder.mkdir(parents=True)
     keys = {site: folder / "identity.key" for site, folder in folders.items()}
     peers = {site: Identity.create(key).fingerprint for site, key in keys.items()} if launch.job.secagg else {}
-    exchange = launch.job.build().final_exchange(shape_of(launch.job.backbone))
+    exchange = launch.job.exchange()
     sent = {spec.kind.value for task in exchange.tasks for spec in (*task.up, *task.down)}
     kinds = [*DEFAULTS["kinds"], *sorted(sent - set(DEFAULTS["kinds"]))]
     for site, folder in folders.items():
@@ -105,7 +105,7 @@ def run(
     paths = write_sites(launch)
     if engine == "local":
         sites = {site: load_site_config(path, site) for site, path in paths.items()}
-        notary = Notary(launch.job, launch.out.name, launch.sites, launch.out / NOTARY, launch.out)
+        notary = Notary(launch.job.exchange(), launch.out.name, launch.sites, launch.out / NOTARY, launch.out)
         with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(notary):
             results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, notary)
     else:

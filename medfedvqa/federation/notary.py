@@ -15,6 +15,7 @@ from audits import (
     AuditLog,
     Checkpoint,
     Event,
+    Exchange,
     Note,
     NoteError,
     Outcome,
@@ -26,8 +27,6 @@ from audits import (
     origin_of,
 )
 from medfedvqa.federation.attest import WITNESSES, Down, Proofs, Relayed, Up
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.models import shape_of
 
 NOTARY = "notary"
 """The folder of the server's key, and of what it remembers of sites' logs over jobs."""
@@ -62,14 +61,14 @@ class _Site:
 class Notary:
     """For one job. Receipts are in `out/receipts`: a log like a site's, and the last checkpoint of each site's log."""
 
-    def __init__(self, job: JobSpec, job_id: str, sites: Collection[str], keys: Path, out: Path) -> None:
-        """`keys`: the server's own folder. Raises `LogError`."""
+    def __init__(self, exchange: Exchange, job_id: str, sites: Collection[str], keys: Path, out: Path) -> None:
+        """`exchange`: the job's. `keys`: the server's own folder. Raises `LogError`."""
         key = AuditKey.at(keys / "audit.key", _NAME)
         origin = f"medfedvqa/receipts/{hashlib.sha256(job_id.encode()).hexdigest()[:16]}"
         self._witness, self._out = Witness(keys, key), out / RECEIPTS
         self._log = AuditLog(self._out, "server", key.named(origin))
-        self._key, self._standing = key, {"job": job_id, "method": job.method}
-        self._exchange = job.build().final_exchange(shape_of(job.backbone))
+        self._key, self._standing = key, {"job": job_id, "method": exchange.method}
+        self._exchange = exchange
         self._order = sorted(sites)
         self._sites: defaultdict[str, _Site] = defaultdict(_Site)
         held = self._witness.positions()

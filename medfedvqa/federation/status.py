@@ -27,8 +27,10 @@ from audits import (
 )
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.files import write_whole
+from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.hub import Call
+from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Tensors
 from medfedvqa.version import code_digest, code_version
@@ -71,15 +73,19 @@ class StatusRuntime:
 
     def __init__(self, config: SiteConfig, job_id: str) -> None:
         self._config = config
-        self._log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
+        key = AuditKey.at(config.audit_key, origin_of(config.name))
+        self._log = AuditLog(config.audit, config.name, key)
+        self._attester = Attester(config, self._log, key, job_id, NAME)
         context = JobContext(job_id, NAME, model_digest="", code_version=code_version(), code_digest=code_digest())
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 
     def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
-        """The declared figures, through the gate, and nothing beside them. Raises `AuditError`, `LedgerError`."""
+        """The declared figures, through the gate, and what is said of logs. Raises `AuditError`, `LedgerError`."""
+        self._attester.hear(told, round)
         self._gate.receive(task, round, received)
-        return self._gate.release(task, round, {**_head(self._config), **_budget(self._config)}), b""
+        figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
+        return figures, self._attester.say()
 
     def close(self) -> None:
         """The job is over."""
@@ -110,7 +116,7 @@ def _head(config: SiteConfig) -> Tensors:
     return {"entries": np.array(verdict.entries), "head": head}
 
 
-def serve_status(sites: tuple[str, ...], call: Call, out: Path) -> dict[str, Any]:
+def serve_status(sites: tuple[str, ...], call: Call, out: Path, notary: Notary) -> dict[str, Any]:
     """Ask one site after the other and write `status.json` and `status.md` into `out`; returns what the first holds.
 
     A site that refuses is listed with its reason and keeps no other from answering.
@@ -118,8 +124,10 @@ def serve_status(sites: tuple[str, ...], call: Call, out: Path) -> dict[str, Any
     answers: dict[str, dict[str, Any]] = {}
     for site in sites:
         try:
-            replies = call("status", 1, {site: {}}, lambda answered: None)
-            answers[site] = _read(replies[site].tensors)
+            told = notary.outgoing([site])
+            reply = call("status", 1, {site: {}}, lambda answered: None, beside=told)[site]
+            notary.incoming(site, "status", 1, reply.tensors, reply.beside)
+            answers[site] = _read(reply.tensors)
         except FederationError as error:
             answers[site] = {"refused": str(error)}
     status = {"asked": datetime.now(UTC).isoformat(timespec="seconds"), "sites": answers}

@@ -48,7 +48,7 @@ class Federation:
         """Changes what the server tells a site."""
 
     def run(self, job_id: str) -> dict[str, Any]:
-        notary = Notary(self.job, job_id, SITES, self.place / "notary", self.place / job_id)
+        notary = Notary(self.job.exchange(), job_id, SITES, self.place / "notary", self.place / job_id)
         engine = LocalEngine(self.configs, self.job, job_id)
         engine._backbones = _BACKBONES
 

@@ -1,15 +1,17 @@
 """The job `site_status`: what sites say of budget and log, and that they look at no data for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from audits import AuditLog, Event, Kind, Outcome, read, verify
+from audits import AuditLog, Event, Kind, Outcome, State, examine, read, verify
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.status import EXCHANGE, NAME, StatusRuntime, serve_status
 from medfedvqa.methods import Tensors, method_names
@@ -34,17 +36,34 @@ def spend(config: SiteConfig, job: str, patients: list[str], rounds: int = 2) ->
 def asked(configs: dict[str, SiteConfig], out: Path) -> dict[str, Any]:
     """The job over these sites, in this process."""
 
-    def call(task: str, round: int, messages: dict[str, Tensors], answered: Callable[[str], None]) -> dict[str, Reply]:
+    def call(
+        task: str,
+        round: int,
+        messages: dict[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
+    ) -> dict[str, Reply]:
         ((site, message),) = messages.items()
         runtime = StatusRuntime(configs[site], "status-job")
         try:
-            return {site: Reply(runtime.answer(task, round, message, b"")[0], 0.0)}
+            tensors, said = runtime.answer(task, round, message, beside[site])
+            return {site: Reply(tensors, 0.0, said)}
         except Exception as error:
             raise FederationError(f"site '{site}' stopped the job: {error}") from error
         finally:
             runtime.close()
 
-    return serve_status(tuple(configs), call, out)
+    with closing(Notary(EXCHANGE, "status-job", tuple(configs), out / "notary", out)) as notary:
+        return serve_status(tuple(configs), call, out, notary)
+
+
+def test_the_servers_receipt_covers_the_answer(sites: Sites, tmp_path: Path) -> None:
+    """The log that a status table speaks of is in the server's hands, the answer itself included."""
+    configs = sites("chest", **BUDGET)
+    asked(configs, tmp_path)
+    found = examine(configs["chest"].audit, "chest", [tmp_path], network=False)
+    assert found.consistency.state is State.SHOWN
 
 
 def test_a_site_that_releases_private_figures_only_still_answers(sites: Sites, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.status import STATUS_JOB, serve_status
 from medfedvqa.methods import Tensors
 
@@ -47,17 +48,18 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
+    keys = Path(flare.get_workspace().get_site_config_dir()) / NOTARY
     if job == STATUS_JOB:
-        serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out)
+        with closing(Notary(STATUS_EXCHANGE, fl_ctx.get_job_id(), sites, keys, out)) as notary:
+            serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, notary)
         return
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
     spec = JobSpec.from_dict(job)
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heard)
-    keys = Path(flare.get_workspace().get_site_config_dir()) / NOTARY
     try:
-        with closing(Notary(spec, fl_ctx.get_job_id(), sites, keys, out)) as notary:
+        with closing(Notary(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as notary:
             serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, notary)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
