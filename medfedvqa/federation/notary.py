@@ -100,7 +100,8 @@ class Notary:
         own, at = self._sites[site], self._order.index(site)
         cosigned, own.cosigned = tuple(own.cosigned), []
         others = []
-        for step in range(1, min(WITNESSES + 1, len(self._order))):
+        # Where a site stands that has not spoken yet is not known, and so not what has to be proven to it.
+        for step in range(1, min(WITNESSES + 1, len(self._order))) if own.key else ():
             owner = self._order[at - step]
             if relayed := self._sites[owner].after(own.seen.get(origin_of(owner))):
                 others.append(relayed)

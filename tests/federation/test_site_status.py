@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from audits import AuditLog, Event, Kind, Outcome, State, examine, read, verify
+from audits import (
+    AuditKey,
+    AuditLog,
+    Event,
+    Kind,
+    Outcome,
+    State,
+    Witness,
+    examine,
+    origin_of,
+    read,
+    verify,
+)
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.notary import Notary
@@ -77,6 +89,23 @@ def test_a_site_that_releases_private_figures_only_still_answers(sites: Sites, t
     assert entries[found["entries"] - 1].leaf_hash == found["head"]
     assert [str(entry.event) for entry in entries[found["entries"] - 1 :]] == ["receive", "release", "close"]
     assert found["head"] in (tmp_path / "status.md").read_text()
+
+
+def test_sites_that_know_each_others_logs_find_nothing_amiss(sites: Sites, tmp_path: Path) -> None:
+    """Asked again, one after the other: a log that has grown since is no finding to a site that was not asked yet."""
+    configs = sites("chest", "head", organ="chest", **BUDGET)
+    for config in configs.values():
+        known = AuditKey.at(config.audit_key, origin_of(config.name))
+        for other in configs.values():
+            log = AuditLog(other.audit, other.name, AuditKey.at(other.audit_key, origin_of(other.name)))
+            log.append(Event.RECOVERED)
+            witness = Witness(config.audit, known)
+            if other is not config:
+                witness.introduce(AuditKey.at(other.audit_key, origin_of(other.name)).public)
+                witness.cosign(log.checkpoint())
+            log.close()
+    asked(configs, tmp_path)
+    assert not [entry for config in configs.values() for entry in read(config.audit) if entry.event is Event.FINDING]
 
 
 def test_nothing_is_told_of_who_was_in_which_job(sites: Sites, tmp_path: Path) -> None:
