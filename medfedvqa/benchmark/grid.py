@@ -19,13 +19,13 @@ from medfedvqa.benchmark.systems import System
 from medfedvqa.data import SiteData, Split, load_site, united
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, write_sites
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.state import StateFile
+from medfedvqa.files import write_whole
 from medfedvqa.methods import Site
 from medfedvqa.methods.base import RIGHT, VALIDATED
 from medfedvqa.models import bundled_for, load_backbone, seen_by

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean
 
 from medfedvqa.benchmark.grid import Outcome
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.plots import COLOURS, MARKERS, STYLE
+from medfedvqa.files import write_whole
 
 
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> Path:

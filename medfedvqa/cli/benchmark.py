@@ -18,7 +18,7 @@ from medfedvqa.cli.roots import PHANTOM, find_root
 from medfedvqa.cli.run import DataOption, RootOption, named_values
 from medfedvqa.data import organs, phantom
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.files import write_whole
+from medfedvqa.files import write_whole
 
 TABLE = "benchmark.md"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History
 from medfedvqa.evaluation.results import BASELINES
 from medfedvqa.evaluation.table import LABELS, Results
 from medfedvqa.evaluation.tsne import LEAST_POINTS, Floats, tsne
+from medfedvqa.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from typing import Any
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
+from medfedvqa.files import write_whole
 
 SCHEMA_VERSION = 2
 BASELINES = ("majority", "question_prior", "local")

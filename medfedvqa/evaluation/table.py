@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.results import BASELINES
+from medfedvqa.files import write_whole
 
 TABLE = "table.md"
 LABELS = {"majority": "majority", "question_prior": "question-only prior", "local": "local"}

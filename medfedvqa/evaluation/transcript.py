@@ -9,8 +9,8 @@ import numpy as np
 
 from audits import Tensors
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.evaluation.history import History
+from medfedvqa.files import write_whole
 
 TRANSCRIPT = "transcript.npz"
 

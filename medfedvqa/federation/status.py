@@ -26,12 +26,12 @@ from audits import (
     verify,
 )
 from medfedvqa.errors import FederationError
-from medfedvqa.evaluation.files import write_whole
 from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.hub import Call
 from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.files import write_whole
 from medfedvqa.methods import Tensors
 from medfedvqa.version import code_digest, code_version
 from privacy import Ledger

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.ingest.files import write_whole
+from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.journal import Journal, Record, quarantine_lines
 from medfedvqa.ingest.keys import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.options import Options
@@ -233,7 +233,7 @@ def _publish(
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
-    write_whole(out / QUARANTINE, quarantine_lines(quarantined, left_out))
+    write_whole(out / QUARANTINE, quarantine_lines(quarantined, left_out), PRIVATE)
     counts = {
         "files": survey.files,
         "stored": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "stored"),

@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, ValidationError
 
-from medfedvqa.ingest.files import write_whole
+from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.reasons import Reason
 from medfedvqa.ingest.store import Image, Keyed, _Strict
 
@@ -55,7 +55,7 @@ class Journal:
         self.records = {source: self.records[source] for source in sources}
         self._file.close()
         lines = (record.model_dump_json().encode() + b"\n" for record in self.records.values())
-        write_whole(self._path, b"".join(lines))
+        write_whole(self._path, b"".join(lines), PRIVATE)
         self._file = _appending(self._path)
 
 

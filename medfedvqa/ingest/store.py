@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.files import write_whole
+from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.organs import ORGANS
 from medfedvqa.ingest.reasons import Reason, RowReason
 
@@ -108,10 +108,10 @@ def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image],
     digests = {}
     for name, entries in ((IMAGES, images), (ROWS, rows)):
         content = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
-        write_whole(folder / name, content)
+        write_whole(folder / name, content, PRIVATE)
         digests[name.removesuffix(".jsonl")] = hashlib.sha256(content).hexdigest()
     whole = Manifest.model_validate_json(json.dumps(manifest | digests))
-    write_whole(folder / MANIFEST, whole.model_dump_json(indent=2).encode() + b"\n")
+    write_whole(folder / MANIFEST, whole.model_dump_json(indent=2).encode() + b"\n", PRIVATE)
     return whole
 
 

@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from pydicom.dataset import Dataset
 
+from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.deidentify import deidentified, identifiers, organ, patient_id
-from medfedvqa.ingest.files import write_whole
 from medfedvqa.ingest.keys import Pseudonyms
 from medfedvqa.ingest.options import Options
 from medfedvqa.ingest.reading import check_picture, read_bytes, read_dicom
@@ -68,7 +68,7 @@ class Worker:
         buffer = BytesIO()
         stored.save_as(buffer, enforce_file_format=True)
         content, name = buffer.getvalue(), self._keys.digest("image", source)
-        write_whole(self._images / f"{name}.dcm", content)
+        write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
             "sha256": hashlib.sha256(content).hexdigest(),
