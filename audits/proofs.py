@@ -15,7 +15,7 @@ from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile
 from audits.errors import LogError, NoteError
 from audits.log import parse_line
 from audits.note import Note, VerifierKey
-from audits.segments import lines_from
+from audits.segments import lines_from, present_segments
 from audits.tree import TreeFile, includes, inclusion_proof
 from audits.witness import KEYS, read_keys
 
@@ -38,6 +38,7 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
 
     Raises `LogError` if the entry is not there or expired, or is not under a checkpoint yet.
     """
+    present_segments(folder)
     note = _checkpoint(folder, seq)
     found = Checkpoint.parse(note.text)
     try:

@@ -33,6 +33,14 @@ def segments(folder: Path) -> list[Path]:
     return [*closed_segments(folder).values(), *([growing] if growing.is_file() else [])]
 
 
+def present_segments(folder: Path) -> list[Path]:
+    """As `segments`. Raises `LogError` if there is no log."""
+    files = segments(folder)
+    if not files:
+        raise LogError("the audit log cannot be read: there is none in this folder")
+    return files
+
+
 def first_entry(path: Path) -> int | None:
     """The number of the first entry of a segment; None if it has none. Raises `LogError`, `OSError`."""
     with open(path, "rb") as file:

@@ -11,7 +11,7 @@ from audits.errors import LogError
 from audits.lines import EXPIRED, Line, read_line
 from audits.log import GENESIS, Entry, Outcome, TensorRecord, parse_line
 from audits.retention import expired_to
-from audits.segments import LOG_NAME, MAX_LINE, first_entry, lines_of, segments
+from audits.segments import LOG_NAME, MAX_LINE, first_entry, lines_of, present_segments, segments
 from audits.tree import Frontier
 
 
@@ -78,7 +78,7 @@ class Walk:
     def __init__(self, folder: Path) -> None:
         """Raises `LogError` if there is no log to read."""
         self._folder = folder
-        self._files = _files(folder)
+        self._files = present_segments(folder)
         self.first, self.entries, self.torn_bytes = 0, 0, 0
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier()
@@ -139,7 +139,7 @@ def read(folder: Path) -> Iterator[Entry]:
 
     Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
     """
-    files = _files(folder)
+    files = present_segments(folder)
     first = first_entry(files[0]) or 0
     for position, line in enumerate(_lines(files), first):
         if line.endswith(b"\n") or len(line) > MAX_LINE:
@@ -191,13 +191,6 @@ def find_logs(folder: Path) -> dict[str, Path]:
     if not logs:
         raise LogError(f"there is no audit log here: point at a run's output, or at a folder that holds {LOG_NAME}")
     return logs
-
-
-def _files(folder: Path) -> list[Path]:
-    files = segments(folder)
-    if not files:
-        raise LogError("the audit log cannot be read: there is none in this folder")
-    return files
 
 
 def _lines(files: list[Path]) -> Iterator[bytes]:

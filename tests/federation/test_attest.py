@@ -18,6 +18,7 @@ from audits import (
     Entry,
     Event,
     Examination,
+    LogError,
     State,
     VerifierKey,
     check,
@@ -302,3 +303,9 @@ def test_arrays_of_any_layout_have_the_digest_of_their_values(federation: Federa
     """Transport may hand them over in another order of memory or bytes."""
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     assert _digest(array) == _digest(np.asfortranarray(array)) == _digest(array.astype(">f4"))
+
+
+def test_a_folder_without_a_log_proves_nothing(tmp_path: Path) -> None:
+    """A mistyped place is named as such, not as an entry that nobody signed."""
+    with pytest.raises(LogError, match="there is none in this folder"):
+        prove(tmp_path / "nowhere", 3)
