@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import get_context
@@ -90,7 +90,8 @@ class Outcome:
     """Per site and round."""
     bytes_down: float
     seconds: float
-    """Of the processor, per round, evaluation included: what else the machine does is not in it."""
+    """Of the processor, per round, with evaluation and without decoding pictures; what else the machine does is not in
+    it."""
     parameters: int
     """Trained at a site; 0 for what needs no training."""
 
@@ -148,8 +149,13 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
     """The job at its sites."""
     launch = plan(job, grid.root, folder, grid.sites)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
+    data = _data(grid, seed)
+
+    def load(_reader: str, _root: Path | None, site: str, _split: Split, _seed: int) -> SiteData:
+        return data[site]
+
     began = time.process_time()
-    with closing(LocalEngine(sites, job, "benchmark")) as engine:
+    with closing(LocalEngine(sites, job, "benchmark", load_data=load)) as engine:
         results = serve_job(job, grid.sites, engine.call, folder, "local")
     return _outcome(grid, launch, results, time.process_time() - began, seed)
 
@@ -204,10 +210,19 @@ def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
 
 
 def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
-    return _read(grid.reader, grid.root, grid.sites, grid.job(grid.systems[0], seed).split, seed)
+    job = grid.job(grid.systems[0], seed)
+    size = load_backbone(job.backbone).shape.image_size
+    return _read(grid.reader, grid.root, grid.sites, job.split, seed, size)
 
 
 @lru_cache(maxsize=1)
-def _read(reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int) -> dict[str, SiteData]:
-    """Runs of one seed follow each other, so a process reads its data once."""
-    return {site: load_site(reader, root, site, split, seed) for site in sites}
+def _read(
+    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, size: int
+) -> dict[str, SiteData]:
+    """Runs of one seed follow each other, so a process reads its data, pictures too, once."""
+    found = {}
+    for site in sites:
+        data = load_site(reader, root, site, split, seed)
+        found[site] = replace(data, pictures=data.pictures.kept())
+        found[site].pictures.load(size)
+    return found

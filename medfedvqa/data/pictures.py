@@ -1,6 +1,7 @@
 """A site's distinct pictures, decoded when asked for."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -22,6 +23,10 @@ class Pictures:
     def only(self, number: int) -> "Pictures":
         """A single one of them."""
         return Pictures([self._sources[number]])
+
+    def kept(self) -> "Pictures":
+        """The same pictures, each decoded once for a size and kept: for a process that runs many jobs on them."""
+        return Pictures([(row, lru_cache(maxsize=1)(load)) for row, load in self._sources])
 
     def __len__(self) -> int:
         return len(self._sources)
