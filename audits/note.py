@@ -6,9 +6,7 @@ Sources: C2SP signed-note (Ed25519, type 1) and C2SP tlog-cosignature (timestamp
 import base64
 import binascii
 import hashlib
-import os
 import re
-import stat
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +15,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from audits.errors import NoteError
+from medfedvqa.files import SecretError, make_secret, read_secret
 
 MAX_NOTE = 1 << 16  # bytes
 _SIGNED, _COSIGNED = 1, 4  # types of keys
-_KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
+_PUBLIC_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
 _NAME = re.compile(r"[^\s+\x00-\x1f]{1,200}")
 DASH = "\u2014 "
 
@@ -48,7 +47,7 @@ class VerifierKey:
             key = cls(key_name(name), raw[1:])
         except (ValueError, binascii.Error):
             raise NoteError("this is no verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
-        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _KEY_BYTES or key._id(_SIGNED).hex() != found:
+        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _PUBLIC_BYTES or key._id(_SIGNED).hex() != found:
             raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")
         return key
 
@@ -100,16 +99,13 @@ class AuditKey:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            made = _create(path)
-            with path.open("rb") as file:
-                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                    raise NoteError("the audit key can be read by others: chmod 600, or make a new one")
-                raw = made or file.read(_KEY_BYTES + 1)
+            if not path.exists():
+                make_secret(path)
+            return cls(name, Ed25519PrivateKey.from_private_bytes(read_secret(path)))
+        except SecretError as error:
+            raise NoteError(f"the audit key {error}") from None
         except OSError as error:
             raise NoteError(f"the audit key can be neither read nor made ({error.strerror})") from None
-        if len(raw) != _KEY_BYTES:
-            raise NoteError("the audit key's file holds no key of 32 bytes: restore it, or make a new one")
-        return cls(name, Ed25519PrivateKey.from_private_bytes(raw))
 
     def named(self, name: str) -> "AuditKey":
         """The same key under another name."""
@@ -170,22 +166,3 @@ def _signature(line: str) -> tuple[str, bytes]:
     if not line.startswith(DASH) or base64.b64encode(raw).decode() != coded or len(raw) <= _ID_BYTES:
         raise NoteError("this is no signed note")
     return key_name(name), raw
-
-
-def _create(path: Path) -> bytes:
-    """A new key there; nothing if there is a file."""
-    if path.exists():
-        return b""
-    raw = Ed25519PrivateKey.generate().private_bytes_raw()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, path)
-    except FileExistsError:
-        return b""
-    finally:
-        partial.unlink(missing_ok=True)
-    return raw

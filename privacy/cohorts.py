@@ -1,14 +1,13 @@
 """Patients under a key that only the site holds: the ledger tells them apart without naming any."""
 
 import hmac
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from privacy.journal import BudgetRefused, LedgerError, place, reported
+from medfedvqa.files import SecretError, make_secret, read_secret
+from privacy.journal import BudgetRefused, LedgerError, reported
 
 KEY_NAME = "cohort.key"
-KEY_BYTES = 32
 DIGEST_BYTES = 16
 
 
@@ -50,19 +49,10 @@ def load_key(folder: Path, create: bool) -> SiteKey:
     path = folder / KEY_NAME
     with reported("used without its key"):
         if create and not path.exists():
-            place(path, _make_key)
+            make_secret(path)
         if not path.exists():
             raise LedgerError(f"the ledger's key file is missing: restore '{KEY_NAME}' from the site's backup")
-        if path.stat().st_mode & 0o077:
-            raise LedgerError("others may read the ledger's key file: give it mode 0600")
-        secret = path.read_bytes()
-    if len(secret) != KEY_BYTES:
-        raise LedgerError(f"the ledger's key file is damaged: restore '{KEY_NAME}' from the site's backup")
-    return SiteKey(secret)
-
-
-def _make_key(path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(os.urandom(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            return SiteKey(read_secret(path))
+        except SecretError as error:
+            raise LedgerError(f"the ledger's key, '{KEY_NAME}', {error}") from None

@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from audits import canonical
+from medfedvqa.files import place_new
 from privacy.errors import PrivacyError
 
 Record: TypeAlias = dict[str, Any]
@@ -89,7 +89,7 @@ class Journal:
         self._path = path
         with reported("opened"):
             if not path.exists():
-                place(path, _make_empty)
+                place_new(path, _make_empty)
             address = f"{path.absolute().as_uri()}?mode=rw"
             self._database = sqlite3.connect(address, BUSY_SECONDS, 0, None, check_same_thread=False, uri=True)
             try:
@@ -178,7 +178,7 @@ def write_export(path: Path, rows: Iterable[Row]) -> None:
             os.fsync(file.fileno())
 
     with reported("exported"):
-        if not place(path, fill):
+        if not place_new(path, fill):
             raise LedgerError("the ledger is not exported over an existing file: choose a new name")
 
 
@@ -192,25 +192,6 @@ def read_export(path: Path) -> list[Row]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
     return list(chained(found, Head()))
-
-
-def place(path: Path, fill: Callable[[Path], None]) -> bool:
-    """Puts a file of mode 0600 there, whole or not at all; False if there is one already, which stays as it is."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
-    os.close(descriptor)
-    try:
-        fill(Path(name))
-        os.link(name, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(name)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return True
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def bare_attention(backbone: Backbone, site: Site, rows: Examples) -> torch.Tens
 
 def check_place(out: Path) -> None:
     """Raises `ConfigError` unless `out` is a new PNG in a folder of this machine."""
-    if "://" in str(out) or str(out).startswith(("http:", "https:", "s3:", "ftp:", "gs:", "//")):
+    if str(out).startswith(("http:", "https:", "s3:", "ftp:", "gs:", "//")):
         raise ConfigError("the picture shows patient data: give a file on this machine, not an address")
     if out.suffix.lower() != ".png" or not out.parent.is_dir():
         raise ConfigError("give --out as a file .png in a folder that exists")

@@ -1,12 +1,11 @@
 """Pseudonyms under a key that only the site holds."""
 
 import hmac
-import os
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.files import SecretError, make_secret, read_secret
 
-KEY_BYTES = 32
 UID_ROOT = "2.25."
 """UIDs that are numbers of 128 bits (PS3.5 annex B.2)."""
 MOST_DAYS = 3650
@@ -52,28 +51,9 @@ def load_pseudonyms(path: Path) -> Pseudonyms:
     """
     try:
         if not path.exists():
-            _make(path)
-        if path.stat().st_mode & 0o077:
-            raise ConfigError("others may read the key file of the pseudonyms: give it mode 0600")
-        secret = path.read_bytes()
+            make_secret(path)
+        return Pseudonyms(read_secret(path))
+    except SecretError as error:
+        raise ConfigError(f"the key of the pseudonyms {error}") from None
     except OSError:
         raise ConfigError("the key file of the pseudonyms cannot be used: check --key and its folder") from None
-    if len(secret) != KEY_BYTES:
-        raise ConfigError("the key file of the pseudonyms is damaged: restore it from the site's backup")
-    return Pseudonyms(secret)
-
-
-def _make(path: Path) -> None:
-    # Whole before it has its name, and never in place of a key that another process made meanwhile.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(os.urandom(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return
-    finally:
-        partial.unlink(missing_ok=True)

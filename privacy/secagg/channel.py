@@ -9,9 +9,7 @@ schedule is one HKDF over a transcript hash, not Noise's chain: both messages ar
 """
 
 import hashlib
-import os
 import queue
-import stat
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
+from medfedvqa.files import SecretError, make_secret, read_secret
 from privacy.secagg.errors import SecureAggregationError, SiteError
 
 KEY_BYTES = 32
@@ -82,27 +81,17 @@ class Identity:
     @classmethod
     def create(cls, path: Path) -> "Identity":
         """Makes a key and writes it with mode 0600. Raises `SecureAggregationError` if the file exists."""
-        private = X25519PrivateKey.generate()
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise SecureAggregationError("the identity key exists already: load it, or remove it yourself") from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(private.private_bytes_raw())
-            file.flush()
-            os.fsync(file.fileno())
-        return cls(private)
+        if not make_secret(path):
+            raise SecureAggregationError("the identity key exists already: load it, or remove it yourself")
+        return cls.load(path)
 
     @classmethod
     def load(cls, path: Path) -> "Identity":
         """Reads a key. Raises `SecureAggregationError` if others may read the file, or if it holds no key."""
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise SecureAggregationError("the identity key can be read by others: chmod 600, or make a new one")
-            raw = file.read(KEY_BYTES + 1)
-        if len(raw) != KEY_BYTES:
-            raise SecureAggregationError("the identity file holds no key of 32 bytes: restore it, or make a new one")
-        return cls(X25519PrivateKey.from_private_bytes(raw))
+        try:
+            return cls(X25519PrivateKey.from_private_bytes(read_secret(path)))
+        except SecretError as error:
+            raise SecureAggregationError(f"the identity key {error}") from None
 
 
 class Session:

@@ -112,7 +112,7 @@ def test_the_key_is_made_at_first_use_for_its_owner_only(tmp_path: Path) -> None
     first = AuditKey.at(path, NAME)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and AuditKey.at(path, NAME).public == first.public
     path.chmod(0o640)
-    with pytest.raises(NoteError, match="chmod 600"):
+    with pytest.raises(NoteError, match="mode 0600"):
         AuditKey.at(path, NAME)
     path.chmod(0o600)
     path.write_bytes(b"short")

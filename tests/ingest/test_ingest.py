@@ -253,7 +253,7 @@ def test_a_picture_that_was_changed_is_refused_and_made_again(store) -> None:
         (lambda p: setattr(p, "out", p.dicom / "out"), "must not lie within each other"),
         (lambda p: setattr(p, "key", p.out / "key"), "must not lie in the store"),
         (lambda p: setattr(p, "dicom", p.dicom / "none"), "does not exist"),
-        (lambda p: (p.key.write_bytes(bytes(32)), p.key.chmod(0o644)), "others may read"),
+        (lambda p: (p.key.write_bytes(bytes(32)), p.key.chmod(0o644)), "read by others"),
         (lambda p: (p.key.write_bytes(bytes(31)), p.key.chmod(0o600)), "damaged"),
     ],
 )
