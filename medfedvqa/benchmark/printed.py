@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 PM = "prompt_pfl"
 ABLATIONS = {
-    "AS1": f"{PM} AS1 (no prompts, not shared)",
+    "AS1": f"{PM} AS1 (no prompts; not shared)",
     "AS2": f"{PM} AS2 (not shared)",
     "AS3": f"{PM} AS3 (no image prompt)",
     "AS4": f"{PM} AS4 (no text prompt)",

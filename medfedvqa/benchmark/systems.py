@@ -73,7 +73,7 @@ SYSTEMS = (
     System("DKD", "dkd", FEDP3),
     # The prompt paper.
     System("prompt_pfl", "prompt_pfl", PROMPT_PFL, baseline=False),
-    System("prompt_pfl AS1 (no prompts, not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
+    System("prompt_pfl AS1 (no prompts; not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
     System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
     System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
     System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
@@ -90,8 +90,8 @@ SYSTEMS = (
     System("FedDAT without frozen", "feddat", {"ablation": "frozen"}, baseline=False),
     System("FedDAT without local", "feddat", {"ablation": "local"}, baseline=False),
     System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False),
-    System("FedDAT, local adapter tested", "feddat", {"inference": "local"}, baseline=False),
-    System("FedDAT, both adapters tested", "feddat", {"inference": "both"}, baseline=False),
+    System("FedDAT: local adapter tested", "feddat", {"inference": "local"}, baseline=False),
+    System("FedDAT: both adapters tested", "feddat", {"inference": "both"}, baseline=False),
     # What sites teach each other without weights, and split learning; the latter counts batches, not passes.
     System("CreamFL", "creamfl", baseline=False),
     System("UniCon", "unicon", UNICON, baseline=False, secagg=True),

@@ -128,6 +128,11 @@ def test_systems_are_chosen_by_label_or_by_method() -> None:
         chosen(["nothing"])
 
 
+def test_every_line_can_be_asked_for_by_its_label() -> None:
+    """On the command line labels have commas between them, so none has one of its own."""
+    assert not [system.label for system in SYSTEMS if "," in system.label]
+
+
 @pytest.mark.parametrize("data", PRINTED)
 def test_the_papers_own_ablations_stand_beside_runs_of_this_project(data: str) -> None:
     labels = {system.label for system in SYSTEMS}
