@@ -22,6 +22,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 add_module_names = False
+toc_object_entries = False  # thousands of names in each page's navigation; the search and the index have them
 
 html_theme = "furo"
 html_title = "medfedvqa"
