@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import numpy as np
@@ -141,6 +142,30 @@ def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
     weights = reliability_weights(np.array([[[1.0, 0.0]]]), others, np.array([0.60, 0.50]), Reliability())
     assert np.allclose(weights, [0.75, 0.25])
     assert "0.75 P₂ + 0.25 P₃" in (DOCS / "figures" / "round.svg").read_text(encoding="utf-8")
+
+
+def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
+    """Reference, topic, support and sections: what a report of a job with everything in it says, the page says."""
+    report = pytest.importorskip("privacy.report.mappings", reason="there are no reports yet")
+    everything = SimpleNamespace(run=True, measured=True, ingested=True)
+    lines = report.mappings(SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything))
+    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
+    for line in lines:
+        section = page.partition(f"## {line.framework}\n")[2].partition("\n## ")[0]
+        row = rf"^\| {re.escape(line.reference)} \| {re.escape(line.topic)} \| {line.support} \|.*\| (.*) \|$"
+        found = re.search(row, section, re.MULTILINE)
+        assert found and found.group(1).split(", ") == list(line.evidence), (line.framework, line.reference, line.topic)
+
+
+def test_the_compliance_page_never_says_that_anybody_complies() -> None:
+    """It says what is supported, and what is not provided; each row one of three."""
+    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    heads = [row for row in rows if row[2] == "support"]
+    assert len(heads) == 6 and len(rows) > 50
+    assert {row[2] for row in rows} == {"support", "supports", "partly supports", "not provided"}
+    assert re.findall(r"(\S+ \S+) compl(?:y|ies|iant)\b", " ".join(page.split())) == ["that anybody"]
+    assert "neither means that anybody complies" in page
 
 
 @pytest.fixture(scope="module")
