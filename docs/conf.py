@@ -1,10 +1,13 @@
 """How the pages of this folder become a site that needs no network: `make docs`."""
 
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
 from sphinx.application import Sphinx
+from sphinx.util.typing import stringify_annotation
 
+from audits import Tensors
 from medfedvqa.version import code_version
 
 project = "medfedvqa"
@@ -16,7 +19,7 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 4
 highlight_language = "text"
 default_role = "code"  # docstrings mark code with single backticks, as Markdown does
-autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -67,13 +70,29 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n\n```{{toctree}}\n:hidden:\n{head}\n{below}\n```\n"
 
 
-def add_options(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Appends the described fields of a model of settings to its docstring."""
+def add_values(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Appends to a class's docstring the described fields of a model of settings, or the values of an enumeration."""
     if what == "class" and issubclass(found, BaseModel):
         described = {field: info for field, info in found.model_fields.items() if info.description}
         lines += ["", *(f"- `{field}` = `{info.default}`: {info.description}" for field, info in described.items())]
+    elif what == "class" and issubclass(found, Enum):
+        lines += ["", "Values: " + ", ".join(f"`{member.name}`" for member in found) + "."]
+
+
+def shorten(
+    app: Sphinx, what: str, name: str, found: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Signatures without what is said elsewhere: fields of settings are in a list, arrays by name have a name."""
+    if what == "class" and issubclass(found, BaseModel):
+        return "", None
+    return _named(signature), _named(returned)
+
+
+def _named(text: str | None) -> str | None:
+    return text and text.replace(stringify_annotation(Tensors, "smart"), "Tensors")
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
-    app.connect("autodoc-process-docstring", add_options)
+    app.connect("autodoc-process-docstring", add_values)
+    app.connect("autodoc-process-signature", shorten)

@@ -76,7 +76,7 @@ def test_every_command_that_is_quoted_in_passing_exists_with_its_options(path: P
 
 @by_name
 def test_every_command_in_a_block_could_be_typed(path: Path) -> None:
-    """Parsed by the command's own parser: no unknown option, nothing missing or too much; values may be words for them."""
+    """Parsed by the command's own parser: no unknown option, nothing missing, nothing too much; values may be names."""
     for block in FENCE.findall(path.read_text(encoding="utf-8")):
         for words in commands(block):
             command, rest = resolved(words)
@@ -127,7 +127,7 @@ def test_the_index_lists_every_page_but_those_that_other_lists_hold() -> None:
 
 
 def test_figures_say_in_words_what_they_show() -> None:
-    """Every picture in a page has a text; every drawn one a title and a description, and fetches nothing."""
+    """Every picture in a page has a text; every drawn one has a title and a description, and fetches nothing."""
     for path in TEXTS:
         assert not re.search(r"!\[\s*\]\(", path.read_text(encoding="utf-8")), path
     for path in ("federation", "round", "path", "dp", "log", "unicon"):
@@ -136,7 +136,7 @@ def test_figures_say_in_words_what_they_show() -> None:
 
 
 def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
-    """Accuracies 0.60 and 0.50, similarities 0.80 and 0.32: weights 0.75 and 0.25, as `figures/round.svg` prints them."""
+    """Accuracies 0.60 and 0.50, similarities 0.80 and 0.32: weights 0.75 and 0.25, as the figure prints them."""
     similar = [0.80, 0.32]
     others = np.array([[[[cosine, (1 - cosine**2) ** 0.5]]] for cosine in similar])
     weights = reliability_weights(np.array([[[1.0, 0.0]]]), others, np.array([0.60, 0.50]), Reliability())
@@ -191,7 +191,8 @@ class TestSite:
         for page in pages:
             text = page.read_text(encoding="utf-8")
             assert not [tag for tag in SOURCE.findall(text) if REMOTE.search(tag)], page
-            assert not [style for style in re.findall(r"<style.*?</style>", text, re.DOTALL) if REMOTE_STYLE.search(style)]
+            styles = re.findall(r"<style.*?</style>", text, re.DOTALL)
+            assert not [style for style in styles if REMOTE_STYLE.search(style)], page
         for path in (*site.rglob("*.css"), *site.rglob("*.svg")):
             assert not REMOTE_STYLE.search(path.read_text(encoding="utf-8")), path
 
