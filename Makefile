@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DATA   := $(or $(MEDFEDVQA_DATA),../shared/data)
 
-.PHONY: demo test test-fast lint wheel-test clean
+.PHONY: demo test test-fast lint wheel-test docs clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo --data-root $(DATA)
@@ -22,6 +22,9 @@ lint: $(VENV)/ready
 wheel-test: $(VENV)/ready
 	$(BIN)/python tests/wheel.py
 
+docs: $(VENV)/ready
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --doctree-dir build/doctrees docs site
+
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
@@ -30,4 +33,4 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build site

@@ -51,7 +51,7 @@ class Contribution(Protocol):
         """The sum over patients with `weights` [patients], of each parameter's shape."""
 
     def each(self) -> Gradients:
-        """Every patient's gradient, [patients, *shape]."""
+        """Every patient's gradient, `[patients, *shape]`."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Recorder:
         """Back-propagate `loss`, a sum over rows of which each depends on its patient alone.
 
         `owners`: each row's patient, int64 [rows] in 0..patients-1. `leaves`: what stood for each expanded
-        parameter in the forward pass, [patients, *shape]. A patient with a gradient that is not finite
+        parameter in the forward pass, `[patients, *shape]`. A patient with a gradient that is not finite
         contributes nothing.
         """
         outputs = [output for _, _, output in self._calls]

@@ -77,7 +77,7 @@ class SP(Preserving[SPConfig]):
     compares_features = True
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Each row's share of |G_T - G_S|^2 / rows^2, whose mean over rows is the paper's loss."""
+        """Each row's share of `|G_T - G_S|^2 / rows^2`, whose mean over rows is the paper's loss."""
         return (likeness(teacher.features) - likeness(student.features)).square().mean(dim=1)
 
 

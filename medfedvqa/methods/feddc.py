@@ -48,7 +48,7 @@ class FedDC(Averaging[FedDCConfig]):
         return {**state, "drift": {name: drift[name] + state["values"][name] - start[name] for name in drift}}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """alpha/2 |w_i + h_i - w|^2: a drift that is there already calls for going back."""
+        """`alpha/2 |w_i + h_i - w|^2`: a drift that is there already calls for going back."""
         alpha, drift = self.config.alpha, state["drift"]
         if not drift:
             return None

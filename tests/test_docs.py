@@ -1,0 +1,226 @@
+"""What the documents say is there: pages, links, commands, options. And the site made of them needs no network."""
+
+import inspect
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+import audits
+import privacy
+from medfedvqa import data, methods, models
+from medfedvqa.cli import app
+from privacy import Reliability, reliability_weights
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")])
+TEXTS = [path for path in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"] if path.suffix == ".md"]
+BROWSER = shutil.which("chromium")
+
+FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`]+)`")
+COMMAND = re.compile(r"(?<![\w/.-])medfedvqa (?=[a-z]).*")
+LINK = re.compile(r"\]\(([^)\s]*)\)")
+SOURCE = re.compile(r"<(?:script|img|link|iframe|source|video|audio|object|embed|use)\b[^>]*>", re.IGNORECASE)
+REMOTE = re.compile(r"""(?:src|href|srcset|data)\s*=\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
+REMOTE_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
+
+by_name = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+slow = [pytest.mark.slow, pytest.mark.xdist_group("docs")]
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of ours in a piece of code, without comments and what comes after it in a line."""
+    for line in code.replace("\\\n", " ").splitlines():
+        if found := COMMAND.search(line):
+            alone = re.split(r" (?:&&|\||>|<|\|\|) |[;)](?=\s|$)", found.group())[0]
+            yield shlex.split(re.sub(r"\.\.\.|[][]", "", alone), comments=True)[1:]
+
+
+def resolved(words: list[str]) -> tuple[TyperGroup | TyperCommand, list[str]]:
+    """The command that the words name, and the rest of them."""
+    command = get_command(app)
+    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"there is no command '{words[0]}'"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def slugs(text: str) -> set[str]:
+    """The anchors that a Git host gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_name
+def test_every_command_that_is_quoted_in_passing_exists_with_its_options(path: Path) -> None:
+    for span in INLINE.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+        for words in commands(span.replace("\n", " ")):
+            command, rest = resolved(words)
+            known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+            assert {word.split("=")[0] for word in rest if word.startswith("-")} <= known, span
+
+
+@by_name
+def test_every_command_in_a_block_could_be_typed(path: Path) -> None:
+    """Parsed by the command's own parser: no unknown option, nothing missing, nothing too much; values may be names."""
+    for block in FENCE.findall(path.read_text(encoding="utf-8")):
+        for words in commands(block):
+            command, rest = resolved(words)
+            try:
+                command.make_context(" ".join(words), rest)
+            except typer.BadParameter as error:
+                if type(error) is not typer.BadParameter:  # a kind of its own: a parameter is missing
+                    raise
+
+
+def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
+    """The two tests above can fail."""
+    with pytest.raises(AssertionError):
+        resolved(["audit", "prove"])
+    for wrong in (["run"], ["run", "prompt_pfl", "--epsilom", "3"], ["audit", "show", "one", "two"]):
+        command, rest = resolved(wrong)
+        with pytest.raises(typer.TyperException):
+            command.make_context("medfedvqa", rest)
+    quoted = list(commands("cd x && medfedvqa audit verify DIR [--against PLACE]... | cat  # and more"))
+    assert quoted == [["audit", "verify", "DIR", "--against", "PLACE"]]
+
+
+@by_name
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    """As the raw Markdown shows on a Git host, headings included."""
+    text = path.read_text(encoding="utf-8")
+    for link in LINK.findall(FENCE.sub("", text)):
+        if link.startswith(("https://", "http://")):
+            continue
+        place, _, anchor = unquote(link).partition("#")
+        found = (path.parent / place).resolve() if place else path
+        assert found.exists(), link
+        assert not anchor or anchor in slugs(found.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = runpy.run_path(str(DOCS / "conf.py"))["NAVIGATION"]
+    listed = [page for lists in navigation.values() for pages in lists.values() for page in pages]
+    there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES}
+    assert sorted([*listed, "index"]) == sorted(there)
+
+
+def test_the_index_lists_every_page_but_those_that_other_lists_hold() -> None:
+    """`docs/index.md` is what a reader on a Git host has for a navigation."""
+    linked = {link.partition("#")[0] for link in LINK.findall((DOCS / "index.md").read_text(encoding="utf-8"))}
+    wanted = {path.relative_to(DOCS).as_posix() for path in PAGES if path.parent.name != "api"} - {"index.md"}
+    assert wanted <= linked
+
+
+def test_figures_say_in_words_what_they_show() -> None:
+    """Every picture in a page has a text; every drawn one has a title and a description, and fetches nothing."""
+    for path in TEXTS:
+        assert not re.search(r"!\[\s*\]\(", path.read_text(encoding="utf-8")), path
+    for path in ("federation", "round", "path", "dp", "log", "unicon"):
+        drawn = (DOCS / "figures" / f"{path}.svg").read_text(encoding="utf-8")
+        assert "<title" in drawn and "<desc" in drawn and not REMOTE.search(drawn) and "<script" not in drawn
+
+
+def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
+    """Accuracies 0.60 and 0.50, similarities 0.80 and 0.32: weights 0.75 and 0.25, as the figure prints them."""
+    similar = [0.80, 0.32]
+    others = np.array([[[[cosine, (1 - cosine**2) ** 0.5]]] for cosine in similar])
+    weights = reliability_weights(np.array([[[1.0, 0.0]]]), others, np.array([0.60, 0.50]), Reliability())
+    assert np.allclose(weights, [0.75, 0.25])
+    assert "0.75 P₂ + 0.25 P₃" in (DOCS / "figures" / "round.svg").read_text(encoding="utf-8")
+
+
+def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
+    """Reference, topic, support and sections: what a report of a job with everything in it says, the page says."""
+    report = pytest.importorskip("privacy.report.mappings", reason="there are no reports yet")
+    everything = SimpleNamespace(run=True, measured=True, ingested=True)
+    lines = report.mappings(SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything))
+    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
+    for line in lines:
+        section = page.partition(f"## {line.framework}\n")[2].partition("\n## ")[0]
+        row = rf"^\| {re.escape(line.reference)} \| {re.escape(line.topic)} \| {line.support} \|.*\| (.*) \|$"
+        found = re.search(row, section, re.MULTILINE)
+        assert found and found.group(1).split(", ") == list(line.evidence), (line.framework, line.reference, line.topic)
+
+
+def test_the_compliance_page_never_says_that_anybody_complies() -> None:
+    """It says what is supported, and what is not provided; each row one of three."""
+    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    heads = [row for row in rows if row[2] == "support"]
+    assert len(heads) == 6 and len(rows) > 50
+    assert {row[2] for row in rows} == {"support", "supports", "partly supports", "not provided"}
+    assert re.findall(r"(\S+ \S+) compl(?:y|ies|iant)\b", " ".join(page.split())) == ["that anybody"]
+    assert "neither means that anybody complies" in page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it: a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    strict = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
+    built = subprocess.run(
+        [*strict, "--doctree-dir", str(folder / "trees"), str(DOCS), str(folder / "html")],
+        capture_output=True, text=True, timeout=600, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+class TestSite:
+    pytestmark = slow
+
+    def test_the_site_loads_nothing_from_a_network(self, site: Path) -> None:
+        """No script, style, font or picture of any page has an address of a host."""
+        pages = list(site.rglob("*.html"))
+        assert len(pages) > len(PAGES)
+        for page in pages:
+            text = page.read_text(encoding="utf-8")
+            assert not [tag for tag in SOURCE.findall(text) if REMOTE.search(tag)], page
+            styles = re.findall(r"<style.*?</style>", text, re.DOTALL)
+            assert not [style for style in styles if REMOTE_STYLE.search(style)], page
+        for path in (*site.rglob("*.css"), *site.rglob("*.svg")):
+            assert not REMOTE_STYLE.search(path.read_text(encoding="utf-8")), path
+
+    def test_every_public_class_and_function_is_in_the_reference(self, site: Path) -> None:
+        for package in (audits, privacy, data, methods, models):
+            page = site / "api" / f"{package.__name__.rpartition('.')[2]}.html"
+            text = page.read_text(encoding="utf-8")
+            public = {name: getattr(package, name) for name in package.__all__}
+            names = [name for name, found in public.items() if isinstance(found, type) or inspect.isfunction(found)]
+            assert names
+            assert not [name for name in names if f'id="{package.__name__}.{name}"' not in text], package.__name__
+
+    @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+    def test_search_works_from_a_disk(self, site: Path) -> None:
+        """In a browser, opened as files: words are found, and no page asks any host for anything."""
+        sync = pytest.importorskip("playwright.sync_api").sync_playwright
+        arguments = ["--no-sandbox", "--disable-background-networking"]
+        with sync() as play:
+            browser = play.chromium.launch(executable_path=BROWSER, args=arguments)
+            page = browser.new_page()
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto((site / "search.html").as_uri() + "?q=reliability")
+            page.wait_for_selector("#search-results li")
+            found = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.href)")
+            page.goto((site / "concepts.html").as_uri())
+            widths = page.locator("article img").evaluate_all("images => images.map(image => image.naturalWidth)")
+            browser.close()
+        assert any("concepts.html" in link for link in found)
+        assert len(widths) == 6 and all(widths)
+        assert asked and all(url.startswith(("file:", "data:")) for url in asked)
