@@ -12,6 +12,7 @@ from audits.empirical import (
     rate_interval,
     rate_p_value,
 )
+from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
     AuditError,
     ForkFound,
@@ -34,6 +35,7 @@ from audits.examine import (
     examine,
     sites_of,
 )
+from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
 from audits.export import ExportFormat, export_logs
 from audits.gate import Charged, Gate, JobContext, Sharing
@@ -62,18 +64,21 @@ __all__ = [
     "Charged",
     "Checkpoint",
     "Claims",
+    "Cosigned",
     "EXIT_CODES",
     "EmpiricalError",
     "Entry",
     "Event",
     "Evidence",
     "Examination",
+    "Excerpt",
     "Exchange",
     "ExportFormat",
     "ForkFound",
     "FrameCount",
     "Gate",
     "Guesses",
+    "Held",
     "JobContext",
     "JobRefused",
     "Judgement",
@@ -87,6 +92,7 @@ __all__ = [
     "PolicyError",
     "Protection",
     "Proven",
+    "Quoted",
     "RECEIPTS",
     "RETENTION_DAYS",
     "Reason",
@@ -124,17 +130,25 @@ __all__ = [
     "export_logs",
     "find_logs",
     "guess",
+    "held",
     "leaf_hash",
     "log_odds",
+    "opened",
     "origin_of",
     "p_value",
+    "pae",
     "prove",
+    "quote",
+    "quoted_entries",
     "rate_interval",
     "rate_p_value",
     "read",
     "receipts_of",
     "reconcile",
+    "sealed",
     "sites_of",
+    "statement",
+    "subjects",
     "totals",
     "verify",
 ]

@@ -53,20 +53,33 @@ class VerifierKey:
 
     def __str__(self) -> str:
         coded = base64.b64encode(bytes([_SIGNED]) + self.raw).decode()
-        return f"{self.name}+{self._id(_SIGNED).hex()}+{coded}"
+        return f"{self.hint}+{coded}"
 
     def signed(self, note: "Note") -> bool:
         """Whether the note has this key's signature."""
-        return any(self._verifies(sig[_ID_BYTES:], note.text) for sig in note.of(self.name, self._id(_SIGNED)))
+        return any(self.verifies(sig[_ID_BYTES:], note.text.encode()) for sig in note.of(self.name, self._id(_SIGNED)))
 
     def cosigned(self, note: "Note") -> int | None:
         """When this key cosigned the note, in seconds since 1970; None if it did not."""
         for signature in note.of(self.name, self._id(_COSIGNED)):
             rest = signature[_ID_BYTES:]
             time = int.from_bytes(rest[:_TIME_BYTES], "big")
-            if self._verifies(rest[_TIME_BYTES:], _cosigned_text(note.text, time)):
+            if self.verifies(rest[_TIME_BYTES:], _cosigned_text(note.text, time).encode()):
                 return time
         return None
+
+    @property
+    def hint(self) -> str:
+        """Name and id, by which a signature says whose it is; as text of the key, without the key itself."""
+        return f"{self.name}+{self._id(_SIGNED).hex()}"
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Whether the key made this Ed25519 signature of the message."""
+        try:
+            self._public.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
 
     def _id(self, kind: int) -> bytes:
         return hashlib.sha256(self.name.encode() + b"\n" + bytes([kind]) + self.raw).digest()[:_ID_BYTES]
@@ -74,13 +87,6 @@ class VerifierKey:
     @cached_property
     def _public(self) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(self.raw)
-
-    def _verifies(self, signature: bytes, text: str) -> bool:
-        try:
-            self._public.verify(signature, text.encode())
-        except InvalidSignature:
-            return False
-        return True
 
 
 class AuditKey:
@@ -115,6 +121,10 @@ class AuditKey:
         """A note with this key's signature."""
         signature = self.public._id(_SIGNED) + self._private.sign(text.encode())
         return Note(text, ((self.public.name, signature),))
+
+    def signature(self, message: bytes) -> bytes:
+        """This key's Ed25519 signature of a message, which must not begin as a note or a cosignature does."""
+        return self._private.sign(message)
 
     def cosign(self, note: "Note", time: int) -> "Note":
         """The note with nothing but this key's cosignature. `time`: seconds since 1970."""

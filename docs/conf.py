@@ -39,7 +39,9 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Concepts": ["concepts"],
         "Methods": ["methods/index"],
         "Data": ["data", "ingest"],
-        "Privacy": ["privacy", "secure-aggregation", "empirical-audit", "compliance"],
+        "Privacy": [
+            *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
+        ],
         "Hospital IT": ["hospital-it", "site", "hardening", "audit-log", "audit-tools", "hospital-it-transcript"],
         "Research": ["comparison", "results", "backbones", "benchmarks"],
         "Inside": ["architecture", "api/index"],

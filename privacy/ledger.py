@@ -225,8 +225,13 @@ class Ledger:
             self._journal.check()
             Book().apply(self._journal.rows(Head()))
 
+    def rows(self) -> list[Row]:
+        """The whole journal. It holds keyed digests of patients: it stays on site."""
+        with self._current():
+            return self._journal.rows(Head())
+
     def export(self, path: Path) -> None:
-        """Writes the journal to a new file, as lines of JSON. It holds keyed digests of patients: it stays on site."""
+        """Writes the journal to a new file, as lines of JSON. It stays on site, as `rows` does."""
         with self._current():
             write_export(path, self._journal.rows(Head()))
 

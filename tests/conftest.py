@@ -13,6 +13,7 @@ from open_clip.model import CLIP
 
 from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape, load_backbone
 from medfedvqa.models.bundled import build
@@ -204,3 +205,15 @@ def introduced(sites: Sites) -> Sites:
         return {name: config.model_copy(update={"peers": pins}) for name, config in configs.items()}
 
     return make
+
+
+@pytest.fixture(scope="session")
+def private_run(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Path:
+    """The folder of a finished job of three phantom sites, under differential privacy and on shares."""
+    out = tmp_path_factory.mktemp("runs") / "study-1"
+    options = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
+    job = {"method": "prompt_pfl", "options": {**options, "local_baseline": False}, "data": "phantom"}
+    private = {"dp": {"noise": 1.5, "count_noise": 10.0}, "secagg": True, "backbone": RANDOM}
+    launch = plan(JobSpec.from_dict(job | private), None, out, (), 1, {RANDOM: random_backbone})
+    run(launch, "local", lambda event: None)
+    return out

@@ -29,7 +29,7 @@ from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
 from medfedvqa.cli.display import show_log_totals
-from medfedvqa.cli.privacy import SiteFile, config_of
+from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from medfedvqa.cli.privacy import SiteFile, config_of
+from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.federation.attempt import load_identity
 
 

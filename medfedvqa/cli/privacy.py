@@ -1,4 +1,4 @@
-"""`medfedvqa privacy`: what a job would cost, what a site's patients have spent, and the ledger that says so."""
+"""`medfedvqa privacy`: what a job would cost, what a site's patients have spent, the ledger that says so, reports."""
 
 import json
 from collections.abc import Iterator
@@ -12,15 +12,21 @@ from rich.console import Console
 from rich.table import Table
 
 from audits import SitePolicy
+from medfedvqa.cli import report
 from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
+from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_config import SiteConfig
 from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
-SiteFile = Annotated[Path, typer.Option("--site", help="The site's own site.yml.")]
+app.command("report")(report.report_command)
+app.command("verify-report")(report.verify_command)
+app.command("join-reports")(report.join_command)
+app.command("verify-joined")(report.verify_joined_command)
+app.command("registry-entry")(report.registry_command)
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """Columns; mu is exact without sampling, else the central limit's."""
 
@@ -130,12 +136,6 @@ def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -
         return None
     fit = fitting(min(limits), delta, [], rounds)
     return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(rounds)} tasks would fit"
-
-
-def config_of(site: Path) -> SiteConfig:
-    """A startup kit keeps site.yml in its folder `local`, a run in the site's own."""
-    folder = site.resolve().parent
-    return load_site_config(site, (folder.parent if folder.name == "local" else folder).name)
 
 
 @contextmanager

@@ -1,50 +1,19 @@
 """The local pages in a browser: seen, used with the keyboard only, on a phone, in the dark, on paper."""
 
-import shutil
 import threading
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from browsers import CONTRASTS, UNNAMED, browsed, browser, opened
 from logs import HOSTILE, fix_clocks, serve, write_logs
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
 PAGES = ("./", "entries", "entries?page=2", "entry?site=chest&seq=2", "tensors", "budgets", "verdicts", "nothing")
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
-    pytest.mark.xdist_group("browser"),
-]
+__all__ = ["browser"]
+pytestmark = browsed
 
-CONTRASTS = """() => {
-    const parts = text => text.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = node => {
-        for (let at = node; at; at = at.parentElement) {
-            const colour = parts(getComputedStyle(at).backgroundColor);
-            if (colour.length < 4 || colour[3] === 1) return colour;
-        }
-        return [255, 255, 255];
-    };
-    return [...document.querySelectorAll('body *')]
-        .filter(node => [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()))
-        .map(node => {
-            const [a, b] = [light(parts(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
-            return (a + 0.05) / (b + 0.05);
-        });
-}"""
-UNNAMED = """() => [...document.querySelectorAll('a, button, select, input, summary, [role=img], nav, form, table')]
-    .filter(node => !(node.textContent.trim() && node.matches('a, button, summary')))
-    .filter(node => !node.ariaLabel && !node.labels?.length && !node.caption?.textContent.trim())
-    .map(node => node.outerHTML.slice(0, 200))"""
 FOCUSED = """() => {
     const [node, style] = [document.activeElement, getComputedStyle(document.activeElement)];
     return [node.textContent.trim(), node.id, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2];
@@ -65,21 +34,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-def opened(browser: Browser, **chosen: Any) -> Page:
-    """A page of a browser that remembers nothing."""
-    page = browser.new_context(**chosen).new_page()
-    page.set_default_timeout(240_000)  # of a machine that does much else
-    return page
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from nvflare.recipe import ProdEnv
 
 from audits import Event, Examination, Outcome, State, examine, read, verify
 from audits.wire import Reconciliation, reconcile
+from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.cli.sites import config_of
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN
@@ -25,6 +27,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.methods import create
 from medfedvqa.models import shape_of
+from privacy.report import report_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -185,6 +188,21 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
         said = {part.name: part.said for part in examined(federation, site, out).consistency.parts}
         assert "cosigned by 3 parties" in said["checkpoints"] and f"all {ROUNDS + 1} messages" in said["receipts"]
         assert not any(entry.event is Event.FINDING for entry in log)
+    assert_reported(federation, job_id, out)
+
+
+def assert_reported(federation: LoopbackFederation, job_id: str, out: Path) -> None:
+    """A kit tells of its last job from its own site.yml while its client runs, bytes on the network included."""
+    others = [out, federation.kits / "head" / "audit"]
+    config = config_of(federation.kits / "chest" / "local" / "site.yml")
+    report = report_of(evidence_of(config, None, out / "results.json", None, None, others, network=True))
+    told = report.sections
+    assert (told.identity.job, told.identity.state, told.claim.made) == (job_id, "closed", False)
+    sent = [one.nbytes for one in entries(federation, "chest", job_id) if one.outcome == Outcome.SENT]
+    assert told.egress.nbytes == sum(sent)
+    assert {entry.record["event"] for entry in report.evidence.log.entries} >= {"open", "release", "wire", "close"}
+    states = {rule.rule: rule.state for rule in told.verdicts.rules}
+    assert {states[rule] for rule in ("log", "all of it", "whole log", "agreement", "settings")} == {"shown"}
 
 
 def test_the_recipe_runs_in_flares_production_environment(

@@ -1,0 +1,70 @@
+"""Signed statements about files: in-toto statements in DSSE envelopes, which other tools check as well.
+
+Sources: DSSE 1.0 (secure-systems-lab/dsse, protocol and envelope), in-toto Statement v1. The signature is Ed25519 by
+the key that signs the site's log; what is signed begins with `DSSEv1`, which no note and no cosignature does.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from audits.errors import NoteError
+from audits.exchange import canonical
+from audits.note import AuditKey, VerifierKey
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT = "https://in-toto.io/Statement/v1"
+MAX_ENVELOPE = 1 << 20  # bytes
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """What is signed: type and payload, each after its number of bytes (DSSE's pre-authentication encoding)."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def statement(files: Mapping[str, bytes], predicate_type: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """An in-toto statement about files, given by name; it holds their SHA-256."""
+    digests = ({"name": name, "digest": {"sha256": hashlib.sha256(said).hexdigest()}} for name, said in files.items())
+    return {"_type": STATEMENT, "subject": list(digests), "predicateType": predicate_type, "predicate": dict(predicate)}
+
+
+def sealed(said: Mapping[str, Any], key: AuditKey) -> dict[str, Any]:
+    """The envelope of a statement, signed, as plain JSON."""
+    payload = canonical(said)
+    signature = key.signature(pae(PAYLOAD_TYPE, payload))
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": key.public.hint, "sig": base64.b64encode(signature).decode()}],
+    }
+
+
+def opened(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
+    """The statement in an envelope that this key has signed; who else has does not matter. Raises `NoteError`."""
+    try:
+        if len(envelope) > MAX_ENVELOPE:
+            raise ValueError
+        found = json.loads(envelope)
+        payload = base64.b64decode(found["payload"], validate=True)
+        signed = pae(found["payloadType"], payload)
+        signatures = [base64.b64decode(one["sig"], validate=True) for one in found["signatures"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
+        raise NoteError("this is no signed envelope (DSSE)") from None
+    if found["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(one, signed) for one in signatures):
+        raise NoteError("the envelope is not signed with the key that is asked for")
+    try:
+        said = json.loads(payload)
+        if said["_type"] == STATEMENT and isinstance(said["predicate"], dict) and subjects(said):
+            return dict(said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise NoteError("what the envelope holds is no statement about files (in-toto)")
+
+
+def subjects(said: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 by the name of each file that a statement is about."""
+    return {one["name"]: one["digest"]["sha256"] for one in said["subject"]}

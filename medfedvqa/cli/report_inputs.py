@@ -1,0 +1,207 @@
+"""What a privacy-budget report is made of, from a site's folders and from files that people choose to give."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from audits import (
+    AuditKey,
+    AuditLog,
+    Event,
+    Outcome,
+    SitePolicy,
+    check_site,
+    examine,
+    origin_of,
+    quote,
+    read,
+)
+from audits import Evidence as Others
+from medfedvqa.attack.audit import SCHEMA as ATTACK
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.results import SCHEMA_VERSION
+from medfedvqa.federation import status
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.ingest.store import MANIFEST, read_manifest
+from medfedvqa.version import code_digest, code_version
+from privacy import Ledger
+from privacy.report import (
+    Accuracy,
+    Attack,
+    Attacked,
+    Checked,
+    Code,
+    Evidence,
+    Ingested,
+    LedgerRow,
+    Measured,
+    Policy,
+    Run,
+    Tool,
+    quote_ledger,
+)
+
+Read = TypeVar("Read")
+
+
+def evidence_of(
+    config: SiteConfig,
+    job: str | None,
+    results: Path | None,
+    baseline: Path | None,
+    attack: Path | None,
+    against: Sequence[Path],
+    network: bool,
+) -> Evidence:
+    """What the site has on a job (its last one, if none is named), after signing its log as it is.
+
+    Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
+    """
+    check_site(config.audit, "")
+    ledger = _ledger(config)
+    chosen = _chosen(config.audit, ledger, job)
+    with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
+        log.checkpoint()
+    if baseline and not results:
+        raise ConfigError("accuracy without privacy says something beside that with it: give --results as well")
+
+    def wanted(record: Mapping[str, Any]) -> bool:
+        refused = (record["event"], record["outcome"]) == (Event.OPEN, Outcome.REFUSED)
+        return record["job"] in (chosen, None) or refused
+
+    return Evidence(
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        site=config.name,
+        job=chosen,
+        tool=Tool(version=code_version(), code_digest=code_digest(), opacus=version("opacus")),
+        log=quote(config.audit, config.name, wanted, Others.gather(against, config.audit)),
+        ledger=ledger,
+        policy=_policy(config.policy),
+        run=_read(results, _run) if results else None,
+        examined=_examined(config, against, network),
+        attack=_read(attack, _attack) if attack else None,
+        measured=_measured(config.name, results, baseline) if results and baseline else None,
+        ingested=_ingested(config.data.root) if config.data.reader == "store" and config.data.root else None,
+    )
+
+
+def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
+    """The job that is asked for, or else the last that opened. Entries may have expired: the ledger keeps its jobs."""
+    opened = [entry for entry in read(audit) if entry.event is Event.OPEN and entry.method != status.NAME]
+    logged = [entry.job for entry in opened if entry.job]
+    known = {*logged, *((row.record or {}).get("job") for row in ledger)}
+    if job is None and logged:
+        return logged[-1]
+    if job is None or job not in known:
+        raise ConfigError("the site's log has no such job: `medfedvqa audit show` lists what it has")
+    return job
+
+
+def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
+    if not config.ledger.is_dir():
+        return ()
+    with closing(Ledger(config.ledger, config.name)) as ledger:
+        ledger.verify()
+        return quote_ledger(ledger.rows())
+
+
+def _policy(policy: SitePolicy) -> Policy:
+    return Policy(**{**vars(policy), "kinds": tuple(kind.value for kind in policy.kinds)})
+
+
+def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[Checked, ...]:
+    found = examine(config.audit, config.name, against, network=network)
+    return tuple(
+        Checked(verdict=name, part=part.name, state=part.state.value, said=part.said)
+        for name, verdict in found.verdicts()
+        for part in verdict.parts
+    )
+
+
+def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
+    """Raises `ConfigError` if the file is not there, or not what it is given for."""
+    try:
+        said = path.read_bytes()
+        return made(json.loads(said), hashlib.sha256(said).hexdigest())
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
+
+
+def _run(told: dict[str, Any], sha256: str) -> Run:
+    if told["schema_version"] != SCHEMA_VERSION:
+        raise ValueError
+    job = ("method", "options", "data", "split", "seed", "secagg", "dp")
+    same = (*job, "status", "engine", "rounds_planned", "versions")
+    return Run(
+        sha256=sha256,
+        backbone=told["backbone"]["name"],
+        rounds_done=len(told["rounds"]),
+        sites=tuple(told["sites"]),
+        **{name: told[name] for name in same},
+    )
+
+
+def _attack(told: dict[str, Any], sha256: str) -> Attack:
+    if told["schema"] != ATTACK:
+        raise ValueError
+    job, claimed = told["job"], told["claimed"] or {}
+    # As results.json has them: with the defaults of what was not given.
+    built = JobSpec.from_dict({"method": job["method"], "options": job["options"]}).build()
+    return Attack(
+        sha256=sha256,
+        method=job["method"],
+        options=built.config.model_dump(mode="json"),
+        data=job["data"],
+        backbone=job["backbone"],
+        dp=job["dp"],
+        sites=tuple(told["sites"]),
+        claimed_epsilon=claimed.get("epsilon"),
+        claimed_delta=claimed.get("delta"),
+        confidence=told["confidence"],
+        attacks=tuple(
+            Attacked(**{name: one[name] for name in ("artefact", "attack", "canaries", "guessed", "correct")})
+            for one in told["attacks"]
+        ),
+    )
+
+
+def _measured(site: str, results: Path, baseline: Path) -> Measured:
+    def documents(told: dict[str, Any], sha256: str) -> dict[str, Any]:
+        return {**told, "own": told["sites"][site], "accuracy": _accuracy(told["sites"][site])}
+
+    private, without = _read(results, documents), _read(baseline, documents)
+    if not private["dp"] or without["dp"]:
+        raise ConfigError("--results is of the job with differential privacy, --baseline of the same one without")
+    alike = ("method", "options", "data", "split", "backbone", "seed")
+    return Measured(
+        private=private["accuracy"],
+        without=without["accuracy"],
+        prior=_accuracy(private["own"]["baselines"]["question_prior"]),
+        same_settings=all(private[name] == without[name] for name in alike),
+    )
+
+
+def _accuracy(told: dict[str, Any]) -> Accuracy:
+    """Three digits, so that nobody counts rows."""
+    low, high = told["interval"]
+    return Accuracy(accuracy=round(told["accuracy"], 3), low=round(low, 3), high=round(high, 3))
+
+
+def _ingested(store: Path) -> Ingested:
+    manifest, said = read_manifest(store), (store / MANIFEST).read_bytes()
+    return Ingested(
+        sha256=hashlib.sha256(said).hexdigest(),
+        made=manifest.made,
+        codes=tuple(Code(value=code.value, meaning=code.meaning) for code in manifest.deidentification),
+        retained=tuple(manifest.options.retain),
+        versions=manifest.versions,
+        code=manifest.code,
+    )

@@ -1,0 +1,16 @@
+"""The site that a command is about."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+
+SiteFile = Annotated[Path, typer.Option("--site", help="The site's own site.yml.")]
+
+
+def config_of(site: Path) -> SiteConfig:
+    """A startup kit keeps site.yml in its folder `local`, a run in the site's own."""
+    folder = site.resolve().parent
+    return load_site_config(site, (folder.parent if folder.name == "local" else folder).name)

@@ -1,0 +1,55 @@
+"""The privacy-budget report: what a site released for a job, what that cost its patients, and what proves it."""
+
+from privacy.report.build import report_of, sections_of
+from privacy.report.evidence import (
+    Accuracy,
+    Attack,
+    Attacked,
+    Checked,
+    Code,
+    Evidence,
+    Ingested,
+    LedgerRow,
+    Measured,
+    Policy,
+    Run,
+    Tool,
+)
+from privacy.report.facts import ReportError
+from privacy.report.files import encoded, read_report, report_schema, signed, written
+from privacy.report.join import Given, Joined, join
+from privacy.report.model import Report, Sections
+from privacy.report.registry import registry_entry
+from privacy.report.replay import quote_ledger
+from privacy.report.verify import verify_report
+
+__all__ = [
+    "Accuracy",
+    "Attack",
+    "Attacked",
+    "Checked",
+    "Code",
+    "Evidence",
+    "Given",
+    "Ingested",
+    "Joined",
+    "LedgerRow",
+    "Measured",
+    "Policy",
+    "Report",
+    "ReportError",
+    "Run",
+    "Sections",
+    "Tool",
+    "encoded",
+    "join",
+    "quote_ledger",
+    "read_report",
+    "registry_entry",
+    "report_of",
+    "report_schema",
+    "sections_of",
+    "signed",
+    "verify_report",
+    "written",
+]

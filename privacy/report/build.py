@@ -1,0 +1,44 @@
+"""From evidence to a report: every section follows from the evidence, and from nothing else."""
+
+from privacy.report.claim import claim, executed, identity, unit
+from privacy.report.egress import egress, outside, trust
+from privacy.report.evidence import Evidence
+from privacy.report.facts import Facts
+from privacy.report.mappings import mappings
+from privacy.report.measured import data_handling, empirical
+from privacy.report.model import Report, Sections
+from privacy.report.spending import accounting
+from privacy.report.verdicts import verdicts
+
+NEVER = (
+    "identifiers of patients, keyed digests of single patients included",
+    "how many patients or rows a site has, and how many have which answer",
+    "questions, answers, pictures, and values of tensors",
+    "paths and names of files",
+    "private keys, and the keys of pseudonyms and cohorts",
+)
+
+
+def sections_of(evidence: Evidence) -> Sections:
+    """Sections A to M. Raises `ReportError` if the evidence does not hold, `AccountingError`."""
+    facts = Facts.of(evidence)
+    return Sections(
+        identity=identity(facts),
+        claim=claim(facts),
+        unit=unit(facts),
+        mechanism=executed(facts),
+        accounting=accounting(facts),
+        outside=outside(facts),
+        trust=trust(facts),
+        egress=egress(facts),
+        data_handling=data_handling(facts),
+        empirical=empirical(facts),
+        mappings=mappings(facts),
+        verdicts=verdicts(facts),
+        never=NEVER,
+    )
+
+
+def report_of(evidence: Evidence) -> Report:
+    """As `sections_of`, with the evidence."""
+    return Report(sections=sections_of(evidence), evidence=evidence)

@@ -1,0 +1,244 @@
+"""Sections A to D: what the report is of, what it claims, for whom, and what ran."""
+
+import hashlib
+import math
+
+from audits import Kind
+from privacy.report.budget import Bound, Claim, Executed, Identity, Mechanism, Named, Unit
+from privacy.report.evidence import Run
+from privacy.report.facts import Facts, plain
+
+UNIT = "patient"
+RECORD = "all questions about all pictures of one patient together"
+NEIGHBOURS = "data sets that differ by all rows of one patient, added or removed"
+OBSERVER = "whoever sees all that leaves the site: the server and, through it, the other sites"
+MECHANISM = "Gaussian noise, added at the site, on sums over Poisson samples of patients"
+NOT_COVERED = (
+    "Whoever reads the site's own disk: models, features and test results there are as personal as the data.",
+    "A patient whom two hospitals treat: each hospital's claim is about its own records, and the losses add up.",
+    "Choices made by looking at data outside of jobs: answer space, hyperparameters, which runs are published.",
+    "Time: how long a site takes to answer depends on its data.",
+    "Other jobs: section E has what a patient may have lost over all of them.",
+    "Jobs without differential privacy, which a site may also run: they have no epsilon.",
+)
+
+
+def identity(facts: Facts) -> Identity:
+    """A."""
+    evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
+    records, head = facts.replay.book.head
+    return Identity(
+        report=hashlib.sha256(plain(evidence.model_dump(mode="json"))).hexdigest(),
+        tool=evidence.tool.version,
+        tool_code=evidence.tool.code_digest,
+        created=evidence.created,
+        job=evidence.job,
+        method=facts.method,
+        site=evidence.site,
+        sites=facts.sites,
+        state=facts.state,
+        signer=evidence.log.key,
+        log_origin=checkpoint.origin,
+        log_entries=checkpoint.size,
+        log_root=checkpoint.root.hex(),
+        ledger_records=records,
+        ledger_head=head if records else None,
+        adapter=_adapter(facts),
+        backbone=run.backbone if run else None,
+        backbone_digest=facts.latest("model_digest"),
+        code_versions=facts.every("code_version"),
+        code_digests=facts.every("code_digest"),
+        exchange_digest=facts.latest("exchange"),
+        policy_digest=facts.latest("policy"),
+        config_digest=hashlib.sha256(plain(settings(run))).hexdigest() if run else None,
+    )
+
+
+def settings(run: Run) -> dict[str, object]:
+    """What the job was told."""
+    names = ("method", "options", "data", "split", "backbone", "seed", "rounds_planned", "secagg", "dp")
+    return {name: getattr(run, name) for name in names}
+
+
+def _adapter(facts: Facts) -> tuple[Named, ...]:
+    """Each tensor of parameters as it was released last."""
+    last = {
+        tensor.name: Named(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
+        for entry in facts.releases
+        for tensor in entry.tensors
+        if tensor.kind is Kind.PARAMETERS
+    }
+    return tuple(last.values())
+
+
+def claim(facts: Facts) -> Claim:
+    """B."""
+    why = _no_claim(facts)
+    if why:
+        figures = ("epsilon", "delta", "mu", "mu_is_exact")
+        nothing = dict.fromkeys(("mechanism", "unit", "neighbours", "observer", *figures))
+        sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
+        return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
+    found = facts.spent
+    exact = all(event.rate == 1 for event in facts.replay.events(facts.evidence.job))
+    return Claim(
+        made=True,
+        sentence=_sentence(facts, exact),
+        mechanism=MECHANISM,
+        unit=UNIT,
+        neighbours=NEIGHBOURS,
+        epsilon=finite(found.epsilon),
+        delta=facts.delta,
+        mu=finite(found.mu),
+        mu_is_exact=exact,
+        observer=OBSERVER,
+        provisional=_is_open(facts),
+        not_covered=_not_covered(facts),
+    )
+
+
+def _not_covered(facts: Facts) -> tuple[str, ...]:
+    gone = facts.evidence.log.first
+    expired = (f"What left with the first {gone} entries of the log, which have expired: it is not in the report.",)
+    return (*NOT_COVERED, *expired) if gone else NOT_COVERED
+
+
+def _no_claim(facts: Facts) -> str:
+    """Why nothing can be claimed; empty if something can."""
+    if not facts.is_private:
+        return "the job trained without it"
+    if facts.void:
+        return "its noise could be repeated (a setting for tests), so that it protects nobody"
+    if facts.unprotected:
+        entry, tensor = facts.unprotected[0]
+        return f"tensor '{tensor.name}' of entry {entry.seq} may depend on data and left without it"
+    if not math.isfinite(facts.spent.epsilon):
+        return "the noise is so small that no accountant gives a figure"
+    return ""
+
+
+def _is_open(facts: Facts) -> bool:
+    """Whether the job may still be charged."""
+    job = facts.replay.book.jobs.get(facts.evidence.job)
+    return facts.state == "running" or bool(job and job.reserved)
+
+
+def _sentence(facts: Facts, exact: bool) -> str:
+    found, evidence = facts.spent, facts.evidence
+    exactness = "exact" if exact else "the central limit's approximation and no bound"
+    mu = f"Gaussian DP mu {rounded_up(found.mu)}, {exactness}"
+    so_far = "so far " if _is_open(facts) else ""
+    return (
+        f"What site {evidence.site} has released for job {evidence.job} {so_far}is differentially private by {UNIT} "
+        f"with epsilon {rounded_up(found.epsilon)} at delta {facts.delta:g} ({mu}): "
+        f"by {MECHANISM}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
+    )
+
+
+def rounded_up(value: float) -> str:
+    """Three decimals, never below the value."""
+    return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
+
+
+def finite(value: float) -> float | None:
+    """None in the place of infinity, which JSON has not."""
+    return value if math.isfinite(value) else None
+
+
+def unit(facts: Facts) -> Unit:
+    """C."""
+    policy = facts.evidence.policy
+    site = "the site's policy"
+    own = (
+        Bound(
+            name="delta", value=policy.delta, unit="probability", source=site,
+            meaning="the largest that a job may use",
+        ),
+        Bound(
+            name="max_epsilon", value=policy.max_epsilon, unit="nats", source=site,
+            meaning="what all jobs together may cost any patient; none: no limit",
+        ),
+        Bound(
+            name="max_epsilon_per_job", value=policy.max_epsilon_per_job, unit="nats", source=site,
+            meaning="what one job may cost any patient; none: no limit",
+        ),
+    )  # fmt: skip
+    bounds = (*_bounds(facts.evidence.run), *own) if facts.is_private else own
+    return Unit(unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds)
+
+
+_SETTINGS = (
+    ("clip", "L2 norm", "the largest norm of one patient's gradient in a step"),
+    ("patient_rows", "rows", "the most rows of one patient in a step"),
+    ("sample_rate", "probability", "of each patient to take part in a step"),
+    ("expected_patients", "patients", "a public figure by which the noisy sum of a step is divided"),
+)
+
+
+def _bounds(run: Run | None) -> tuple[Bound, ...]:
+    told = (run and run.dp) or {}
+    source = "the job's settings" if told else "not known here: the run's results.json was not given"
+    found = [
+        Bound(name=name, value=_number(told.get(name)), unit=unit, meaning=meaning, source=source)
+        for name, unit, meaning in _SETTINGS
+    ]
+    pair = "one patient on a released pair of counts (share right, share wrong)"
+    return *found, Bound(name="counts", value=1.0, unit="L2 norm", meaning=pair, source="the mechanism")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def executed(facts: Facts) -> Executed:
+    """D."""
+    told = (facts.evidence.run and facts.evidence.run.dp) or {}
+    clip, noise = _number(told.get("clip")), _number(told.get("noise"))
+    expected = told.get("expected_patients")
+    secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
+    return Executed(
+        mechanisms=_mechanisms(facts, noise, _number(told.get("count_noise"))),
+        clip=clip,
+        noise_deviation=clip * noise if clip is not None and noise is not None else None,
+        expected_patients=expected if isinstance(expected, int) else None,
+        batch_sizes=f"{secret}; each is Poisson binomial with the given rate." if facts.is_private else "Not recorded.",
+        randomness=_randomness(facts),
+        void=facts.void,
+        source="rates, multipliers and steps: the ledger's charges; clip and divisor: the job's settings"
+        if facts.is_private
+        else "the ledger, which has no charge of this job",
+    )
+
+
+def _randomness(facts: Facts) -> str:
+    if not facts.is_private:
+        return "None was needed: the job adds no noise."
+    if facts.void:
+        return "A seed of the site's configuration (for tests): whoever knows it can take the noise away."
+    return "ChaCha20 keystreams under fresh keys of the operating system, for noise and for who takes part."
+
+
+def _mechanisms(facts: Facts, gradients: float | None, counts: float | None) -> tuple[Mechanism, ...]:
+    """The job's charges in sum, by noise and rate."""
+    steps: dict[tuple[float, float], int] = {}
+    for event in facts.replay.events(facts.evidence.job):
+        steps[event.noise, event.rate] = steps.get((event.noise, event.rate), 0) + event.steps
+    return tuple(
+        Mechanism(
+            name=_called(noise, rate, gradients, counts),
+            sampler="Poisson, by patient" if rate < 1 else "none: every patient takes part",
+            rate=rate,
+            noise_multiplier=noise,
+            steps=done,
+            sensitivity="1" if noise == counts else "clip",
+        )
+        for (noise, rate), done in steps.items()
+    )
+
+
+def _called(noise: float, rate: float, gradients: float | None, counts: float | None) -> str:
+    if noise == gradients:
+        return "sum of clipped gradients of patients"
+    if noise == counts:
+        return "pair of counts behind a released accuracy"
+    return "sampled sum over patients" if rate < 1 else "sum over all patients"

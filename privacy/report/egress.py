@@ -1,0 +1,163 @@
+"""Sections F to H: what the theorem leaves out, who is trusted, and everything that left."""
+
+from collections import Counter, defaultdict
+from typing import Literal
+
+from audits import Entry, Event, Outcome, TensorRecord
+from privacy.report.facts import Facts
+from privacy.report.model import Attempt, Egress, KindTotal, Outside, Proofs, Released, RoundTotal, TensorTotal, Trust
+from privacy.report.spending import charge_of, refusal
+
+DIGESTS = (
+    "Digests are of the bytes that were really sent, after noise and masks. What left as shares among sites has none: "
+    "no message held it, and a digest of values that stay could be guessed back to them."
+)
+
+
+def outside(facts: Facts) -> tuple[Outside, ...]:
+    """F."""
+    found = [
+        Outside(
+            what=f"released tensors without differential privacy: {len(facts.unprotected)}",
+            why="they may depend on data",
+            treatment="listed in H with protection 'none' or 'masked'; no epsilon covers them",
+        )
+    ] * bool(facts.unprotected)
+    kept = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
+    return (
+        *found,
+        Outside(what="test results", why="they are computed from test rows without noise", treatment=kept),
+        Outside(
+            what="tensors of the kind 'public'",
+            why="they follow from settings alone: epsilon, seals, nonces, faults",
+            treatment="listed in H; no charge",
+        ),
+        Outside(
+            what="the site's answer space, hyperparameters, and which runs are published",
+            why="people chose them, and may have looked at data",
+            treatment="declared here; no charge",
+        ),
+        Outside(
+            what="times of entries and of messages",
+            why="how long a site computes depends on its data",
+            treatment="not protected",
+        ),
+        Outside(
+            what="refusals", why="they tell that a budget is used up", treatment="shared as a sentence; see E and H"
+        ),
+    )
+
+
+def trust(facts: Facts) -> Trust:
+    """G."""
+    attempts = _attempts(facts)
+    kind: Literal["in clear", "on shares", "nothing released"]
+    if attempts:
+        kind, said = "on shares", _on_shares(facts, attempts)
+    elif any(entry.tensors for entry in facts.releases):
+        kind, said = "in clear", "The server sees this site's uploads one by one, under the protections that H lists."
+    else:
+        kind, said = "nothing released", "No tensor has left the site for this job."
+    return Trust(
+        server="Honest but curious: it follows the protocol and looks at all that it relays.",
+        sites="Honest but curious; up to all but one may collude, as far as the computation on shares states.",
+        author="Untrusted: a job can demand more than the site does, never less.",
+        administrators="Trusted with the site's data, not with its log: tampering shows to whoever holds a checkpoint.",
+        aggregation=kind,
+        aggregation_said=said,
+        attempts=attempts,
+    )
+
+
+def _attempts(facts: Facts) -> tuple[Attempt, ...]:
+    """The first entry of each computation on shares."""
+    first: dict[str, Entry] = {}
+    for entry in facts.shared:
+        first.setdefault(entry.reason or "", entry)
+    return tuple(Attempt(entry=one.seq, round=one.round, said=said) for said, one in first.items())
+
+
+def _on_shares(facts: Facts, attempts: tuple[Attempt, ...]) -> str:
+    open_ones = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
+    said = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
+    return said + (f" Tensors released in clear beside them: {open_ones}." if open_ones else "")
+
+
+def egress(facts: Facts) -> Egress:
+    """H."""
+    pairs = [(entry, tensor) for entry in facts.releases for tensor in entry.tensors]
+    received = [one for one in facts.own if one.event is Event.RECEIVE and one.outcome is Outcome.ACCEPTED]
+    rounds: Counter[tuple[int | None, str]] = Counter()
+    for entry, tensor in pairs:
+        rounds[entry.round, tensor.kind.value] += tensor.nbytes
+    return Egress(
+        releases=tuple(_released(entry, tensor) for entry, tensor in pairs),
+        messages=len(facts.releases),
+        nbytes=sum(entry.nbytes for entry in facts.releases),
+        by_kind=_by_kind(pairs),
+        by_round=tuple(RoundTotal(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
+        by_tensor=_by_tensor(pairs),
+        received_messages=len(received),
+        received_nbytes=sum(entry.nbytes for entry in received),
+        refused=tuple(refusal(one) for one in facts.own if _is_refused_message(one)),
+        proofs=_proofs(facts),
+        digests_said=DIGESTS,
+    )
+
+
+def _is_refused_message(entry: Entry) -> bool:
+    return entry.outcome is Outcome.REFUSED and entry.event is not Event.OPEN
+
+
+def _released(entry: Entry, tensor: TensorRecord) -> Released:
+    charge = charge_of(entry)
+    return Released(
+        entry=entry.seq,
+        time=entry.time,
+        round=entry.round,
+        task=entry.task,
+        recipient=entry.peer,
+        tensor=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        kind=tensor.kind.value,
+        protection=tensor.protection.value,
+        nbytes=tensor.nbytes,
+        sha256=tensor.sha256,
+        charge=charge[0] if charge and tensor.protection.private else None,
+    )
+
+
+def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
+    sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for _, tensor in pairs:
+        sizes[tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
+    return tuple(
+        KindTotal(kind=kind, protection=protection, tensors=len(found), nbytes=sum(found))
+        for (kind, protection), found in sizes.items()
+    )
+
+
+def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorTotal, ...]:
+    sizes: defaultdict[tuple[str, str | None, str, str], list[int]] = defaultdict(list)
+    for entry, one in pairs:
+        sizes[one.name, entry.peer, one.kind.value, one.protection.value].append(one.nbytes)
+    return tuple(
+        TensorTotal(
+            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(found), nbytes=sum(found)
+        )
+        for (name, peer, kind, protection), found in sizes.items()
+    )
+
+
+def _proofs(facts: Facts) -> Proofs:
+    checkpoint, log = facts.held.checkpoint, facts.evidence.log
+    return Proofs(
+        checkpoint_entries=checkpoint.size,
+        checkpoint_root=checkpoint.root.hex(),
+        cosigned_entries=facts.held.cosigned,
+        cosigners=facts.held.cosigners,
+        quoted=len(log.entries),
+        not_quoted=checkpoint.size - log.first - len(log.entries),
+        expired=log.first,
+    )

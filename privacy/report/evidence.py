@@ -1,0 +1,168 @@
+"""What a report is made of: parts of the site's log and ledger that prove themselves, and what else it was given.
+
+Every section of a report follows from this alone, so that whoever has the report can make its sections again.
+"""
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from audits import Excerpt
+
+
+class Frozen(BaseModel):
+    """Part of a report: nothing in it changes, nothing is added to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tool(Frozen):
+    """What made the report."""
+
+    version: str
+    code_digest: str
+    """SHA-256 over the Python files of the three packages, hex."""
+    opacus: str
+    """Version of the package whose accountants are replayed."""
+
+
+class LedgerRow(Frozen):
+    """A record of the budget ledger at its place in the chain; without `record` where it lists patients' digests."""
+
+    seq: int
+    prev: str
+    hash: str
+    record: dict[str, JsonValue] | None
+
+
+class Policy(Frozen):
+    """What the site allows and demands, as `site.yml` says it when the report is made."""
+
+    methods: tuple[str, ...]
+    kinds: tuple[str, ...]
+    recipients: tuple[str, ...]
+    require_dp: bool
+    max_epsilon: float | None
+    max_epsilon_per_job: float | None
+    delta: float
+    unit: str
+    require_secagg: bool
+    min_sites: int
+    committee: tuple[str, ...]
+    min_committee: int
+
+
+class Run(Frozen):
+    """What a run's `results.json` says of the job: settings and versions, no figure of any site's data."""
+
+    sha256: str
+    """Of the file."""
+    status: str
+    method: str
+    options: dict[str, JsonValue]
+    data: str | None
+    split: dict[str, JsonValue]
+    backbone: str
+    seed: int
+    engine: str
+    rounds_planned: int
+    rounds_done: int
+    secagg: bool
+    dp: dict[str, JsonValue] | None
+    """The settings of differential privacy, with the noise multipliers that follow from them."""
+    sites: tuple[str, ...]
+    versions: dict[str, str | None]
+
+
+class Checked(Frozen):
+    """One part of what the verifier found about the whole log, see `medfedvqa audit verify`."""
+
+    verdict: str
+    part: str
+    state: str
+    said: str
+
+
+class Attacked(Frozen):
+    """One attack's guesses about synthetic patients."""
+
+    artefact: str
+    attack: str
+    canaries: int
+    guessed: int
+    correct: int
+
+
+class Attack(Frozen):
+    """What `medfedvqa audit attack` counted."""
+
+    sha256: str
+    """Of the file."""
+    method: str
+    options: dict[str, JsonValue]
+    data: str
+    backbone: str
+    dp: dict[str, JsonValue] | None
+    sites: tuple[str, ...]
+    claimed_epsilon: float | None
+    claimed_delta: float | None
+    confidence: float
+    attacks: tuple[Attacked, ...]
+
+
+class Accuracy(Frozen):
+    """Accuracy on a site's test rows in 0..1, to three digits, with its Wilson 95 % interval."""
+
+    accuracy: float
+    low: float
+    high: float
+
+
+class Measured(Frozen):
+    """What the site's model answers right, with and without differential privacy; given on the site's own decision."""
+
+    private: Accuracy
+    """Of this job."""
+    without: Accuracy
+    """Of the same job without differential privacy."""
+    prior: Accuracy
+    """Of the majority answer to the same question, which needs no picture."""
+    same_settings: bool
+    """Whether the two jobs differ in nothing but differential privacy and secure aggregation."""
+
+
+class Code(Frozen):
+    """A code of DICOM's context group 7050."""
+
+    value: str
+    meaning: str
+
+
+class Ingested(Frozen):
+    """What the manifest of an ingested store says of how it was made; its counts stay with it."""
+
+    sha256: str
+    """Of the manifest."""
+    made: str
+    codes: tuple[Code, ...]
+    retained: tuple[str, ...]
+    versions: dict[str, str]
+    code: str
+
+
+class Evidence(Frozen):
+    """All that a report is made of."""
+
+    created: str
+    """UTC."""
+    site: str
+    job: str
+    tool: Tool
+    log: Excerpt
+    """Entries of the job, of the site itself, and refusals of any job."""
+    ledger: tuple[LedgerRow, ...]
+    """The whole chain; empty if the site has no ledger."""
+    policy: Policy
+    run: Run | None
+    examined: tuple[Checked, ...]
+    attack: Attack | None
+    measured: Measured | None
+    ingested: Ingested | None

@@ -1,0 +1,130 @@
+"""Evidence, read once: entries, releases and charges of the job, after their proofs were found to hold."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries
+from audits.exchange import SITES
+from privacy.accounting import Spent, spent
+from privacy.errors import PrivacyError
+from privacy.report.evidence import Evidence
+from privacy.report.replay import Charged, Replay
+
+
+class ReportError(PrivacyError):
+    """The report, or what it is to be made of, does not hold. The sentence names no patient and no path."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sections are made of. `of` raises `ReportError` if a signature, a proof or a chain does not hold."""
+
+    evidence: Evidence
+    held: Held
+    entries: tuple[Entry, ...]
+    replay: Replay
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> "Facts":
+        """Raises `ReportError`."""
+        try:
+            shown = held(evidence.log, evidence.site)
+            return cls(evidence, shown, quoted_entries(evidence.log), Replay(evidence.ledger, evidence.site))
+        except (AuditError, PrivacyError) as error:
+            raise ReportError(f"the report's evidence does not hold: {error}") from None
+
+    @cached_property
+    def own(self) -> tuple[Entry, ...]:
+        """The job's entries."""
+        return tuple(entry for entry in self.entries if entry.job == self.evidence.job)
+
+    @cached_property
+    def releases(self) -> tuple[Entry, ...]:
+        """What left for the job."""
+        return tuple(one for one in self.own if one.event is Event.RELEASE and one.outcome is Outcome.SENT)
+
+    @cached_property
+    def charges(self) -> tuple[Charged, ...]:
+        """Of the job."""
+        return tuple(one for one in self.replay.charges if one.debit.job == self.evidence.job)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the job trains under differential privacy."""
+        return bool(self.charges) or self.evidence.job in self.replay.book.jobs
+
+    @property
+    def void(self) -> bool:
+        """Whether any noise of the job could be repeated."""
+        return any(one.debit.void for one in self.charges)
+
+    @property
+    def delta(self) -> float:
+        """Of the job's last charge; without one, the site's."""
+        told = [one.charge.delta for one in self.charges if one.charge]
+        return told[-1] if told else self.evidence.policy.delta
+
+    @property
+    def state(self) -> Literal["running", "closed", "refused", "expired"]:
+        """As the last entry about it tells, if there is one yet."""
+        about = [entry for entry in self.own if entry.event in (Event.OPEN, Event.CLOSE)]
+        if not about:
+            return "expired"
+        if about[-1].event is Event.CLOSE:
+            return "closed"
+        return "refused" if about[-1].outcome is Outcome.REFUSED else "running"
+
+    @property
+    def method(self) -> str:
+        """As the log names it, or else the ledger."""
+        known = self.replay.book.jobs.get(self.evidence.job)
+        return self.latest("method") or (known.method if known else "")
+
+    @cached_property
+    def spent(self) -> Spent:
+        """By the job, so far."""
+        return spent(self.replay.events(self.evidence.job), self.delta)
+
+    @cached_property
+    def unprotected(self) -> tuple[tuple[Entry, TensorRecord], ...]:
+        """Released tensors that may depend on data and carry no differential privacy."""
+        pairs = ((entry, tensor) for entry in self.releases for tensor in entry.tensors)
+        return tuple((e, t) for e, t in pairs if t.kind is not Kind.PUBLIC and not t.protection.private)
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """All of the job, as far as the run or the entries of computations on shares tell."""
+        if self.evidence.run:
+            return tuple(sorted(self.evidence.run.sites))
+        told = {name for entry in self.shared for name in _among(entry.reason or "")}
+        return tuple(sorted(told | {self.evidence.site}))
+
+    @cached_property
+    def shared(self) -> tuple[Entry, ...]:
+        """Releases that are part of a computation on shares."""
+        tensors = ((entry, [one.protection.masked for one in entry.tensors]) for entry in self.releases)
+        return tuple(entry for entry, masked in tensors if entry.peer == SITES or any(masked))
+
+    def latest(self, name: str) -> str | None:
+        """A field of the job's last entry that has it."""
+        found = [value for entry in self.own if (value := getattr(entry, name)) is not None]
+        return str(found[-1]) if found else None
+
+    def every(self, name: str) -> tuple[str, ...]:
+        """All values of a field over the job's entries, in order, each once."""
+        return tuple(dict.fromkeys(str(value) for entry in self.own if (value := getattr(entry, name)) is not None))
+
+
+def _among(reason: str) -> list[str]:
+    """The sites that a computation on shares names."""
+    _, _, rest = reason.partition(" among ")
+    names, _, _ = rest.partition(", dealt by")
+    names, _, _ = names.partition(", without a dealer")
+    return [name for name in names.split(", ") if name and " " not in name]
+
+
+def plain(value: object) -> bytes:
+    """JSON that is digested: of settings that may hold any number."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

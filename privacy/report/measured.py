@@ -1,0 +1,131 @@
+"""Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
+
+from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
+from privacy.report.evidence import Attack, Attacked, Measured, Run
+from privacy.report.facts import Facts, ReportError
+from privacy.report.model import AttackFigures, DataHandling, Empirical
+
+CLEAN_PIXELS = "113101"
+NO_STORE = (
+    "Not ingested with this tool, or its manifest was not given: the report says nothing of how the data were "
+    "de-identified."
+)
+NO_ATTACK = "No attack on this job was given: nothing is proved from below."
+NO_UTILITY = "Not given. Accuracies are computed from test rows without noise; a site shares them by choice only."
+
+
+def data_handling(facts: Facts) -> DataHandling:
+    """I."""
+    store = facts.evidence.ingested
+    if store is None:
+        return DataHandling(
+            ingested=False,
+            said=NO_STORE,
+            profile=(),
+            retained=(),
+            burned_in=NO_STORE,
+            tools=(),
+            manifest=None,
+            made=None,
+        )
+    cleaned = any(code.value == CLEAN_PIXELS for code in store.codes)
+    blanked = (
+        "Text that was found in the pixels was blanked and looked for again; a picture in which text remained was left "
+        "out. A text finder misses text. How many were blanked stays in the manifest, on the site."
+    )
+    return DataHandling(
+        ingested=True,
+        said="Read from DICOM, de-identified and stored by `medfedvqa ingest`; patients are keyed pseudonyms.",
+        profile=tuple(f"{code.value} {code.meaning}" for code in store.codes),
+        retained=store.retained,
+        burned_in=blanked if cleaned else "Pixels were not searched for text.",
+        tools=tuple(f"{name} {version}" for name, version in sorted(store.versions.items())),
+        manifest=store.sha256,
+        made=store.made,
+    )
+
+
+def empirical(facts: Facts) -> Empirical:
+    """J. Raises `ReportError` for counts that no attack can have."""
+    attack, run, measured = facts.evidence.attack, facts.evidence.run, facts.evidence.measured
+    try:
+        figures = _attacks(attack) if attack else ()
+    except AuditError as error:
+        raise ReportError(f"the attack's counts are none: {error}") from None
+    bound = max((one.epsilon_at_least for one in figures), default=None)
+    refuted = any(one.refutes for one in figures) if attack and attack.claimed_epsilon is not None else None
+    return Empirical(
+        attacked=attack is not None,
+        said=_said(refuted) if attack else NO_ATTACK,
+        same_settings=_same_settings(attack, run) if attack else None,
+        data=attack.data if attack else None,
+        claimed_epsilon=attack.claimed_epsilon if attack else None,
+        claimed_delta=attack.claimed_delta if attack else None,
+        confidence=attack.confidence if attack else None,
+        attacks=figures,
+        lower_bound=bound,
+        refuted=refuted,
+        utility_said=_utility_said(measured) if measured else NO_UTILITY,
+        accuracy_private=measured.private.accuracy if measured else None,
+        accuracy_private_low=measured.private.low if measured else None,
+        accuracy_private_high=measured.private.high if measured else None,
+        accuracy_without=measured.without.accuracy if measured else None,
+        accuracy_without_low=measured.without.low if measured else None,
+        accuracy_without_high=measured.without.high if measured else None,
+        accuracy_prior=measured.prior.accuracy if measured else None,
+        cost_of_privacy=round(measured.without.accuracy - measured.private.accuracy, 3) if measured else None,
+    )
+
+
+def _attacks(attack: Attack) -> tuple[AttackFigures, ...]:
+    """Each bound is stricter than the confidence, so that all hold together with it (Bonferroni)."""
+    if not attack.attacks:
+        raise ReportError("the attack's file has no attack in it")
+    each = 1 - (1 - attack.confidence) / len(attack.attacks)
+    return tuple(_attacked(one, attack, each) for one in attack.attacks)
+
+
+def _attacked(one: Attacked, attack: Attack, confidence: float) -> AttackFigures:
+    found, delta = Guesses(one.canaries, one.guessed, one.correct), attack.claimed_delta or 0.0
+    if not one.guessed:
+        raise ReportError("an attack without a guess proves nothing: give the file as it was written")
+    bound = epsilon_lower_bound(found, delta, confidence)
+    low, high = rate_interval(one.correct, one.guessed, confidence)
+    return AttackFigures(
+        artefact=one.artefact,
+        attack=one.attack,
+        canaries=one.canaries,
+        guessed=one.guessed,
+        correct=one.correct,
+        accuracy=one.correct / one.guessed,
+        accuracy_low=low,
+        accuracy_high=high,
+        epsilon_at_least=bound,
+        provable=epsilon_lower_bound(Guesses(one.canaries, one.guessed, one.guessed), delta, confidence),
+        refutes=None if attack.claimed_epsilon is None else bound > attack.claimed_epsilon,
+    )
+
+
+def _same_settings(attack: Attack, run: Run | None) -> bool | None:
+    """None where the job's settings are not known. Secure aggregation is left aside: an attack is on single uploads."""
+    if run is None:
+        return None
+    asked = {name: value for name, value in (attack.dp or {}).items() if value is not None}
+    private = all((run.dp or {}).get(name) == value for name, value in asked.items())
+    plain = (attack.method, attack.options, attack.backbone) == (run.method, run.options, run.backbone)
+    return plain and private and (attack.dp is None) == (run.dp is None)
+
+
+def _said(refuted: bool | None) -> str:
+    small = "A small bound proves nothing about safety: better attacks may exist."
+    if refuted is None:
+        return f"The attacked job claimed no epsilon. {small}"
+    if refuted:
+        return "The attacks refute the epsilon that the attacked job claimed."
+    return f"The attacks do not refute the epsilon that the attacked job claimed. {small}"
+
+
+def _utility_said(measured: Measured) -> str:
+    alike = "differ in nothing but privacy" if measured.same_settings else "differ in other settings as well"
+    what = f"Accuracy on the site's test rows, with and without differential privacy; the two jobs {alike}."
+    return f"{what} It is given by the site's choice, has no noise, and no epsilon covers it."

@@ -1,0 +1,131 @@
+"""The ledger in a report: quoted without patients, checked against its own chain, and replayed charge by charge."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from privacy.accounting import PRV_ERROR, DPEvent, Spent, spent
+from privacy.book import Book, Charge, Debit, events_of
+from privacy.journal import Head, LedgerError, Row, link
+from privacy.report.evidence import LedgerRow
+
+TOLERANCE = 1e-6
+"""Relative: figures of two machines may differ by this much, and by no more."""
+
+
+def quote_ledger(rows: Iterable[Row]) -> tuple[LedgerRow, ...]:
+    """The journal's records, but for those that list patients' digests: of these the hash alone."""
+    return tuple(
+        LedgerRow(seq=row.seq, prev=row.prev, hash=row.hash, record=None if _of_patients(row) else row.record)
+        for row in rows
+    )
+
+
+def same(one: float | None, other: float | None) -> bool:
+    """Whether two figures are one, but for the last digits that machines may differ in."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+class Charged(NamedTuple):
+    """A charge in the chain; without `charge` if it was taken over from another ledger, whose figures are not here."""
+
+    seq: int
+    hash: str
+    time: str
+    debit: Debit
+    charge: Charge | None
+
+
+class Replay:
+    """What quoted records come to.
+
+    A record that is withheld can only be the registration of a cohort: there are as many as cohorts, each before the
+    first record that names its cohort, so that none can stand for a charge that is kept back.
+
+    Raises `LedgerError` if the chain, or the sense of a record, does not hold.
+    """
+
+    def __init__(self, quoted: Sequence[LedgerRow], site: str) -> None:
+        rows = list(_completed(quoted))
+        self.book = Book()
+        self.book.apply(rows)
+        if self.book.origin and self.book.origin[0] != site:
+            raise LedgerError("the quoted ledger is of another site")
+        made = {row.record.get("began", row.hash): row for row in rows}
+        self.charges = [
+            Charged(made[began].seq, made[began].hash, made[began].record["time"], debit, self.book.charges.get(began))
+            for began, debit in self.book.debits.items()
+        ]
+
+    def events(self, job: str | None = None, reserved: bool = False) -> list[DPEvent]:
+        """All that was charged, of one job or of all; with what is reserved and may still begin."""
+        return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.job))
+
+    def at(self, one: Charged) -> Spent | None:
+        """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
+        if one.charge is None:
+            return None
+        before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.job == one.debit.job)
+        return spent(events_of(before), one.charge.delta)
+
+    def is_last(self, one: Charged) -> bool:
+        """Whether the job has no later charge."""
+        return all(other.seq <= one.seq for other in self.charges if other.debit.job == one.debit.job)
+
+    def settled(self, one: Charged) -> bool:
+        """Whether the result of the charged task was saved."""
+        job = self.book.jobs.get(one.debit.job)
+        slot = one.debit.task, one.debit.round
+        return one.charge is None or bool(job and slot in job.settled and job.charges[slot] == one.charge)
+
+    def recorded_wrongly(self, job: str) -> Iterator[int]:
+        """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
+        for one in self.charges:
+            found = self.at(one) if one.debit.job == job or self.is_last(one) else None
+            if one.charge is None or found is None:
+                continue
+            if not same(one.charge.job_epsilon_after, found.epsilon) or not self._is_possible(one, one.charge):
+                yield one.seq
+
+    def _is_possible(self, one: Charged, charge: Charge) -> bool:
+        """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
+
+        Which patients are in several cohorts, no report tells; of a single cohort both are the same.
+        """
+        if not self.is_last(one):
+            return True
+        before = [other.debit for other in self.charges if other.seq <= one.seq]
+        least = spent(events_of(debit for debit in before if debit.cohort == one.debit.cohort), charge.delta).epsilon
+        most = spent(events_of(before), charge.delta).epsilon
+        if len(self.book.cohorts) == 1:
+            return same(charge.epsilon_after, most)
+        return least - PRV_ERROR <= charge.epsilon_after <= most + PRV_ERROR
+
+
+def _completed(quoted: Sequence[LedgerRow]) -> Iterator[Row]:
+    """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
+    head, cohorts = Head(), _named(quoted)
+    for row in quoted:
+        told = {} if row.record is None else dict(row.record)
+        if (row.seq, row.prev) != (head.seq + 1, head.hash) or (told and link(row.prev, told) != row.hash):
+            raise LedgerError(f"record {row.seq} of the quoted ledger does not follow from those before it")
+        if not told:
+            cohort = next(cohorts, None)
+            if cohort is None:
+                raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
+            told = {"event": "cohort", "cohort": cohort, "patients": []}
+        head = Head(row.seq, row.hash)
+        yield Row(row.seq, row.prev, row.hash, told)
+
+
+def _named(quoted: Sequence[LedgerRow]) -> Iterator[str]:
+    """Each cohort, in the order in which records name them first."""
+    told: list[dict[str, Any]] = [row.record or {} for row in quoted]
+    named = [one.get("cohort") or (one.get("debit") or {}).get("cohort") for one in told]
+    return iter(dict.fromkeys(str(cohort) for cohort in named if cohort))
+
+
+def _of_patients(row: Row) -> bool:
+    return bool(row.record["event"] == "cohort")

@@ -1,0 +1,125 @@
+"""Section E: charges of the ledger, replayed; what they come to, what is left, what was refused or repeated."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from audits import Entry, Event, Outcome
+from privacy.accounting import DPEvent, spent
+from privacy.report.budget import Accountant, Accounting, Charge, EventFigures, Figures, JobFigures, Refusal, Restart
+from privacy.report.claim import finite
+from privacy.report.facts import Facts
+from privacy.report.replay import Charged
+
+RDP = "Mironov, Talwar and Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism, 2019"
+PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2021"
+
+
+def accounting(facts: Facts) -> Accounting:
+    """E."""
+    ledger, policy, job = facts.replay, facts.evidence.policy, facts.evidence.job
+    known = ledger.book.jobs.get(job)
+    authorised = _figures(ledger.events(reserved=True), facts.delta)
+    limit = policy.max_epsilon
+    left = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
+    return Accounting(
+        delta=facts.delta,
+        charges=tuple(_charge(facts, one) for one in ledger.charges),
+        accountants=_accountants(facts.evidence.tool.opacus),
+        job=_figures(ledger.events(job), facts.delta) if facts.is_private else None,
+        projected=_figures(ledger.events(job, reserved=True), facts.delta) if facts.is_private else None,
+        reserved_tasks=len(known.reserved) if known else 0,
+        spent=_figures(ledger.events(), facts.delta),
+        authorised=authorised,
+        limit=limit,
+        limit_per_job=policy.max_epsilon_per_job,
+        remaining=left,
+        refusals=tuple(refusal(one) for one in facts.entries if _is_refused_job(one)),
+        restarts=_restarts(facts),
+        jobs=tuple(_job(facts, name) for name in _jobs(facts)),
+    )
+
+
+def refusal(entry: Entry) -> Refusal:
+    """Of a job, a release or a receipt."""
+    return Refusal(
+        entry=entry.seq,
+        time=entry.time,
+        job=entry.job,
+        round=entry.round,
+        task=entry.task,
+        direction=entry.direction,
+        reason=entry.reason or "",
+    )
+
+
+def _is_refused_job(entry: Entry) -> bool:
+    return entry.event is Event.OPEN and entry.outcome is Outcome.REFUSED
+
+
+def _figures(events: Iterable[DPEvent], delta: float) -> Figures:
+    found = spent(events, delta)
+    return Figures(epsilon=finite(found.epsilon), rdp=finite(found.rdp), prv=finite(found.prv), mu=finite(found.mu))
+
+
+def _accountants(opacus: str) -> tuple[Accountant, ...]:
+    return (
+        Accountant(name="RDP", implementation=f"Opacus {opacus}, RDPAccountant", source=RDP),
+        Accountant(name="PRV", implementation=f"Opacus {opacus}, PRVAccountant, its error included", source=PRV),
+    )
+
+
+def _charge(facts: Facts, one: Charged) -> Charge:
+    ledger, debit, told = facts.replay, one.debit, one.charge
+    whole = debit.job == facts.evidence.job or ledger.is_last(one)
+    found = ledger.at(one) if whole else None
+    return Charge(
+        record=one.seq,
+        time=one.time,
+        job=debit.job,
+        method=debit.method,
+        task=debit.task,
+        round=debit.round,
+        attempt=debit.attempt,
+        settled=ledger.settled(one),
+        void=debit.void,
+        imported=told is None,
+        events=tuple(EventFigures(rate=each.rate, noise=each.noise, steps=each.steps) for each in debit.events),
+        delta=told.delta if told else None,
+        job_epsilon_after=told.job_epsilon_after if told else None,
+        replayed=finite(found.epsilon) if found else None,
+        site_epsilon_after=told.epsilon_after if told else None,
+        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (one.seq, one.hash)),
+    )
+
+
+def charge_of(entry: Entry) -> tuple[int, str] | None:
+    """Position and hash in the ledger of the charge that an entry names."""
+    if entry.dp_event is None:
+        return None
+    named = entry.dp_event["ledger"]
+    return named["seq"], named["head"]
+
+
+def _restarts(facts: Facts) -> tuple[Restart, ...]:
+    tried = Counter((one.debit.task, one.debit.round) for one in facts.charges)
+    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in tried.items() if n > 1)
+
+
+def _jobs(facts: Facts) -> Iterable[str]:
+    """This one first, then the others in the ledger's order."""
+    charged = (one.debit.job for one in facts.replay.charges)
+    own = [facts.evidence.job] if facts.is_private else []
+    return dict.fromkeys([*own, *charged, *facts.replay.book.jobs])
+
+
+def _job(facts: Facts, name: str) -> JobFigures:
+    charges = [one for one in facts.replay.charges if one.debit.job == name]
+    known = facts.replay.book.jobs.get(name)
+    return JobFigures(
+        job=name,
+        method=known.method if known else charges[0].debit.method,
+        epsilon=finite(spent(facts.replay.events(name), facts.delta).epsilon),
+        charges=len(charges),
+        reserved=len(known.reserved) if known else 0,
+        void=any(one.debit.void for one in charges) or bool(known and known.void),
+    )

@@ -1,0 +1,226 @@
+"""Section L: rule by rule, whether the report shows that it was kept; then who signs off."""
+
+from collections.abc import Callable
+
+from audits import Event, Kind, PolicyError, SitePolicy, TensorRecord
+from privacy.report.evidence import Policy
+from privacy.report.facts import Facts
+from privacy.report.measured import empirical
+from privacy.report.model import Rule, SignOff, State, Verdicts
+from privacy.report.spending import charge_of
+
+SHOWN: State = "shown"
+NOT_SHOWN: State = "not shown"
+BROKEN: State = "broken"
+_ORDER: tuple[State, ...] = (SHOWN, NOT_SHOWN, BROKEN)
+
+SIGN_OFF = (
+    SignOff(role="Data protection officer", confirms="has read what is claimed (B), what is not (F), and K"),
+    SignOff(role="Head of the site", confirms="agrees to what left (H) and to what remains of the budget (E)"),
+    SignOff(role="Auditor", confirms="has run `medfedvqa privacy verify-report` with a key from the site itself"),
+)
+
+Found = tuple[State, str]
+
+
+def verdicts(facts: Facts) -> Verdicts:
+    """L."""
+    rules = tuple(
+        Rule(rule=name, statement=statement, state=state, said=said, evidence=tuple(where))
+        for name, statement, where, check in _RULES
+        for state, said in [check(facts)]
+    )
+    return Verdicts(state=max((one.state for one in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
+
+
+def _proven(facts: Facts) -> Found:
+    size = facts.held.checkpoint.size
+    return SHOWN, f"{len(facts.entries)} entries are proven to be under the site's checkpoint of {size}"
+
+
+def _complete(facts: Facts) -> Found:
+    log, size = facts.evidence.log, facts.held.checkpoint.size
+    if log.first:
+        return NOT_SHOWN, f"{log.first} entries have expired: releases of this job may be among them"
+    if left := size - len(log.entries):
+        return NOT_SHOWN, f"{left} entries are of other jobs: compare with the log (`verify-report --log`)"
+    return SHOWN, f"all {size} entries of the log are quoted"
+
+
+def _witnessed(facts: Facts) -> Found:
+    last = max((one.seq for one in facts.releases if one.tensors), default=-1)
+    held = facts.held
+    if held.cosigned > last:
+        who = ", ".join(held.cosigners)
+        return SHOWN, f"the log up to entry {held.cosigned - 1}, with every released tensor, is cosigned by {who}"
+    return NOT_SHOWN, f"others cosigned {held.cosigned} entries; a release is in entry {last}"
+
+
+def _whole(facts: Facts) -> Found:
+    found = [one for one in facts.evidence.examined if one.verdict in ("integrity", "completeness")]
+    if broken := [one for one in found if one.state == BROKEN]:
+        return BROKEN, f"{broken[0].part}: {broken[0].said}"
+    if missing := [one for one in found if one.state != SHOWN]:
+        return NOT_SHOWN, f"{missing[0].part}: {missing[0].said}"
+    if not found:
+        return NOT_SHOWN, "the whole log was not verified when the report was made"
+    return SHOWN, f"verified when the report was made: {', '.join(one.part for one in found)}"
+
+
+def _agreed(facts: Facts) -> Found:
+    found = [one for one in facts.evidence.examined if one.verdict == "consistency"]
+    if broken := [one for one in found if one.state == BROKEN]:
+        return BROKEN, f"{broken[0].part}: {broken[0].said}"
+    if [one for one in facts.entries if one.event is Event.FINDING]:
+        return NOT_SHOWN, "the site itself logged findings about others' checkpoints"
+    if [one for one in found if one.state != SHOWN] or not found:
+        return NOT_SHOWN, "nobody else's copy was compared over all releases"
+    return SHOWN, "nobody who was asked holds a checkpoint or key that contradicts the log"
+
+
+def _anchored(facts: Facts) -> Found:
+    named = [charge for one in facts.entries if (charge := charge_of(one))]
+    held = {(one.seq, one.hash) for one in facts.evidence.ledger}
+    if lost := [seq for seq, head in named if (seq, head) not in held]:
+        return BROKEN, f"the log names record {lost[0]} of a ledger that is not this one"
+    if not facts.evidence.ledger:
+        return NOT_SHOWN, "the site has no ledger"
+    if not named:
+        return NOT_SHOWN, "no quoted entry names a record of the ledger"
+    return SHOWN, f"the chain of {len(held)} records holds, and {len(named)} entries of the log name records of it"
+
+
+def _replayed(facts: Facts) -> Found:
+    if wrong := list(facts.replay.recorded_wrongly(facts.evidence.job)):
+        return BROKEN, f"record {wrong[0]} of the ledger has another epsilon than its charges come to"
+    if not facts.charges:
+        return NOT_SHOWN, "the job was charged nothing"
+    return SHOWN, f"after each charge the recorded epsilon is what both accountants give ({len(facts.charges)})"
+
+
+def _charged(facts: Facts) -> Found:
+    private = [one for one in facts.releases if any(tensor.protection.private for tensor in one.tensors)]
+    known = {(one.seq, one.hash): one.debit for one in facts.charges}
+    for entry in private:
+        named = charge_of(entry)
+        debit = known.get(named) if named else None
+        told = [dict(event) for event in (entry.dp_event or {}).get("events", [])]
+        if debit is None or told != [event.to_dict() for event in debit.events]:
+            return BROKEN, f"entry {entry.seq} left without the charge that it should name"
+    if not private:
+        return NOT_SHOWN, "nothing left under differential privacy"
+    return SHOWN, f"each release under differential privacy names a charge made before it ({len(private)})"
+
+
+def _protected(facts: Facts) -> Found:
+    if not facts.is_private:
+        return NOT_SHOWN, "the job trained without differential privacy"
+    if facts.unprotected:
+        return BROKEN, f"{len(facts.unprotected)} tensors that may depend on data left without differential privacy"
+    return SHOWN, "all that may depend on data left under differential privacy"
+
+
+def _within(facts: Facts) -> Found:
+    policy = facts.evidence.policy
+    told = [one.charge for one in facts.charges if one.charge]
+    if not told:
+        return NOT_SHOWN, "the job was charged nothing"
+    worst, alone = max(one.epsilon_after for one in told), max(one.job_epsilon_after for one in told)
+    limits = ((worst, policy.max_epsilon), (alone, policy.max_epsilon_per_job))
+    if any(limit is not None and epsilon > limit for epsilon, limit in limits):
+        return BROKEN, "a charge went over a limit of the site's policy as it is now"
+    if policy.max_epsilon is None and policy.max_epsilon_per_job is None:
+        return NOT_SHOWN, "the site sets no limit"
+    return SHOWN, "every charge stayed within the site's limits"
+
+
+def _sound(facts: Facts) -> Found:
+    if not facts.is_private:
+        return NOT_SHOWN, "the job adds no noise"
+    return (BROKEN, "charges are void: their noise could be repeated") if facts.void else (SHOWN, "no charge is void")
+
+
+def _allowed(facts: Facts) -> Found:
+    policy = facts.evidence.policy
+    for entry in facts.releases:
+        kinds = {tensor.kind.value for tensor in entry.tensors} - set(policy.kinds)
+        if kinds or entry.method not in policy.methods or entry.peer not in policy.recipients:
+            return BROKEN, f"entry {entry.seq} left against the policy as it is now"
+    used = facts.every("policy")
+    if set(used) - {_digest(policy)}:
+        return NOT_SHOWN, "the policy has changed since the job ran; what left is allowed by the one of now"
+    return SHOWN, "all that left is allowed by the policy whose digest its entries have"
+
+
+def _digest(policy: Policy) -> str:
+    told = policy.model_dump(mode="json")
+    try:
+        return SitePolicy.from_mapping(told).digest()
+    except PolicyError:
+        return ""
+
+
+def _in_settings(facts: Facts) -> Found:
+    run = facts.evidence.run
+    if run is None:
+        return NOT_SHOWN, "the run's results.json was not given"
+    if run.method != facts.method or (run.dp is not None) != facts.is_private:
+        return BROKEN, "the settings that were given are of another job"
+    noise = {(run.dp or {}).get("noise"), (run.dp or {}).get("count_noise")}
+    if any(event.noise not in noise for event in facts.replay.events(facts.evidence.job)):
+        return BROKEN, "the settings that were given have another noise than the ledger charged"
+    return SHOWN, "method and noise of the settings are those of log and ledger"
+
+
+def _hidden(facts: Facts) -> Found:
+    if not facts.shared:
+        return NOT_SHOWN, "the job aggregates in clear"
+    if len(facts.sites) < 3:
+        return BROKEN, f"{len(facts.sites)} sites computed on shares: fewer than three reveal each other"
+    bare = [one.seq for one in facts.releases if any(_is_bare(tensor) for tensor in one.tensors)]
+    if bare:
+        return NOT_SHOWN, f"entry {bare[0]} has tensors of this site's own that were not shared"
+    return SHOWN, f"{len(facts.sites)} sites; of this site's contributions only shares and masked values left"
+
+
+def _is_bare(tensor: TensorRecord) -> bool:
+    """Whether the server sees what this site contributed."""
+    return tensor.kind is not Kind.PUBLIC and not tensor.protection.masked
+
+
+def _attacked(facts: Facts) -> Found:
+    found = empirical(facts)
+    if not found.attacked:
+        return NOT_SHOWN, "no attack was given"
+    if found.refuted:
+        return BROKEN, "an attack refutes the claimed epsilon"
+    if found.refuted is None or not found.same_settings:
+        return NOT_SHOWN, "the attacked job is not shown to have this job's settings, or claimed no epsilon"
+    return SHOWN, f"{len(found.attacks)} attacks on a job of these settings do not refute its epsilon"
+
+
+def _de_identified(facts: Facts) -> Found:
+    if facts.evidence.ingested is None:
+        return NOT_SHOWN, "the data are not shown to have been ingested with this tool"
+    return SHOWN, "the data come from a store that was de-identified as section I says"
+
+
+_RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
+    ("log", "Every quoted entry is in the log that the site signed.", "H", _proven),
+    ("all of it", "No entry of the job is left out.", "H", _complete),
+    ("witnessed", "Others have cosigned the log over every release.", "H", _witnessed),
+    ("whole log", "Integrity and completeness of the whole log were verified.", "H", _whole),
+    ("agreement", "Nobody holds another history of the log.", "H", _agreed),
+    ("ledger", "The ledger's chain holds, and the log names its records.", "E", _anchored),
+    ("replay", "Recorded epsilons are those that two accountants give.", "E", _replayed),
+    ("charged first", "What left under differential privacy was charged before.", "EH", _charged),
+    ("nothing unprotected", "All that may depend on data left under differential privacy.", "FH", _protected),
+    ("within limits", "No patient lost more than the site allows.", "E", _within),
+    ("sound noise", "The noise cannot be repeated.", "D", _sound),
+    ("allowed", "Method, kinds and recipients are those that the site's policy names.", "H", _allowed),
+    ("settings", "The settings that were given are those that ran.", "D", _in_settings),
+    ("on shares", "Nobody saw this site's own contribution.", "G", _hidden),
+    ("attacked", "Attacks do not refute the claim.", "J", _attacked),
+    ("de-identified", "The data were de-identified by this tool.", "I", _de_identified),
+)
+

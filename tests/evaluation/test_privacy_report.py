@@ -1,0 +1,296 @@
+"""The pages of a privacy-budget report: all of its content, nothing else, and always the same bytes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from html.parser import HTMLParser
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pypdf import PdfReader
+
+from medfedvqa.evaluation.privacy_report import render, render_joined
+from medfedvqa.evaluation.privacy_report.document import compose
+from medfedvqa.evaluation.privacy_report.html import page
+from medfedvqa.evaluation.privacy_report.paper import paper
+from medfedvqa.evaluation.privacy_report.parts import (
+    Pictures,
+    Section,
+    at_least,
+    at_most,
+    moment,
+    numbered,
+    shown,
+    words,
+)
+from privacy.report.join import Given, join
+from privacy.report.model import Report
+
+EXAMPLE = Path(__file__).with_name("privacy_report.json")
+"""A report on a real run, into which figures of attacks, accuracies, refusals and another job were put."""
+HEADINGS = [
+    "A · Identity",
+    "B · Claim",
+    "C · Unit and bounds",
+    "D · Mechanism as executed",
+    "E · Accounting",
+    "F · Outside the theorem",
+    "G · Trust and aggregation",
+    "H · Egress",
+    "I · Data handling",
+    "J · Empirical audit and cost",
+    "K · Mappings",
+    "L · Verdicts and sign-off",
+    "M · Never in a report",
+]
+ASIDE = ("svg", "style")
+WORDS = {"shown", "not shown", "broken", "running", "closed", "refused", "in clear", "on shares", "nothing released"}
+WORDS |= {"supports", "partly supports", "not provided", "medfedvqa.privacy-report/1"}
+"""Values of closed vocabularies."""
+
+
+
+class Parsed(HTMLParser):
+    """Text outside of pictures and style, tags and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.values = "", list[tuple[str, dict[str, str | None]]](), set[str]()
+        self.aside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.aside |= tag in ASIDE
+        self.tags.append((tag, dict(attrs)))
+        self.text += "\n" if tag in ("td", "th", "dd", "li", "p", "h1", "h2", "h3") else ""
+        self.values |= {value for name, value in attrs if value and name in ("value", "datetime", "title")}
+
+    def handle_endtag(self, tag: str) -> None:
+        self.aside &= tag not in ASIDE
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.aside else data
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return Report.model_validate_json(EXAMPLE.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def drawn(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the report's pages."""
+    folder = tmp_path_factory.mktemp("drawn")
+    render(report, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reader(drawn: Path) -> PdfReader:
+    return PdfReader(drawn / "report.pdf")
+
+
+def told(report: Report) -> Parsed:
+    return Parsed(page(compose(report)))
+
+
+def changed(value: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
+    """JSON with each of its leaves replaced."""
+    if isinstance(value, dict):
+        return {key: changed(one, leaf, key) for key, one in value.items()}
+    return [changed(one, leaf, name) for one in value] if isinstance(value, list) else leaf(name, value)
+
+
+def with_sections(report: Report, leaf: Callable[[str, Any], Any]) -> Report:
+    it = report.model_dump(mode="json")
+    return Report.model_validate_json(json.dumps(it | {"sections": changed(it["sections"], leaf)}))
+
+
+def unknown(model: BaseModel) -> Any:
+    """A section without any of the figures that may be unknown."""
+    known = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        unions = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
+        if unions and type(None) in typing.get_args(field.annotation):
+            known[name] = None
+        elif isinstance(value, BaseModel):
+            known[name] = unknown(value)
+        elif isinstance(value, tuple):
+            known[name] = tuple(unknown(one) if isinstance(one, BaseModel) else one for one in value)
+    return model.model_copy(update=known)
+
+
+def without_pictures(section: Section) -> Section:
+    """Their axes begin at 0."""
+    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, Pictures)))
+
+
+def test_a_page_has_all_sections_and_says_the_claim_first(report: Report) -> None:
+    """One heading of the first rank, A to M in their order, and links that all lead somewhere."""
+    found = told(report)
+    assert [tag for tag, _ in found.tags].count("h1") == 1
+    places = [found.text.index(f"\n{heading}\n") for heading in HEADINGS]
+    assert places == sorted(places)
+    claim, epsilon = found.text.index(report.sections.claim.sentence), found.text.index("Epsilon of the job")
+    assert claim < epsilon < found.text.index("Spent by all jobs") < found.text.index("Verdict") < places[0]
+    names = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    links = [attributes["href"] or "" for tag, attributes in found.tags if tag == "a"]
+    assert len(set(names)) == len(names) and {link[1:] for link in links} <= set(names)
+    assert {"#entry-2", "#record-4", "#E", "#H"} <= set(links)
+
+
+def test_every_figure_of_the_sections_is_on_the_page(report: Report) -> None:
+    """Each number of the report is made unlike all others: the page holds every one, with all of its digits."""
+    numbers, made = count(200_001, 2), list[str]()
+
+    def other(name: str, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        new = next(numbers) + (0.123456789 if isinstance(value, float) else 0)
+        made.append(repr(new))
+        return new
+
+    found = told(with_sections(report, other))
+    shown_ones = found.values | set(re.findall(r"\d+(?:\.\d+)?", found.text))
+    assert len(made) > 200 and [number for number in made if number not in shown_ones] == []
+
+
+def test_every_text_of_the_sections_is_on_the_page_and_none_of_it_is_markup(report: Report) -> None:
+    """Names with tags, quotes, template marks and no end are read as they are, on the page and in the PDF."""
+    numbers, made = count(), list[str]()
+
+    def hostile(name: str, value: Any) -> Any:
+        if not isinstance(value, str) or value in WORDS or name in ("created", "evidence"):
+            return value
+        made.append(f"<script>alert({next(numbers)})</script>\"'>&amp;{{{{ 7 * 7 }}}}{{% if %}}" + "w" * 50)
+        return made[-1]
+
+    tags = {tag for tag, _ in told(report).tags}
+    attacked = compose(with_sections(report, hostile))
+    found = Parsed(page(attacked))
+    everything = found.text + "".join(found.values)
+    assert len(made) > 300 and [text for text in made if text not in everything] == []
+    assert {tag for tag, _ in found.tags} <= tags and "script" not in tags
+    assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+    few = replace(attacked, sections=attacked.sections[:3])
+    whole = "".join("".join(sheet.extract_text().split()) for sheet in PdfReader(BytesIO(paper(few))).pages)
+    assert all("".join(text.split()) in whole for text in (attacked.title, attacked.claim))
+
+
+def test_characters_that_hide_or_turn_text_around_are_shown_as_such() -> None:
+    """Neither a control character nor one that reverses what follows reaches a page."""
+    assert shown("a\u202eb\x00c\u200bd\ne") == "a\ufffdb\ufffdc\ufffdd\ne"
+
+
+def test_a_page_asks_for_nothing(report: Report) -> None:
+    """No script, no picture, no address: a page is one file, and forbids the browser to load anything."""
+    text = page(compose(report))
+    found = Parsed(text)
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
+    assert {name for _, attributes in found.tags for name in attributes}.isdisjoint({"src", "srcset", "action"})
+    assert all((attributes.get("href") or "#").startswith("#") for _, attributes in found.tags)
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "default-src 'none'; style-src 'unsafe-inline'" in text
+
+
+def test_pages_are_the_same_bytes_each_time(drawn: Path, tmp_path: Path) -> None:
+    """Another process, time zone, locale and order of hashing draw the very same files."""
+    call = "import sys; from pathlib import Path; from privacy.report.model import Report; "
+    call += "from medfedvqa.evaluation.privacy_report import render; "
+    call += "render(Report.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))"
+    environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    subprocess.run([sys.executable, "-c", call, EXAMPLE, tmp_path], env=environment, check=True)
+    for name in ("report.html", "report.pdf"):
+        assert (tmp_path / name).read_bytes() == (drawn / name).read_bytes(), name
+
+
+def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
+    """Where a figure is missing stands a dash or a sentence; all that is known is made other than 0 first."""
+    known = with_sections(report, lambda _, value: value or 5 if type(value) in (int, float) else value)
+    evidence = report.evidence.model_copy(update={"run": None})
+    document = compose(known.model_copy(update={"sections": unknown(known.sections), "evidence": evidence}))
+    bare = replace(document, sections=tuple(without_pictures(one) for one in document.sections[: len(HEADINGS)]))
+    said = Parsed(page(bare)).text
+    assert "—" in said and "no limit is set" in said
+    first, *others = PdfReader(BytesIO(paper(bare))).pages
+    assert "no limit is set" in first.extract_text()
+    for text in (said, *(sheet.extract_text() for sheet in others)):
+        numbers = text.replace("entries 0–15", "")
+        assert re.findall(r"(?<![\w.:-])0(?:\.0+)?(?![\w.:-])", numbers) == []
+
+
+def test_bounds_are_rounded_to_the_safe_side() -> None:
+    """An upper bound never looks smaller than it is, nor a lower one larger; digits are not lost."""
+    assert [words([at_most(bound)]) for bound in (2.9975098, 3.0, 1e-9, 0.0)] == ["2.998", "3", "0.001", "0"]
+    assert [words([at_least(bound)]) for bound in (4.8019, 0.1109, 1e-9)] == ["4.801", "0.11", "0"]
+    assert words([at_most(float("inf"))]) == "unbounded" and words([at_most(None)]) == words([at_least(None)]) == "—"
+
+
+def test_places_in_log_and_ledger_are_ranges() -> None:
+    """Neighbours are drawn together, and of many only the first and last are named."""
+    assert words(numbered("entry", [7, 3, 4, 5])) == "entries 3–5, 7" and words(numbered("record", [3])) == "record 3"
+    assert words(numbered("entry", range(0, 40, 2))) == "entries 0, 2, 4, …, 38" and words(numbered("entry", [])) == "—"
+
+
+def test_times_are_utc_to_the_second_and_others_stay() -> None:
+    assert words([moment("2026-11-22T07:27:43.571291Z")]) == "2026-11-22 07:27:43"
+    assert words([moment("2026-11-22T07:27:43+01:00")]) == "2026-11-22T07:27:43+01:00" and words([moment(None)]) == "—"
+
+
+def test_the_pdf_has_a_title_bookmarks_and_the_claim(report: Report, reader: PdfReader) -> None:
+    """Its date is the report's, its sections are bookmarks, its list of sections has their pages."""
+    about, created = reader.metadata, datetime.fromisoformat(report.sections.identity.created)
+    assert about and about.title == "Job ph at site chest · Privacy-budget report"
+    assert about.creation_date == created and reader.trailer["/Root"]["/Lang"] == "en"
+    bookmarks = {str(entry["/Title"]): reader.get_destination_page_number(entry) + 1 for entry in _flat(reader.outline)}
+    assert list(bookmarks)[:13] == HEADINGS
+    first = reader.pages[0].extract_text()
+    assert " ".join(report.sections.claim.sentence.split()) in " ".join(first.split())
+    assert all(re.search(rf"{re.escape(name)}\s+{sheet}\b", first) for name, sheet in bookmarks.items())
+    whole = "\n".join(sheet.extract_text() for sheet in reader.pages)
+    assert f"{len(reader.pages)} / {len(reader.pages)}" in whole
+    assert report.sections.identity.log_root in whole and "personal, update" in whole
+
+
+def test_links_of_the_pdf_lead_to_their_rows(reader: PdfReader) -> None:
+    """Every link has a place, and that of a log entry is in the table of them."""
+    links = (annotation.get_object() for sheet in reader.pages for annotation in sheet.get("/Annots", []))
+    names = {str(link["/Dest"]) for link in links}
+    assert names <= set(reader.named_destinations) and {"entry-2", "record-4", "E"} <= names
+    sheet = reader.get_destination_page_number(reader.named_destinations["entry-2"])
+    assert "Leaf" in reader.pages[sheet].extract_text()
+
+
+def _flat(outline: Any) -> Iterator[Any]:
+    for entry in outline:
+        if isinstance(entry, list):
+            yield from _flat(entry)
+        else:
+            yield entry
+
+
+def test_joined_reports_name_every_site_and_what_is_missing(report: Report, tmp_path: Path) -> None:
+    """Claims, agreements and egress of all sites, and in red the sites that gave no report."""
+    reports = [report]
+    identity = report.sections.identity.model_copy(update={"site": "abdomen"})
+    reports.append(report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})}))
+    joined = join(Given(one, "ab" * 32) for one in reports)
+    render_joined(joined, tmp_path)
+    found = Parsed((tmp_path / "joined.html").read_text(encoding="utf-8"))
+    assert joined.sentence in found.text and "Without a report: head." in found.text
+    assert all(one.what in found.text and one.said in found.text for one in joined.agreements)
+    assert all(said in found.text for said in joined.left_out)
+    text = " ".join(PdfReader(tmp_path / "joined.pdf").pages[0].extract_text().split())
+    assert joined.sentence in text

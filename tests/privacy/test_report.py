@@ -1,0 +1,321 @@
+"""The privacy-budget report of a real job: everything in it follows from the log and the ledger, and shows it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from audits import AuditKey, Judgement, State, VerifierKey, origin_of
+from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.cli.sites import config_of
+from medfedvqa.data import load_site
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from privacy import Ledger
+from privacy.report import (
+    Attack,
+    Attacked,
+    Evidence,
+    Report,
+    ReportError,
+    read_report,
+    report_of,
+    report_schema,
+    sections_of,
+    signed,
+    verify_report,
+    written,
+)
+from privacy.report.files import ENVELOPE, HTML, JSON, PDF, made_schema
+from privacy.report.verify import differences
+
+pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
+SITE = "chest"
+PAGES = {HTML: b"<p>page</p>", PDF: b"%PDF-paper"}
+
+
+@pytest.fixture(scope="module")
+def config(private_run: Path) -> SiteConfig:
+    return config_of(private_run / "sites" / SITE / "site.yml")
+
+
+@pytest.fixture(scope="module")
+def report(private_run: Path, config: SiteConfig) -> Report:
+    """Of a site that gave the job's settings, and what the other parties hold of its log."""
+    return report_of(evidence_of(config, None, private_run / "results.json", None, None, [private_run], False))
+
+
+@pytest.fixture(scope="module")
+def key(config: SiteConfig) -> AuditKey:
+    return AuditKey.at(config.audit_key, origin_of(SITE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, report: Report, key: AuditKey) -> Path:
+    """The report's files, signed."""
+    return put(tmp_path, report, written(report), key)
+
+
+def put(folder: Path, report: Report, said: bytes, key: AuditKey) -> Path:
+    files = {JSON: said, **PAGES}
+    for name, content in {**files, ENVELOPE: signed(report, files, key)}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def broken(found: Judgement) -> list[str]:
+    return [part.name for part in found.parts if part.state is State.BROKEN]
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to each figure, sentence and null."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, dict | list):
+        yield path
+    for step, one in items:
+        yield from leaves(one, (*path, step))
+
+
+def edited(value: Any) -> Any:
+    """Something else of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else 0.5
+
+
+def with_edit(told: dict[str, Any], path: tuple[str | int, ...]) -> bytes:
+    """The report's file with one leaf edited."""
+    changed = json.loads(json.dumps(told))
+    where = changed
+    for step in path[:-1]:
+        where = where[step]
+    where[path[-1]] = edited(where[path[-1]])
+    return (json.dumps(changed, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def test_the_claim_is_what_the_ledger_says_beside_both_accountants(report: Report, config: SiteConfig) -> None:
+    """And the sentence holds the figure, rounded up."""
+    ledger = Ledger(config.ledger, SITE)
+    [account] = ledger.accounts(1e-5)
+    ledger.close()
+    claim, spending = report.sections.claim, report.sections.accounting
+    assert claim.made and not claim.provisional and claim.epsilon == pytest.approx(account.spent.epsilon)
+    assert spending.job and (spending.job.rdp, spending.job.prv) == (account.spent.rdp, account.spent.prv)
+    recorded = [one.job_epsilon_after for one in spending.charges]
+    assert [one.replayed for one in spending.charges] == pytest.approx(recorded) and len(recorded) == 2
+    written_down = float(claim.sentence.partition("epsilon ")[2].partition(" ")[0])
+    assert claim.epsilon <= written_down < claim.epsilon + 0.002
+
+
+def test_every_release_is_listed_with_its_entry_its_proof_and_its_charge(report: Report) -> None:
+    """Sums are of the rows; what is under differential privacy names a charge that the report has."""
+    egress = report.sections.egress
+    quoted = {one.record["seq"]: one.record for one in report.evidence.log.entries}
+    charges = {one.record for one in report.sections.accounting.charges}
+    assert egress.nbytes == sum(row.nbytes for row in egress.releases) == sum(one.nbytes for one in egress.by_kind)
+    assert {row.tensor for row in egress.releases} == {
+        "epsilon", "prompt.image", "prompt.text", "accuracy", "fault", "shared_bytes"
+    }  # fmt: skip
+    for row in egress.releases:
+        assert row.tensor in [tensor["name"] for tensor in quoted[row.entry]["tensors"]]
+        assert (row.charge in charges) is row.protection.startswith("dp")
+        assert (row.sha256 is None) is row.protection.endswith("masked")
+
+
+def test_every_rule_that_this_job_can_show_is_shown(report: Report) -> None:
+    """It has no limit, was not attacked, and its data are drawn: of these the report says so."""
+    not_shown = {one.rule for one in report.sections.verdicts.rules if one.state != "shown"}
+    assert not_shown == {"within limits", "attacked", "de-identified"}
+
+
+def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
+    folder: Path, key: AuditKey, config: SiteConfig, tmp_path: Path
+) -> None:
+    """Everything is shown."""
+    ledger = Ledger(config.ledger, SITE)
+    ledger.export(tmp_path / "export")
+    ledger.close()
+    found = verify_report(folder, key.public, config.audit, tmp_path / "export")
+    assert found.state is State.SHOWN, found
+
+
+def test_without_a_key_from_the_site_it_is_not_shown_whose_report_it_is(folder: Path) -> None:
+    """A key that lies in the report itself vouches for nothing."""
+    found = verify_report(folder)
+    assert [part.name for part in found.parts if part.state is not State.SHOWN] == ["key"]
+    assert found.state is State.NOT_SHOWN
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
+    data: st.DataObject, folder: Path, report: Report, key: AuditKey
+) -> None:
+    """Any leaf of it; the signature is of exactly these bytes."""
+    told = report.model_dump(mode="json")
+    path = data.draw(st.sampled_from(list(leaves(told))))
+    (folder / JSON).write_bytes(with_edit(told, path))
+    assert verify_report(folder, key.public).state is State.BROKEN, path
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
+    data: st.DataObject, tmp_path: Path, report: Report, key: AuditKey
+) -> None:
+    """Proofs, chain and recomputation find it."""
+    told = report.model_dump(mode="json")
+    path = data.draw(st.sampled_from(list(leaves(told))))
+    said = with_edit(told, path)
+    try:
+        folder = put(tmp_path, read_report(said), said, key)
+    except ReportError:
+        return  # the edit leaves no report of this format, or another site's
+    assert {"figures", "proofs"} & set(broken(verify_report(folder, key.public))), path
+
+
+def test_every_figure_of_the_sections_is_recomputed(report: Report) -> None:
+    """No leaf of them is taken as it stands: each, edited by itself, is unlike what follows from the evidence."""
+    told = report.sections.model_dump(mode="json")
+    made = sections_of(report.evidence).model_dump(mode="json")
+    assert not list(differences(told, made, ""))
+    for path in leaves(told):
+        assert next(differences(json.loads(with_edit(told, path)), made, ""), None), path
+
+
+def test_a_report_signed_with_another_key_is_refused(folder: Path, tmp_path: Path, report: Report) -> None:
+    """Whether that key lies in the envelope alone or in the report as well."""
+    other = AuditKey.at(tmp_path / "other.key", origin_of(SITE))
+    trusted = VerifierKey.parse(report.evidence.log.key)
+    with pytest.raises(ReportError, match="signs the site's log"):
+        signed(report, {}, other)
+    log = replace(report.evidence.log, key=str(other.public))
+    theirs = report.model_copy(update={"evidence": report.evidence.model_copy(update={"log": log})})
+    put(folder, theirs, written(theirs), other)
+    assert {"key", "signature", "proofs"} <= set(broken(verify_report(folder, trusted)))
+    assert "proofs" in broken(verify_report(folder))
+    (folder / JSON).write_bytes(written(report))
+    assert broken(verify_report(folder, trusted)) == ["signature"]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_an_edited_or_missing_page_is_found(folder: Path, key: AuditKey, page: str) -> None:
+    """HTML and PDF are signed with the report; without them the rest still holds."""
+    (folder / page).write_bytes(PAGES[page] + b" ")
+    assert broken(verify_report(folder, key.public)) == ["pages"]
+    (folder / page).unlink()
+    assert verify_report(folder, key.public).state is State.NOT_SHOWN
+
+
+def told_otherwise(evidence: Evidence) -> dict[str, Evidence]:
+    """Lies that the site could try, each with all figures made anew."""
+    rows, log = evidence.ledger, evidence.log
+    begun = [row for row in rows if row.record and row.record["event"] == "begun"]
+
+    def ledger(*changed: Any) -> Evidence:
+        return evidence.model_copy(update={"ledger": tuple(changed)})
+
+    quieter = rows[2].model_copy(update={"record": json.loads(json.dumps(rows[2].record).replace("1.5", "9.5"))})
+    hidden = [row.model_copy(update={"record": None}) if row in begun[1:] else row for row in rows]
+    fewer = [one for one in log.entries if one.record["event"] != "release"]
+    return {
+        "more noise": ledger(*rows[:2], quieter, *rows[3:]),
+        "a charge withheld": ledger(*hidden),
+        "a charge left out": ledger(*(row for row in rows if row not in begun[1:])),
+        "no ledger": ledger(),
+        "another site's ledger": evidence.model_copy(update={"site": "head"}),
+        "releases left out": evidence.model_copy(update={"log": replace(log, entries=tuple(fewer))}),
+    }
+
+
+def test_what_the_site_could_leave_out_or_change_is_noticed(report: Report, config: SiteConfig, key: AuditKey) -> None:
+    """The chain and the proofs do not hold, a rule is broken, or the report says that it is not whole."""
+    for name, evidence in told_otherwise(report.evidence).items():
+        try:
+            rules = {one.rule: one.state for one in report_of(evidence).sections.verdicts.rules}
+        except ReportError:
+            continue
+        assert {rules["all of it"], rules["ledger"], rules["charged first"]} & {"broken", "not shown"}, name
+
+
+def test_releases_that_a_report_leaves_out_are_found_with_the_log(
+    tmp_path: Path, report: Report, config: SiteConfig, key: AuditKey
+) -> None:
+    """Without it the report is not shown to be whole."""
+    evidence = told_otherwise(report.evidence)["releases left out"]
+    fewer = report_of(evidence)
+    put(tmp_path, fewer, written(fewer), key)
+    assert "log" in broken(verify_report(tmp_path, key.public, config.audit))
+    found = verify_report(tmp_path, key.public)
+    assert "all of it" in [part.name for part in found.parts if part.state is State.NOT_SHOWN]
+
+
+def test_a_report_holds_no_identifier_path_question_or_answer(
+    private_run: Path, report: Report, config: SiteConfig, folder: Path
+) -> None:
+    """Nor how many patients there are, nor their keyed digests; looked for in every file and every leaf."""
+    data = load_site("phantom", None, SITE, JobSpec(method="prompt_pfl").split, 0)
+    ledger = Ledger(config.ledger, SITE)
+    digests = {one for row in ledger.rows() if row.record["event"] == "cohort" for one in row.record["patients"]}
+    ledger.close()
+    said = {*data.trained_patients, *data.train.questions, *data.test.questions, *digests}
+    said |= {str(private_run.parent), "site.yml", "cohort.key", "audit.key"}
+    everything = "".join(path.read_text("utf-8") for path in folder.iterdir())
+    assert len(digests) > 10 and len(data.train.questions) > 10 and not [one for one in said if one in everything]
+    told = report.model_dump(mode="json")
+    values = {str(follow(told, path)) for path in leaves(told)}
+    assert not set(data.answers) & values
+    assert "patients" not in {step for path in leaves(told) for step in path}
+
+
+def follow(told: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        told = told[step]
+    return told
+
+
+def test_the_published_schema_is_the_models_and_the_report_fits_it(report: Report) -> None:
+    """Run `privacy.report.files.made_schema` and write its result to the file after a change of the model."""
+    assert report_schema() == made_schema()
+    validator = jsonschema.Draft202012Validator(report_schema())
+    validator.check_schema(report_schema())
+    told = json.loads(written(report))
+    validator.validate(told)
+    told["sections"]["claim"]["complies"] = True
+    assert not validator.is_valid(told)
+
+
+def test_bounds_of_an_attack_are_made_from_its_counts(report: Report) -> None:
+    """A claim that the counts refute breaks a rule; the bound is the paper's, not the file's."""
+    run = report.evidence.run
+    assert run and run.dp
+    counts = Attacked(artefact="personal", attack="loss", canaries=200, guessed=200, correct=195)
+    same = {name: getattr(run, name) for name in ("method", "options", "data", "backbone", "dp", "sites")}
+    claimed = {"claimed_epsilon": 1.0, "claimed_delta": 1e-5, "confidence": 0.95}
+    attack = Attack(sha256="0" * 64, attacks=(counts,), **same, **claimed)
+    told = sections_of(report.evidence.model_copy(update={"attack": attack}))
+    assert told.empirical.refuted and told.empirical.same_settings and told.empirical.attacks[0].epsilon_at_least > 2
+    assert {one.rule: one.state for one in told.verdicts.rules}["attacked"] == "broken"
+    weak = attack.model_copy(update={"attacks": (counts.model_copy(update={"correct": 100}),)})
+    told = sections_of(report.evidence.model_copy(update={"attack": weak}))
+    assert told.empirical.lower_bound == 0 and not told.empirical.refuted
+    assert {one.rule: one.state for one in told.verdicts.rules}["attacked"] == "shown"
+
+
+def test_a_report_supports_and_never_complies(report: Report) -> None:
+    """Each line of a framework points at sections, and none draws a legal conclusion."""
+    text = json.dumps(report.sections.model_dump(mode="json")).lower()
+    assert not [word for word in ("complies", "compliant", "compliance") if word in text]
+    lines = report.sections.mappings
+    assert {one.framework for one in lines} == {
+        "NIST SP 800-226", "DP deployments registry", "HIPAA", "GDPR", "SATRE", "EU AI Act"
+    }  # fmt: skip
+    assert all(one.evidence and set(one.evidence) <= set("ABCDEFGHIJKL") for one in lines)

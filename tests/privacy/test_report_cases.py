@@ -1,0 +1,156 @@
+"""Reports of jobs that are not finished, not private, or not alone."""
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audits import AuditKey, AuditLog, Event, JobRefused, expire, origin_of
+from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.site_config import SiteConfig
+from privacy import DPEvent, DPSettings, Ledger, Limits, Planned, spent
+from privacy.report import ReportError, Sections, registry_entry, report_of
+from privacy.report.replay import Replay, quote_ledger
+
+Sites = Callable[..., dict[str, SiteConfig]]
+Job = Callable[..., JobSpec]
+LIMITS = Limits(max_epsilon=50, delta=1e-5)
+PRIVATE = {"dp": DPSettings(noise=1.5, count_noise=10.0)}
+
+
+def sections(config: SiteConfig, job: str | None = None) -> Sections:
+    return report_of(evidence_of(config, job, None, None, None, (), False)).sections
+
+
+def rules(found: Sections) -> dict[str, str]:
+    return {one.rule: one.state for one in found.verdicts.rules}
+
+
+def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites: Sites, quick_job: Job) -> None:
+    """One of two rounds has run: the claim is of that, the projection of both."""
+    config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
+    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-1")
+    runtime.handle("start", 1, {})
+    found = sections(config)
+    spending = found.accounting
+    assert found.identity.state == "running" and found.claim.made and found.claim.provisional
+    assert "so far" in found.claim.sentence and spending.reserved_tasks == 1
+    assert spending.job and spending.projected and spending.job.epsilon and spending.projected.epsilon
+    assert spending.job.epsilon < spending.projected.epsilon <= 20
+    assert spending.remaining == pytest.approx(20 - spending.projected.epsilon)
+    assert rules(found)["whole log"] == "not shown" and "broken" not in rules(found).values()
+    runtime.close(ended=False)
+
+
+def test_a_job_without_differential_privacy_claims_nothing_and_says_so(sites: Sites, quick_job: Job) -> None:
+    """What left in clear is listed, and named as outside of any theorem; there is nothing to register."""
+    config = sites("chest")["chest"]
+    runtime = SiteRuntime(config, quick_job(), "study-2")
+    runtime.handle("start", 1, {})
+    runtime.close()
+    report = report_of(evidence_of(config, None, None, None, None, (), False))
+    found = report.sections
+    assert not found.claim.made and found.claim.epsilon is None and "No differential privacy" in found.claim.sentence
+    assert "without differential privacy" in found.outside[0].what
+    assert found.trust.aggregation == "in clear" and found.accounting.job is None and not found.accounting.charges
+    assert rules(found)["nothing unprotected"] == "not shown" and "broken" not in rules(found).values()
+    with pytest.raises(ReportError, match="claims no differential privacy"):
+        registry_entry(report)
+
+
+def test_a_job_whose_entries_have_expired_is_still_charged_and_the_report_says_what_it_lacks(
+    sites: Sites, quick_job: Job
+) -> None:
+    """The ledger keeps the charges; what left is not shown any more."""
+    config = sites("chest")["chest"]
+    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-4")
+    runtime.handle("start", 1, {})
+    runtime.close()
+    key = AuditKey.at(config.audit_key, origin_of("chest"))
+    with closing(AuditLog(config.audit, "chest", key, segment_bytes=1)) as log:
+        log.append(Event.FINDING, reason="begins another file")
+        assert expire(log, 1, datetime.now(UTC) + timedelta(days=2)) == 1
+    found = sections(config, "study-4")
+    assert (found.identity.state, found.identity.method, found.egress.releases) == ("expired", "prompt_pfl", ())
+    assert found.claim.made and "expired" in found.claim.not_covered[-1] and found.egress.proofs.expired == 4
+    assert rules(found)["all of it"] == "not shown" and rules(found)["replay"] == "shown"
+
+
+def test_noise_that_can_be_repeated_claims_nothing(sites: Sites, quick_job: Job) -> None:
+    """A setting for tests: the ledger's charges are void."""
+    config = sites("chest")["chest"].model_copy(update={"repeatable_noise": 5})
+    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-3")
+    runtime.handle("start", 1, {})
+    runtime.close()
+    found = sections(config)
+    assert not found.claim.made and found.mechanism.void and rules(found)["sound noise"] == "broken"
+
+
+def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> None:
+    """It released nothing, and the report of another job names the refusal as well."""
+    config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
+    with pytest.raises(JobRefused):
+        SiteRuntime(config, quick_job(), "open").handle("start", 1, {})
+    found = sections(config, "open")
+    assert found.identity.state == "refused" and found.trust.aggregation == "nothing released"
+    assert "differential privacy" in found.accounting.refusals[0].reason and not found.egress.releases
+    with pytest.raises(ConfigError, match="no such job"):
+        sections(config, "study-9")
+
+
+def plan(*steps: int) -> list[Planned]:
+    return [Planned("train", number, (DPEvent(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)]
+
+
+def spend(ledger: Ledger, job: str, patients: list[str], *steps: int) -> None:
+    ledger.reserve(job, "prompt_pfl", patients, plan(*steps), LIMITS)
+    for number in range(1, len(steps) + 1):
+        ledger.begin(job, "train", number, LIMITS)
+        ledger.settle(job, "train", number)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with closing(Ledger(tmp_path / "ledger", "chest")) as found:
+        yield found
+
+
+def test_a_ledger_of_several_jobs_and_cohorts_is_replayed_without_its_patients(ledger: Ledger) -> None:
+    """Overlapping cohorts too: recorded figures lie between those of the cohort alone and of all jobs together."""
+    spend(ledger, "first", ["p", "q"], 3, 4)
+    spend(ledger, "second", ["q", "r"], 5)
+    ledger.begin("second", "train", 1, LIMITS)  # died after its result was saved, and asked again
+    ledger.reserve("third", "fedavg", ["p"], plan(2, 2), LIMITS)
+    quoted = quote_ledger(ledger.rows())
+    assert "patients" not in str([row.record for row in quoted])
+    replay = Replay(quoted, "chest")
+    assert [(one.debit.job, one.debit.attempt) for one in replay.charges] == [
+        ("first", 1), ("first", 1), ("second", 1), ("second", 2)
+    ]  # fmt: skip
+    assert not list(replay.recorded_wrongly("first")) and not list(replay.recorded_wrongly("second"))
+    assert [replay.settled(one) for one in replay.charges] == [True, True, False, False]
+    assert spent(replay.events(), 1e-5) == ledger.together(1e-5, reserved=False)
+    assert spent(replay.events(reserved=True), 1e-5) == ledger.together(1e-5, reserved=True)
+
+
+def test_what_another_ledger_charged_is_composed_without_its_figures(ledger: Ledger, tmp_path: Path) -> None:
+    """An imported charge counts; only this ledger's own records have recorded figures."""
+    spend(ledger, "first", ["p"], 3)
+    ledger.export(tmp_path / "export")
+    spend(ledger, "second", ["p"], 3)
+    (tmp_path / "moved").mkdir(mode=0o700)
+    (tmp_path / "moved" / "cohort.key").write_bytes((tmp_path / "ledger" / "cohort.key").read_bytes())
+    (tmp_path / "moved" / "cohort.key").chmod(0o600)
+    with closing(Ledger(tmp_path / "moved", "chest")) as moved:
+        spend(moved, "third", ["p"], 2)
+        moved.import_(tmp_path / "export")
+        replay = Replay(quote_ledger(moved.rows()), "chest")
+    assert [(one.debit.job, one.charge is None) for one in replay.charges] == [("third", False), ("first", True)]
+    assert replay.at(replay.charges[1]) is None and not list(replay.recorded_wrongly("third"))
+    assert sum(event.steps for event in replay.events()) == 5
