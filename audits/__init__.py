@@ -44,6 +44,7 @@ from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
 from audits.retention import RETENTION_DAYS, expire
+from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
 from audits.wire import (
     FrameCount,
@@ -101,6 +102,7 @@ __all__ = [
     "Reconciliation",
     "ReleaseRefused",
     "Row",
+    "SecretError",
     "Sharing",
     "SitePolicy",
     "State",
@@ -133,16 +135,19 @@ __all__ = [
     "held",
     "leaf_hash",
     "log_odds",
+    "make_secret",
     "opened",
     "origin_of",
     "p_value",
     "pae",
+    "place_new",
     "prove",
     "quote",
     "quoted_entries",
     "rate_interval",
     "rate_p_value",
     "read",
+    "read_secret",
     "receipts_of",
     "reconcile",
     "sealed",

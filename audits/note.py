@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from audits.errors import NoteError
-from medfedvqa.files import SecretError, make_secret, read_secret
+from audits.secrets import SecretError, make_secret, read_secret
 
 MAX_NOTE = 1 << 16  # bytes
 _SIGNED, _COSIGNED = 1, 4  # types of keys

@@ -1,18 +1,10 @@
-"""Files that are whole or absent, never half-written; and those that hold a site's secrets."""
+"""Files that are whole or absent, never half-written."""
 
 import os
-import stat
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 PRIVATE = 0o600
 """The mode of a file for the site's own account only."""
-SECRET_BYTES = 32
-
-
-class SecretError(Exception):
-    """A secret's file cannot be trusted; the text, which names no path, goes on from the secret's name."""
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> Path:
@@ -31,48 +23,3 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def place_new(path: Path, fill: Callable[[Path], object]) -> bool:
-    """Puts a file of mode 0600 there, whole or not at all; False if there is one already, which stays as it is.
-
-    `fill` writes into the empty file that it is given, and brings it to the disk.
-    """
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
-    os.close(descriptor)
-    try:
-        fill(Path(name))
-        os.link(name, path)  # unlike a rename, never replaces a file
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(name)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return True
-
-
-def make_secret(path: Path) -> bool:
-    """A new secret of the system's randomness; False if there is a file already, which stays as it is."""
-
-    def fill(draft: Path) -> None:
-        with draft.open("wb") as file:
-            file.write(os.urandom(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-
-    return place_new(path, fill)
-
-
-def read_secret(path: Path) -> bytes:
-    """The 32 bytes in the file. Raises `SecretError` if others may read it or it holds no secret, and `OSError`."""
-    with path.open("rb") as file:
-        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-            raise SecretError("may be read by others: give its file mode 0600, or make a new one")
-        secret = file.read(SECRET_BYTES + 1)
-    if len(secret) != SECRET_BYTES:
-        raise SecretError(f"is damaged, its file does not hold {SECRET_BYTES} bytes: restore it from the site's backup")
-    return secret

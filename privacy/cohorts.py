@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
-from medfedvqa.files import SecretError, make_secret, read_secret
+from audits import SecretError, make_secret, read_secret
 from privacy.journal import BudgetRefused, LedgerError, reported
 
 KEY_NAME = "cohort.key"

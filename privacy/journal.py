@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from audits import canonical
-from medfedvqa.files import place_new
+from audits import canonical, place_new
 from privacy.errors import PrivacyError
 
 Record: TypeAlias = dict[str, Any]

@@ -3,8 +3,8 @@
 import hmac
 from pathlib import Path
 
+from audits import SecretError, make_secret, read_secret
 from medfedvqa.errors import ConfigError
-from medfedvqa.files import SecretError, make_secret, read_secret
 
 UID_ROOT = "2.25."
 """UIDs that are numbers of 128 bits (PS3.5 annex B.2)."""

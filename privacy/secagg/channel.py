@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from medfedvqa.files import SecretError, make_secret, read_secret
+from audits import SecretError, make_secret, read_secret
 from privacy.secagg.errors import SecureAggregationError, SiteError
 
 KEY_BYTES = 32
