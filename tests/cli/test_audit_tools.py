@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -55,7 +55,15 @@ def test_export_says_what_is_wrong(medfedvqa: Callable[..., Any], run: Path, tmp
     assert done.returncode == 1 and "exists already" in done.stderr
 
 
-def test_ui_serves_until_it_is_interrupted(run: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what it puts in the background without Ctrl-C, which the command would inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ui_serves_until_it_is_interrupted(run: Path, interruptible: None) -> None:
     """It prints one address, which answers; Ctrl-C ends it without a complaint."""
     command = [str(Path(sys.executable).with_name("medfedvqa")), "audit", "ui", str(run), "--no-network"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as ui:
