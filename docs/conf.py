@@ -43,7 +43,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
         ],
         "Hospital IT": ["hospital-it", "site", "hardening", "audit-log", "audit-tools", "hospital-it-transcript"],
-        "Research": ["comparison", "results", "backbones", "benchmarks"],
+        "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
         "Inside": ["architecture", "api/index"],
     },
     "methods/index": {

@@ -68,7 +68,7 @@ def _reading(reference: str) -> str:
         "Accuracy on closed questions: mean over seeds, its standard deviation, and the 95 % interval of that mean on "
         "these test rows (sites: Wilson; average: variance recovery). p: paired permutation test over patients against "
         f"{reference}, the best of the baselines, corrected after Holm for all rows. Bytes per site and round; s are "
-        "processor seconds per round, of all sites together."
+        "processor seconds per round, of all sites together, without decoding pictures."
     )
 
 
