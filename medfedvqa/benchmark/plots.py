@@ -11,13 +11,18 @@ from medfedvqa.files import write_whole
 
 
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> Path:
-    """`convergence.svg`: the mean over sites and seeds of the share of validation rows right, by round."""
+    """`convergence.svg`: the mean over sites and seeds of the share of validation rows right, by round.
+
+    Methods that validate only at the end have no line.
+    """
     curves = {}
     for label, found in outcomes.items():
         each = [curve for outcome in found for curve in outcome.validated.values()]
         if each:
             curves[label] = [100 * fmean(values) for values in zip(*each, strict=False)]
-    return _draw(out / "convergence.svg", curves, "round", range(1, 1 + max(map(len, curves.values()), default=0)))
+    rounds = max(map(len, curves.values()), default=0)
+    whole = {label: curve for label, curve in curves.items() if len(curve) == rounds}
+    return _draw(out / "convergence.svg", whole, "round", range(1, 1 + rounds))
 
 
 def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:
@@ -37,8 +42,9 @@ def _draw(path: Path, curves: Mapping[str, Sequence[float]], across: str, places
         axes = figure.subplots()
         for number, (label, values) in enumerate(curves.items()):
             look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
-            axes.plot(list(places)[: len(values)], values, label=label, **look)
+            axes.plot(list(places), values, label=label, **look)
         axes.set_xlabel(across)
+        axes.set_xticks(list(places))
         axes.set_ylabel("closed questions right, %")
         axes.grid(axis="y")
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
