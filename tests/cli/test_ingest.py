@@ -1,6 +1,7 @@
 """`medfedvqa ingest`, and a run on the store that it makes."""
 
 import csv
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def hospital(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two commands from DICOM to results; the terminal names no file and no patient."""
+    """From DICOM to results and a report that says how it was de-identified; nothing names a file or a patient."""
     pytest.importorskip("rapidocr_onnxruntime")
     monkeypatch.chdir(hospital)
     done = medfedvqa("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
@@ -63,6 +64,12 @@ def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, mo
     done = medfedvqa("run", "fedavg", "--data", "mine", *quick, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert Path("run/results.json").is_file() and "on store, 1 sites" in done.stdout
+    [site] = Path("run/sites").iterdir()
+    done = medfedvqa("privacy", "report", "--site", str(site / "site.yml"), "--no-network", "--out", "report")
+    assert done.returncode == 0, done.stderr
+    said = Path("report/report.json").read_text()
+    handling = json.loads(said)["sections"]["data_handling"]
+    assert handling["ingested"] and "113100" in " ".join(handling["profile"]) and "SECRET" not in said
 
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(
