@@ -59,10 +59,10 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
     growing = first_entry(folder / LOG_NAME) if (folder / LOG_NAME).exists() else None
     if growing is not None:
         files.append((growing, folder / LOG_NAME))
-    files = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
     if not files or files[0][0] > begin:
         raise LogError("the audit log lacks entries that are needed: they are expired, or were removed")
-    for first, path in files:
+    needed = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
+    for first, path in needed:
         yield from lines_of(path, skipped=max(0, begin - first))
 
 

@@ -211,16 +211,15 @@ def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
 
 def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
     job = grid.job(grid.systems[0], seed)
-    size = load_backbone(job.backbone).shape.image_size
-    return _read(grid.reader, grid.root, grid.sites, job.split, seed, size)
+    return _read(grid.reader, grid.root, grid.sites, job.split, seed, job.backbone)
 
 
 @lru_cache(maxsize=1)
 def _read(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, size: int
+    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
     """Runs of one seed follow each other, so a process reads its data, pictures too, once."""
-    found = {}
+    found, size = {}, load_backbone(backbone).shape.image_size
     for site in sites:
         data = load_site(reader, root, site, split, seed)
         found[site] = replace(data, pictures=data.pictures.kept())

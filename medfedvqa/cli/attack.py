@@ -15,9 +15,8 @@ from medfedvqa.cli.display import Bars
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, DPOption, EpsilonOption, RootOption, named_values
 from medfedvqa.data import organs
-from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Launch, plan
+from medfedvqa.federation.launch import Launch, check_new, plan
 from medfedvqa.models import bundled_for
 
 ConfidenceOption = Annotated[float, typer.Option(help="Of all bounds together.")]
@@ -49,8 +48,7 @@ def attack(
     """
     reader, root = find_root(data, data_root)
     audited = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"'{out}' already holds something: choose another folder, or remove it")
+    check_new(out)
 
     def launch_of(seed: int) -> Launch:
         facts = {"method": method, "options": named_values(option or []), "data": reader, "seed": seed}

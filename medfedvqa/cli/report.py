@@ -11,9 +11,10 @@ from rich.console import Console
 
 from audits import EXIT_CODES, AuditKey, Judgement, State, VerifierKey, origin_of
 from medfedvqa.cli.audit_options import Against, Network
-from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.cli.report_inputs import bytes_of, evidence_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.launch import check_new
 from medfedvqa.files import write_whole
 from privacy.report import (
     Given,
@@ -53,8 +54,7 @@ def report_command(
 
     The job may still run. The log is signed as it is; nothing else of the site is changed.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"'{out}' already holds something: choose another folder, or remove it")
+    check_new(out)
     config = config_of(site)
     report = report_of(evidence_of(config, job, results, baseline, attack, against or (), network))
     write_whole(out / JSON, written(report))
@@ -97,8 +97,7 @@ def join_command(
     key: KeysOption = None,
 ) -> None:
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"'{out}' already holds something: choose another folder, or remove it")
+    check_new(out)
     joined = _joined(reports, key)
     write_whole(out / JOINED, encoded(joined.model_dump(mode="json")))
     from medfedvqa.evaluation.privacy_report import render_joined
@@ -129,7 +128,7 @@ def registry_command(
     """Write an entry for the Differential Privacy Deployments Registry; what only the curator knows is left empty."""
     if out.exists():
         raise ConfigError(f"'{out}' exists already: choose another file")
-    entry = registry_entry(read_report(_bytes(report / JSON)))
+    entry = registry_entry(read_report(bytes_of(report / JSON)))
     write_whole(out, yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100).encode())
 
 
@@ -138,20 +137,13 @@ def _joined(folders: list[Path], keys: list[str] | None) -> Joined:
     known = {key.name: key for key in map(VerifierKey.parse, keys or ())}
     given = []
     for folder in folders:
-        said = _bytes(folder / JSON)
+        said = bytes_of(folder / JSON)
         report = read_report(said)
         found = verify_report(folder, known.get(origin_of(report.evidence.site)))
         if broken := [part for part in found.parts if part.state is State.BROKEN and part.name != "rules"]:
             raise ConfigError(f"'{folder}' does not hold: {broken[0].name}, {broken[0].said}")
         given.append(Given(report, hashlib.sha256(said).hexdigest()))
     return join(given)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
 
 
 def _show(found: Judgement) -> None:

@@ -91,6 +91,14 @@ def evidence_of(
     )
 
 
+def bytes_of(path: Path) -> bytes:
+    """Raises `ConfigError` if the file cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
+
+
 def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
     """The job that is asked for, or else the last that opened. Entries may have expired: the ledger keeps its jobs."""
     opened = [entry for entry in read(audit) if entry.event is Event.OPEN and entry.method != status.NAME]
@@ -126,11 +134,9 @@ def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tup
 
 def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
     """Raises `ConfigError` if the file is not there, or not what it is given for."""
+    said = bytes_of(path)
     try:
-        said = path.read_bytes()
         return made(json.loads(said), hashlib.sha256(said).hexdigest())
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 

@@ -41,6 +41,12 @@ class Launch:
         return {site: self.out / "sites" / site / "audit" for site in self.sites}
 
 
+def check_new(out: Path, held: str = "something") -> None:
+    """Raises `ConfigError` unless nothing is at `out`, or an empty folder; `held` names what else would be there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"'{out}' already holds {held}: choose another folder, or remove it")
+
+
 def plan(
     job: JobSpec,
     root: Path | None,
@@ -53,8 +59,7 @@ def plan(
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"'{out}' already holds a run: choose another folder, or remove it")
+    check_new(out, "a run")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     for site in sites:

@@ -139,3 +139,15 @@ def test_a_file_that_is_not_what_its_option_asks_for_is_refused(
     twice = medfedvqa(*told, "--results", results, "--baseline", results)
     assert twice.returncode == 1 and "without" in twice.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_place_is_one_sentence(medfedvqa: Command, reports: dict[str, Path], private_run: Path) -> None:
+    """A file or a report in the place of the new one, and a folder without a log where a log is to be compared."""
+    report, file = reports["chest"], private_run / "results.json"
+    for out in (file, report):
+        made = medfedvqa("privacy", "report", "--site", site_of(private_run, "chest"), "--out", str(out))
+        assert made.returncode == 1 and "already holds something" in made.stderr
+        joined = medfedvqa("privacy", "join-reports", *map(str, reports.values()), "--out", str(out))
+        assert joined.returncode == 1 and "already holds something" in joined.stderr
+    found = medfedvqa("privacy", "verify-report", str(report), "--log", str(private_run / "plots"))
+    assert found.returncode == 1 and "lacks entries" in found.stdout and "Traceback" not in found.stderr
