@@ -1,7 +1,11 @@
 """What all tests share: the data folder, small backbones, and sites on disk."""
 
-import copy
 import os
+
+# Before torch reads it: the suite keeps all cores busy with processes, and threads that wait for each other burn them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
