@@ -288,7 +288,7 @@ def test_on_shares_the_server_receives_no_value_of_a_site_s_part(introduced: Sit
 @pytest.mark.slow
 def test_unicon_beats_the_question_only_prior_on_the_phantom_set(tmp_path: Path) -> None:
     """On shares, with the bundled backbone: on average over sites at least 10 points above what words alone tell."""
-    options = {"rounds": 6, "steps": 20, "batch_rows": 32, "blocks": 2}
+    options = {"rounds": 4, "steps": 15, "batch_rows": 32, "blocks": 1}
     spec = JobSpec.from_dict({"method": "unicon", "data": "phantom", "options": options, "secagg": True})
     average = run(plan(spec, None, tmp_path / "run"), "local", lambda event: None)["average"]
     assert average["accuracy"] >= average["baselines"]["question_prior"]["accuracy"] + 0.10
