@@ -17,7 +17,10 @@ from audits.policy import SitePolicy
 
 @dataclass(frozen=True)
 class JobContext:
-    """What every entry says about the job: its id, its method, who runs it (`actor`), on which model and code."""
+    """What every entry says about the job: its id, its method, on which model and code, who submitted it.
+
+    `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
+    """
 
     job: str
     method: str

@@ -33,7 +33,7 @@ _STATES = {State.SHOWN: "good", State.NOT_SHOWN: "open", State.BROKEN: "bad"}
 _LABELS = {
     "seq": "Number", "time": "Time", "site": "Site", "event": "Event", "outcome": "Outcome", "reason": "Reason",
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",
-    "actor": "Run by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
+    "actor": "Submitted by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
     "dp_event": "Charge", "wire": "Bytes on the network", "policy": "Site policy", "exchange": "Exchange spec",
     "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest",
     "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",

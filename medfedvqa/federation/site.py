@@ -41,9 +41,10 @@ class SiteRuntime:
         load: LoadBackbone = load_backbone,
         relays: Relays | None = None,
         load_data: LoadData = load_site,
+        actor: str = "",
     ) -> None:
         """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
-        `load_data`: where rows come from that are not those of the site's data set.
+        `load_data`: where rows come from that are not those of the site's data set. `actor`: see `JobContext`.
 
         Raises `ConfigError` if the job is not for this site's data.
         """
@@ -58,7 +59,7 @@ class SiteRuntime:
         self._log = AuditLog(config.audit, config.name, key)
         self._attester = Attester(config, self._log, key, job_id, job.method)
         self._file = StateFile(config.state, job_id)
-        self._job_id = job_id
+        self._job_id, self._actor = job_id, actor
 
     @cached_property
     def site(self) -> Site:
@@ -83,6 +84,7 @@ class SiteRuntime:
             model_digest=self.site.backbone.digest,
             code_version=code_version(),
             code_digest=code_digest(),
+            actor=self._actor,
         )
         gate = Gate(self._exchange, self.config.policy, self._log, context)
         if refusal := self.config.policy.refusal(self._job.offer()):

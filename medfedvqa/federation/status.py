@@ -71,12 +71,13 @@ a hash over clock readings, keyed digests and digests of what has left already."
 class StatusRuntime:
     """A site's part of the job; answers as `SiteRuntime` does."""
 
-    def __init__(self, config: SiteConfig, job_id: str) -> None:
+    def __init__(self, config: SiteConfig, job_id: str, actor: str = "") -> None:
+        """`actor`: see `JobContext`."""
         self._config = config
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
         self._attester = Attester(config, self._log, key, job_id, NAME)
-        context = JobContext(job_id, NAME, model_digest="", code_version=code_version(), code_digest=code_digest())
+        context = JobContext(job_id, NAME, "", code_version(), code_digest(), actor)
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 

@@ -1,6 +1,7 @@
 """A job in a provisioned federation: real kits, mutual TLS, a process per party and job, and real kills."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from nvflare.recipe import ProdEnv
 
 from audits import Event, Examination, Outcome, State, examine, read, verify
@@ -21,6 +24,7 @@ from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
+from medfedvqa.federation.flare.site_side import submitter
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
@@ -160,11 +164,12 @@ def job_process(federation: LoopbackFederation, site: str) -> psutil.Process:
 
 
 def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
-    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     """Bytes per round and site in the logs equal the exchange's; prompts equal the in-process engine's bit for bit.
 
-    By the other sites' copies and the receipts in the downloaded results, each log is whole, complete and agreed on.
+    Each names who submitted the job. By the other sites' copies and the receipts in the downloaded results, each log is
+    whole, complete and agreed on.
     """
     nvflare = Path(sys.executable).with_name("nvflare")
     command = [nvflare, "job", "submit", "-j", job_folder, "--startup-kit", federation.admin_kit, "--format", "json"]
@@ -188,7 +193,23 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
         said = {part.name: part.said for part in examined(federation, site, out).consistency.parts}
         assert "cosigned by 3 parties" in said["checkpoints"] and f"all {ROUNDS + 1} messages" in said["receipts"]
         assert not any(entry.event is Event.FINDING for entry in log)
+    assert_submitter_is_named(federation, job_id, tmp_path)
     assert_reported(federation, job_id, out)
+
+
+def assert_submitter_is_named(federation: LoopbackFederation, job_id: str, folder: Path) -> None:
+    """By the fingerprint of the administrator's certificate; by none, had a file of the job been changed since."""
+    pem = (federation.admin_kit / "startup" / "client.crt").read_bytes()
+    fingerprint = x509.load_pem_x509_certificate(pem).fingerprint(SHA256()).hex()
+    for site in SITES:
+        log = entries(federation, site, job_id)
+        assert {entry.actor for entry in log if entry.event in (Event.OPEN, Event.RELEASE)} == {fingerprint}
+    root = federation.kits / "head" / "startup" / "rootCA.pem"
+    app = shutil.copytree(federation.kits / "head" / job_id / "app_head", folder / "app")
+    assert submitter(app, root) == fingerprint
+    with (app / "config" / "config_fed_client.json").open("a") as file:
+        file.write(" ")
+    assert submitter(app, root) == ""
 
 
 def assert_reported(federation: LoopbackFederation, job_id: str, out: Path) -> None:

@@ -4,9 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.hashes import SHA256
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import load_crt_chain, verify_folder_signature
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.failures import ACTIONABLE
@@ -47,16 +50,29 @@ class SiteTasks:
 
 
 def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> SiteRuntime | StatusRuntime:
-    name = fl_ctx.get_identity_name()
-    local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+    name, workspace = fl_ctx.get_identity_name(), fl_ctx.get_engine().get_workspace()
+    local = Path(workspace.get_site_config_dir())
     # A site has one file of its own; FLARE's simulator gives all its sites one copy of a common folder.
     path = next((path for path in (local / "site.yml", local / "sites" / f"{name}.yml") if path.exists()), None)
     if path is None:
         raise ConfigError(f"site '{name}' has no site.yml")
     config = load_site_config(path, name)
+    job_id, root = fl_ctx.get_job_id(), Path(workspace.get_file_path_in_startup("rootCA.pem"))
+    actor = submitter(Path(workspace.get_app_dir(job_id)), root)
     if job == STATUS_JOB:
-        return StatusRuntime(config, fl_ctx.get_job_id())
-    return SiteRuntime(config, JobSpec.from_dict(job), fl_ctx.get_job_id(), relays=mail and mail.attempt)
+        return StatusRuntime(config, job_id, actor)
+    return SiteRuntime(config, JobSpec.from_dict(job), job_id, relays=mail and mail.attempt, actor=actor)
+
+
+def submitter(app: Path, root: Path) -> str:
+    """SHA-256, as hex, of the certificate that a deployed job is signed with; empty if it does not hold against `root`.
+
+    FLARE has checked the same before it deployed the job, and deploys what nobody signed unless told otherwise. Its
+    simulator signs nothing.
+    """
+    if not root.exists() or not verify_folder_signature(str(app), str(root)):
+        return ""
+    return str(load_crt_chain(str(app / NVFLARE_SUBMITTER_CRT_FILE))[0].fingerprint(SHA256()).hex())
 
 
 def _refusal(reason: str) -> Shareable:
