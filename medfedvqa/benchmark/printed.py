@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PM = "prompt_pfl"
+PM = "prompt_pfl (PM)"
 ABLATIONS = {
-    "AS1": f"{PM} AS1 (no prompts; not shared)",
-    "AS2": f"{PM} AS2 (not shared)",
-    "AS3": f"{PM} AS3 (no image prompt)",
-    "AS4": f"{PM} AS4 (no text prompt)",
+    "AS1": "prompt_pfl AS1 (no prompts; not shared)",
+    "AS2": "prompt_pfl AS2 (not shared)",
+    "AS3": "prompt_pfl AS3 (no image prompt)",
+    "AS4": "prompt_pfl AS4 (no text prompt)",
     "PM": PM,
 }
 

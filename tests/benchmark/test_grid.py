@@ -129,8 +129,9 @@ def test_systems_are_chosen_by_label_or_by_method() -> None:
 
 
 def test_every_line_can_be_asked_for_by_its_label() -> None:
-    """On the command line labels have commas between them, so none has one of its own."""
+    """On the command line labels have commas between them, so none has one of its own; nor is one a method's name."""
     assert not [system.label for system in SYSTEMS if "," in system.label]
+    assert all(chosen([system.label]) == (system,) for system in SYSTEMS)
 
 
 @pytest.mark.parametrize("data", PRINTED)
