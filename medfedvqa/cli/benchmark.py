@@ -36,7 +36,9 @@ def benchmark(
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
     ] = "",
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
-    out: Annotated[Path, typer.Option(help="Folder of all runs; what is there is not run again.")] = Path("benchmark"),
+    out: Annotated[
+        Path, typer.Option(help="Folder of all runs; what is there is not run again.", file_okay=False)
+    ] = Path("benchmark"),
 ) -> None:
     """Compare systems on the same data, backbone, budget and statistics. Stop and go on at any time."""
     reader, root = find_root(data, data_root)

@@ -113,6 +113,14 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_benchmark_does_not_begin_in_a_file(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
+    """Its folder may be there already, to be gone on with; a file in its place is one sentence."""
+    file = tmp_path / "file"
+    file.touch()
+    done = medfedvqa("benchmark", "--data", "phantom", "--out", str(file))
+    assert done.returncode == 2 and "is a file" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_command_starts_without_what_only_some_need() -> None:
     """Each of these takes seconds to import."""
     heavy = {"open_clip", "torchvision", "transformers", "monai", "opacus", "crypten", "scipy", "matplotlib", "cv2"}
