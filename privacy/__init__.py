@@ -9,10 +9,13 @@ from privacy.aggregation import (
     mix,
     reliability_weights,
 )
+from privacy.chance import Chance, PatientChance, PatientStreams, SeededChance
 from privacy.errors import PrivacyError, SettingsError
-from privacy.gradients import Contribution, PrivateStep, Recorder, Separate
+from privacy.gradients import PrivateStep, expanded
 from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
 from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
+from privacy.owners import current_owners, owned
+from privacy.recorder import Recorder
 from privacy.releases import noisy_share
 from privacy.sampling import PatientSampler
 from privacy.settings import Cost, DPSettings, NoiseLevels
@@ -23,7 +26,7 @@ __all__ = [
     "AggregationError",
     "BudgetRefused",
     "Charge",
-    "Contribution",
+    "Chance",
     "Cost",
     "DPEvent",
     "DPSettings",
@@ -33,7 +36,9 @@ __all__ = [
     "Limits",
     "Mixture",
     "NoiseLevels",
+    "PatientChance",
     "PatientSampler",
+    "PatientStreams",
     "Planned",
     "PrivacyError",
     "PrivateStep",
@@ -42,14 +47,17 @@ __all__ = [
     "Reliability",
     "RepeatableRandomness",
     "SecureRandomness",
-    "Separate",
+    "SeededChance",
     "SettingsError",
     "Spent",
     "calibrate",
+    "current_owners",
+    "expanded",
     "fitting",
     "mean",
     "mix",
     "noisy_share",
+    "owned",
     "reliability_weights",
     "spent",
 ]

@@ -48,6 +48,10 @@ class Randomness(Protocol):
         """[count] independent multiples of 2**-53, uniform in [0, 1)."""
         ...
 
+    def secret(self) -> bytes:
+        """`KEY_BYTES` that key the streams of patients in one step, see `PatientStreams`."""
+        ...
+
 
 class _Keyed:
     """Numbers from a key per call; where the keys come from, the subclasses say."""
@@ -64,6 +68,9 @@ class _Keyed:
     def uniform(self, count: int) -> NDArray[np.float64]:
         words = next(keystream(self._key(), count)).numpy().view(np.uint64)
         return np.asarray((words >> np.uint64(11)) * 2.0**-53)
+
+    def secret(self) -> bytes:
+        return self._key()
 
     def _key(self) -> bytes:
         raise NotImplementedError

@@ -1,28 +1,36 @@
 """Poisson sampling of patients, with a cap on what each contributes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from privacy.chance import PatientStreams
 from privacy.noise import Randomness
 
 
 class PatientSampler:
-    """Draws whole patients; who takes part is as secret as the noise, so it comes from the same source."""
+    """Draws whole patients. Who takes part is as secret as the noise, and each patient has a coin of its own."""
 
-    def __init__(self, patients: torch.Tensor, rate: float, cap: int, randomness: Randomness) -> None:
-        """`patients`: each row's patient, int64 [rows]. `rate`: probability of each patient. `cap`: rows of one."""
+    def __init__(
+        self, patients: torch.Tensor, keys: Sequence[str], rate: float, cap: int, randomness: Randomness
+    ) -> None:
+        """`patients`: each row's patient, int64 [rows]. `keys`: what each patient's coin and rows are drawn by, by
+        number. `rate`: probability of each patient. `cap`: most rows of one."""
         order = torch.argsort(patients, stable=True)
-        _, counts = torch.unique(patients, return_counts=True)
-        self._rows = torch.split(order, counts.tolist())
+        numbers, counts = torch.unique(patients, return_counts=True)
+        rows = torch.split(order, counts.tolist())
+        self._rows = {keys[number]: its_rows for number, its_rows in zip(numbers.tolist(), rows, strict=True)}
         self._rate, self._cap, self._randomness = rate, cap, randomness
 
     def sample(self) -> list[torch.Tensor]:
         """The rows of each patient drawn, int64 [1 to cap]; of patients with more, as many drawn at random."""
-        drawn = np.flatnonzero(self._randomness.uniform(len(self._rows)) < self._rate)
-        return [self._capped(self._rows[patient]) for patient in drawn.tolist()]
+        streams = PatientStreams(self._randomness.secret())
+        drawn = (key for key in self._rows if streams.uniform(key, "coin", 1)[0] < self._rate)
+        return [self._capped(self._rows[key], streams, key) for key in drawn]
 
-    def _capped(self, rows: torch.Tensor) -> torch.Tensor:
+    def _capped(self, rows: torch.Tensor, streams: PatientStreams, key: str) -> torch.Tensor:
         if len(rows) <= self._cap:
             return rows
-        kept = np.argsort(self._randomness.uniform(len(rows)))[: self._cap]
+        kept = np.argsort(streams.uniform(key, "rows", len(rows)), kind="stable")[: self._cap]
         return rows[torch.from_numpy(np.sort(kept))]

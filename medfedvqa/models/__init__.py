@@ -4,20 +4,19 @@ from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, N
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
 from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
-from medfedvqa.models.losses import answer_loss, divergence, prompt_distance, weight_penalty
+from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, trained_shapes
-from medfedvqa.models.tuning import Shapes, TuningConfig, Values, adapters
-from medfedvqa.models.vqa import PROMPT, AnswerHead, ModelConfig, Prompts, SiteModel, prompt_depth, prompt_shapes
+from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width, trained_shapes
+from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __all__ = [
     "HEAD",
     "IMAGE",
+    "OTHER",
     "PROMPT",
     "TEXT",
-    "AnswerHead",
     "AnswerModel",
     "Backbone",
     "BackboneShape",
@@ -29,15 +28,12 @@ __all__ = [
     "Depth",
     "EnhancedAttention",
     "HeadConfig",
-    "ModelConfig",
     "NetworkConfig",
     "PairedModel",
     "PromptShape",
-    "Prompts",
     "ServerNetworks",
     "ServerPart",
     "Shapes",
-    "SiteModel",
     "SiteNetworks",
     "StackedAttention",
     "TowerShape",
@@ -47,14 +43,12 @@ __all__ = [
     "Values",
     "Words",
     "adapters",
-    "answer_loss",
     "bundled_for",
     "check_apart",
     "divergence",
+    "joined_width",
     "load_backbone",
-    "prompt_depth",
     "prompt_distance",
-    "prompt_shapes",
     "seen_by",
     "shape_of",
     "similarities",

@@ -16,9 +16,10 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
 from medfedvqa.models.clip import IMAGE
-from medfedvqa.models.distinct import DistinctQuestions
-from medfedvqa.models.tuned import HEAD, AnswerModel
+from medfedvqa.models.distinct import DistinctQuestions, distinct
+from medfedvqa.models.tuned import HEAD, AnswerModel, dropped
 from medfedvqa.models.tuning import Shapes, Values
+from privacy import Chance, owned
 
 SEEN = (1, 16, 32, 64, 64)
 """Channels of the convolutional encoder, each layer of which halves the picture's side."""
@@ -63,6 +64,9 @@ class NetworkBatch:
     question: torch.Tensor
     answers: torch.Tensor
     """int64 [rows]."""
+    picture_owner: torch.Tensor | None = None
+    """Whose each picture is, int64 [pictures], if the batch was gathered with owners; so `question_owner`."""
+    question_owner: torch.Tensor | None = None
 
     @property
     def owners(self) -> Mapping[str, torch.Tensor | None]:
@@ -90,14 +94,19 @@ class NetworkCache:
         answers: torch.Tensor,
         owners: torch.Tensor | None = None,
     ) -> NetworkBatch:
-        """See `Cache`. Raises `ConfigError` for owners: nothing here has values for each of them."""
-        if owners is not None:
-            raise ConfigError("these networks have no values of several owners")
-        shown, picture = torch.unique(pictures.to(self._device), return_inverse=True)
-        asked, question = torch.unique(questions.to(self._device), return_inverse=True)
-        clip = None if self._clip is None else self._clip[shown]
-        words = self._words[asked]
-        return NetworkBatch(self._pictures[shown], clip, picture, words, question, answers.to(self._device))
+        """See `Cache`."""
+        shown, picture, picture_owner = distinct(pictures.to(self._device), owners)
+        asked, question, question_owner = distinct(questions.to(self._device), owners)
+        return NetworkBatch(
+            self._pictures[shown],
+            None if self._clip is None else self._clip[shown],
+            picture,
+            self._words[asked],
+            question,
+            answers.to(self._device),
+            picture_owner,
+            question_owner,
+        )
 
 
 @dataclass(frozen=True)
@@ -139,10 +148,8 @@ class Network(AnswerModel):
             values[name] = drawn.to(self.device)
         return values
 
-    def answer(self, values: Named, features: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        if generator is not None:
-            kept = torch.rand(features.shape, generator=generator).to(features.device) >= self.config.dropout
-            features = features * kept / (1 - self.config.dropout)
+    def answer(self, values: Named, features: torch.Tensor, chance: Chance | None = None) -> torch.Tensor:
+        features = dropped(features, self.config.dropout, chance)
         return F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 
     def read(self, values: Named, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,9 +204,11 @@ class StackedAttention(Network):
 
     def _attended(self, values: Named, batch: NetworkBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """What is asked, refined by each hop, [rows, width], and the last hop's weights, [rows, regions]."""
-        seen = self.seen(values, batch.pixels)
-        regions = F.linear(seen, values["regions.weight"], values["regions.bias"]).tanh()[batch.picture]
-        states, _ = self.read(values, batch.words)
+        with owned(batch.picture_owner):
+            seen = self.seen(values, batch.pixels)
+            regions = F.linear(seen, values["regions.weight"], values["regions.bias"]).tanh()[batch.picture]
+        with owned(batch.question_owner):
+            states, _ = self.read(values, batch.words)
         query = states[:, -1][batch.question]
         for hop in range(self.config.hops):
             own = {part: values[f"hop.{hop}.{part}"] for part in HOP}
@@ -221,12 +230,13 @@ class Denoising:
             shapes |= {f"{DECODER}{layer}.weight": (inputs, outputs, 4, 4), f"{DECODER}{layer}.bias": (outputs,)}
         return shapes
 
-    def reconstruction(self, values: Named, batch: NetworkBatch, generator: torch.Generator | None) -> torch.Tensor:
-        """Mean squared error over a row's picture, [rows]; noise only with a generator to draw from."""
+    def reconstruction(self, values: Named, batch: NetworkBatch, chance: Chance | None) -> torch.Tensor:
+        """Mean squared error over a row's picture, [rows]; noise only with a chance to draw from."""
         pixels = batch.pixels
-        if generator is not None:
-            pixels = pixels + NOISE * torch.randn(pixels.shape, generator=generator).to(pixels.device)
-        errors = (self.decoded(values, self.coded(values, pixels)) - batch.pixels).square().mean(dim=(1, 2, 3))
+        with owned(batch.picture_owner):
+            if chance is not None:
+                pixels = pixels + NOISE * chance.normal(pixels.shape).to(pixels.device)
+            errors = (self.decoded(values, self.coded(values, pixels)) - batch.pixels).square().mean(dim=(1, 2, 3))
         return errors[batch.picture]
 
     def coded(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
@@ -292,14 +302,16 @@ class ClipFusion(Denoising, Network):
         }
 
     def features(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
-        coded = self.coded(values, batch.pixels).flatten(1)
-        picture = F.linear(torch.cat([batch.clip, coded], dim=1), values["picture.weight"], values["picture.bias"])
-        states, there = self.read(values, batch.words)
-        asked = F.linear(states[:, -1], values["asked.weight"], values["asked.bias"]).relu()
-        scores = F.linear(states.tanh(), values["words.score.weight"])[..., 0]
-        weights = scores.masked_fill(~there, -torch.inf).softmax(dim=1)
-        condition = (weights[..., None] * states).sum(dim=1)
-        gate = F.linear(condition, values["reasoning.weight"], values["reasoning.bias"]).sigmoid()
+        with owned(batch.picture_owner):
+            coded = self.coded(values, batch.pixels).flatten(1)
+            picture = F.linear(torch.cat([batch.clip, coded], dim=1), values["picture.weight"], values["picture.bias"])
+        with owned(batch.question_owner):
+            states, there = self.read(values, batch.words)
+            asked = F.linear(states[:, -1], values["asked.weight"], values["asked.bias"]).relu()
+            scores = F.linear(states.tanh(), values["words.score.weight"])[..., 0]
+            weights = scores.masked_fill(~there, -torch.inf).softmax(dim=1)
+            condition = (weights[..., None] * states).sum(dim=1)
+            gate = F.linear(condition, values["reasoning.weight"], values["reasoning.bias"]).sigmoid()
         return picture.relu()[batch.picture] * (asked * gate)[batch.question]
 
     def attention(self, values: Named, batch: NetworkBatch) -> torch.Tensor:

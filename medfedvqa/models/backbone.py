@@ -76,6 +76,17 @@ class BackboneShape:
 
 
 @dataclass(frozen=True)
+class Update:
+    """What low-rank matrices add to the projections of a block's normalised states, each [..., width] to [..., width].
+
+    It is a path beside the frozen layer, not a sum of weights, so that each matrix is used where a layer is.
+    """
+
+    queries: Callable[[torch.Tensor], torch.Tensor]
+    values: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Tuning:
     """What stands beside a frozen backbone in one forward pass; its tensors may require gradients."""
 
@@ -85,6 +96,8 @@ class Tuning:
     """In the place of the backbone's own, by name."""
     adapters: Mapping[str, Mapping[int, Callable[[torch.Tensor], torch.Tensor]]] = field(default_factory=dict)
     """By tower and block, from 0: applied to what the block gives, [..., width]."""
+    updates: Mapping[str, Mapping[int, "Update"]] = field(default_factory=dict)
+    """By tower and block, from 0: added to the block's queries and values."""
 
 
 @dataclass(frozen=True)

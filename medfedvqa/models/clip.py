@@ -10,9 +10,10 @@ from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words
-from medfedvqa.models.distinct import DistinctQuestions, check_size
+from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
+from privacy import owned
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
@@ -111,10 +112,12 @@ class _Whole(nn.Module):
         image, text = towers(self.clip, batch.depth)
         seen, read = batch.pictures.start, batch.questions.start
         if batch.depth[IMAGE]:
-            seen = image.features(_hidden(image, batch), tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
+            with owned(batch.pictures.owner):
+                seen = image.features(_hidden(image, batch), *_beside(tuning, IMAGE))
         if batch.depth[TEXT]:
-            hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
-            read = text.features(hidden, batch.words, tuning.prompts.get(TEXT), tuning.adapters.get(TEXT, NOTHING))
+            with owned(batch.words.owners):
+                hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
+                read = text.features(hidden, batch.words, *_beside(tuning, TEXT))
         parts = [seen[batch.pictures.item], read[batch.questions.item]]
         if join == "product":
             parts.append(image.embed(seen)[batch.pictures.item] * text.embed(read)[batch.questions.item])
@@ -128,8 +131,13 @@ class _Looking(_Whole):
         if not batch.depth[IMAGE]:
             raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
         image, _ = towers(self.clip, batch.depth)
-        seen = image.attention(_hidden(image, batch), tuning.prompts.get(IMAGE), tuning.adapters.get(IMAGE, NOTHING))
+        seen = image.attention(_hidden(image, batch), *_beside(tuning, IMAGE))
         return seen[batch.pictures.item]
+
+
+def _beside(tuning: Tuning, tower: str) -> tuple[Any, ...]:
+    """What is tuned beside a tower's weights: prompts, adapters, low-rank updates."""
+    return tuning.prompts.get(tower), tuning.adapters.get(tower, NOTHING), tuning.updates.get(tower, NOTHING)
 
 
 def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
@@ -190,8 +198,8 @@ class ClipCache:
     ) -> ClipBatch:
         """See `Cache`."""
         device = self._device
-        shown, picture_of, picture_owner = _distinct(pictures.to(device), owners)
-        asked, question_of, question_owner = _distinct(questions.to(device), owners)
+        shown, picture_of, picture_owner = distinct(pictures.to(device), owners)
+        asked, question_of, question_owner = distinct(questions.to(device), owners)
         words = Packed(self._beginnings, asked, question_owner)
         start = self._questions[words.states if self._by_state else asked]
         return ClipBatch(
@@ -224,13 +232,3 @@ def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) ->
     for part, layout in zip(hidden, layouts, strict=True):
         start[layout.states] = part
     return start
-
-
-def _distinct(
-    indices: torch.Tensor, owners: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Distinct indices (per owner), each row's position among them, and each one's owner."""
-    if owners is None:
-        return *torch.unique(indices, return_inverse=True), None
-    pairs, item = torch.unique(torch.stack([owners.to(indices.device), indices]), dim=1, return_inverse=True)
-    return pairs[1], item, pairs[0]

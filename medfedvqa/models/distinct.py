@@ -25,6 +25,16 @@ class DistinctQuestions:
             raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
 
 
+def distinct(
+    indices: torch.Tensor, owners: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Distinct indices (per owner), each row's position among them, and each one's owner."""
+    if owners is None:
+        return *torch.unique(indices, return_inverse=True), None
+    pairs, item = torch.unique(torch.stack([owners.to(indices.device), indices]), dim=1, return_inverse=True)
+    return pairs[1], item, pairs[0]
+
+
 def check_size(pictures: torch.Tensor, size: int) -> None:
     """Raises `ConfigError` unless these are grey pictures of a backbone's size, [pictures, 1, size, size]."""
     if pictures.shape[1:] != (1, size, size):

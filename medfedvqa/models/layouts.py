@@ -25,6 +25,9 @@ class Layout(Protocol):
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
         """What the pooled positions see, of a mask [length, length]: broadcasts to [items, heads, 1, length]."""
 
+    def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:
+        """Whose the items are, int64 [items], if those of all states, int64 [states], are given."""
+
 
 class Aligned:
     """All items have the same length, [items, length, width], and share nothing; their first position is pooled."""
@@ -40,6 +43,9 @@ class Aligned:
 
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
         return mask[:1]
+
+    def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:
+        return owners
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Packed:
         present, spots = torch.unique(states, return_inverse=True)
         self.states = present % of.count
         """The number of each row's state, int64 [states]."""
+        self.owners = None if owner is None else present // of.count
+        """Whose each row is, int64 [states], if there are owners."""
         place = torch.arange(spots.numel(), device=spots.device)
         own = place % self.length < lengths.repeat_interleave(self.length)
         self._spots = spots.flatten()
@@ -111,3 +119,6 @@ class Packed:
 
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
         return mask[self._ends, None, None]
+
+    def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:
+        return None if owners is None else owners.index_select(0, self._pooled)

@@ -1,18 +1,13 @@
-"""The three terms of the client's loss, L = CE + alpha * L_d + beta * ||w_mlp||^2 (Zhu et al., 2024, Eqs. 6-8).
+"""Terms of losses beside cross-entropy: those that depend on no data, and distillation.
 
-They are apart because only the first depends on data: gradients that are clipped per patient are its gradients.
+In L = CE + alpha * L_d + beta * ||w_mlp||^2 (Zhu et al., 2024, Eqs. 6-8) only the first term depends on data: gradients
+that are clipped per patient are its gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-
-def answer_loss(logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of logits [rows, answers] and answer indices [rows] (Eq. 6, averaged as its text says)."""
-    return F.cross_entropy(logits, answers)
 
 
 def prompt_distance(
@@ -30,9 +25,9 @@ def prompt_distance(
     return torch.stack(distances).mean() if distances else torch.zeros(())
 
 
-def weight_penalty(head: nn.Module) -> torch.Tensor:
-    """||w_mlp||^2: the sum of squares of all parameters of the answer head, biases included (Eq. 8)."""
-    return torch.stack([parameter.square().sum() for parameter in head.parameters()]).sum()
+def weight_penalty(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    """||w_mlp||^2: the sum of squares of all values of the answer head, biases included (Eq. 8)."""
+    return torch.stack([value.square().sum() for value in values]).sum()
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

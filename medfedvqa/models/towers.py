@@ -9,16 +9,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, looked_at
+from medfedvqa.models.backbone import NOTHING, Update, looked_at
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
+from privacy import current_owners, owned
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 """By block, counted from the tower's first: applied to what the block gives."""
+Updates = Mapping[int, Update]
+"""By block, counted as adapters are: added to its queries and values."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,25 @@ class ImageTower:
         return _run(blocks[: len(blocks) - self.tuned], self.visual._embeds(images), Aligned())
 
     def features(
-        self, hidden: torch.Tensor, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+        self,
+        hidden: torch.Tensor,
+        prompts: JoinedPrompts | None,
+        adapters: Adapters = NOTHING,
+        updates: Updates = NOTHING,
     ) -> torch.Tensor:
         """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
-        blocks = self.visual.transformer.resblocks[-self.tuned :]
-        adapters = _last(adapters, self.layers - self.tuned)
-        if self.visual.pool_type == "tok":
-            return self.visual.ln_post(_run(blocks, hidden, Aligned(), prompts, pool=True, adapters=adapters)[:, 0])
-        return self.visual._pool(_run(blocks, hidden, Aligned(), prompts, adapters=adapters))[0]
+        blocks, first = self.visual.transformer.resblocks[-self.tuned :], self.layers - self.tuned
+        pool = bool(self.visual.pool_type == "tok")
+        beside = {"adapters": _last(adapters, first), "updates": _last(updates, first)}
+        hidden = _run(blocks, hidden, Aligned(), prompts, pool=pool, **beside)
+        return self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
 
     def attention(
-        self, hidden: torch.Tensor, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+        self,
+        hidden: torch.Tensor,
+        prompts: JoinedPrompts | None,
+        adapters: Adapters = NOTHING,
+        updates: Updates = NOTHING,
     ) -> torch.Tensor:
         """The trunk's output to how the pooled position of the last block looks at each patch, [n, patches].
 
@@ -68,12 +79,13 @@ class ImageTower:
         if self.visual.pool_type != "tok":
             raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
         *below, last = self.visual.transformer.resblocks[-self.tuned :]
-        adapters, tokens, lower = _last(adapters, self.layers - self.tuned), None, None
+        first, tokens, lower = self.layers - self.tuned, None, None
+        adapters, updates = _last(adapters, first), _last(updates, first)
         if prompts is not None:
             tokens = _project(last, prompts, -1)
             lower = replace(prompts, keys=prompts.keys[..., :-1, :, :], values=prompts.values[..., :-1, :, :])
-        hidden = _run(below, hidden, Aligned(), lower, adapters=adapters)
-        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, pool=True)
+        hidden = _run(below, hidden, Aligned(), lower, adapters=adapters, updates=updates)
+        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, True, updates.get(len(below)))
         seen = looked_at(queries, keys, hidden.shape[1] - 1)[:, 0]
         return seen / seen.sum(dim=1, keepdim=True)
 
@@ -140,13 +152,19 @@ class TextTower:
         return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=text.attn_mask)
 
     def features(
-        self, hidden: torch.Tensor, layout: Packed, prompts: JoinedPrompts | None, adapters: Adapters = NOTHING
+        self,
+        hidden: torch.Tensor,
+        layout: Packed,
+        prompts: JoinedPrompts | None,
+        adapters: Adapters = NOTHING,
+        updates: Updates = NOTHING,
     ) -> torch.Tensor:
         """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
-        text, blocks = self._text, self._text.transformer.resblocks
-        adapters = _last(adapters, self.layers - self.tuned)
-        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, pool=True, adapters=adapters)
-        return text.ln_final(pooled[:, 0])
+        text, blocks, first = self._text, self._text.transformer.resblocks, self.layers - self.tuned
+        beside = {"adapters": _last(adapters, first), "updates": _last(updates, first)}
+        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, pool=True, **beside)
+        with owned(layout.pooled_owners(current_owners())):
+            return text.ln_final(pooled[:, 0])
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
@@ -158,11 +176,11 @@ def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
         raise ConfigError(f"tuning in {tuned} blocks is asked for; the {tower} tower has {len(blocks)}")
 
 
-def _last(adapters: Adapters, first: int) -> Adapters:
-    """The adapters of the blocks from `first` on, counted from there. Raises `ConfigError` for one before it."""
-    if any(block < first for block in adapters):
-        raise ConfigError("an adapter belongs to a block below those that the cache was built for")
-    return {block - first: adapter for block, adapter in adapters.items()}
+def _last(beside: Mapping[int, Any], first: int) -> Mapping[int, Any]:
+    """What stands beside the blocks from `first` on, counted from there. Raises `ConfigError` for a block before it."""
+    if any(block < first for block in beside):
+        raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
+    return {block - first: part for block, part in beside.items()}
 
 
 def _run(
@@ -173,6 +191,7 @@ def _run(
     mask: torch.Tensor | None = None,
     pool: bool = False,
     adapters: Adapters = NOTHING,
+    updates: Updates = NOTHING,
 ) -> torch.Tensor:
     """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
 
@@ -181,9 +200,17 @@ def _run(
     unprompted = 0 if prompts is None else len(blocks) - prompts.keys.shape[-3]
     for index, block in enumerate(blocks):
         tokens = None if prompts is None or index < unprompted else _project(block, prompts, index - unprompted)
-        hidden = _block(block, hidden, layout, tokens, mask, pool and index == len(blocks) - 1)
-        hidden = adapters[index](hidden) if index in adapters else hidden
+        last = pool and index == len(blocks) - 1
+        hidden = _block(block, hidden, layout, tokens, mask, last, updates.get(index))
+        if index in adapters:
+            with owned(_owners(layout, last)):
+                hidden = adapters[index](hidden)
     return hidden
+
+
+def _owners(layout: Layout, pool: bool) -> torch.Tensor | None:
+    """Whose the states that a block gives are."""
+    return layout.pooled_owners(current_owners()) if pool else current_owners()
 
 
 def _project(block: "ResidualAttentionBlock", prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,13 +231,15 @@ def _block(
     prompts: tuple[torch.Tensor, torch.Tensor] | None,
     mask: torch.Tensor | None,
     pool: bool,
+    update: Update | None = None,
 ) -> torch.Tensor:
     """One residual attention block; with `pool` only the pooled positions of it, [items, 1, width]."""
-    *heads, mask = _heads(block, hidden, layout, prompts, mask, pool)
+    *heads, mask = _heads(block, hidden, layout, prompts, mask, pool, update)
     attended = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
     attended = attended if pool else layout.pack(attended)
-    hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
-    return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    with owned(_owners(layout, pool)):
+        hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
+        return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
 
 
 def _heads(
@@ -220,15 +249,21 @@ def _heads(
     prompts: tuple[torch.Tensor, torch.Tensor] | None,
     mask: torch.Tensor | None,
     pool: bool,
+    update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Queries, keys and values, each [items, heads, positions, width], and what is added to their scores."""
     attention, normed = block.attn, block.ln_1(hidden)
     weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, hidden.shape[-1]
     if pool:
-        queries = F.linear(layout.pooled(normed), weight[:width], bias[:width])
-        keys, values = layout.pad(F.linear(normed, weight[width:], bias[width:])).chunk(2, dim=-1)
+        pooled = layout.pooled(normed)
+        with owned(_owners(layout, pool)):
+            queries = F.linear(pooled, weight[:width], bias[:width])
+            queries = queries if update is None else queries + update.queries(pooled)
+        keys, values = F.linear(normed, weight[width:], bias[width:]).chunk(2, dim=-1)
     else:
-        queries, keys, values = layout.pad(F.linear(normed, weight, bias)).chunk(3, dim=-1)
+        queries, keys, values = F.linear(normed, weight, bias).chunk(3, dim=-1)
+        queries = layout.pad(queries if update is None else queries + update.queries(normed))
+    keys, values = layout.pad(keys), layout.pad(values if update is None else values + update.values(normed))
     if mask is not None:
         mask = mask[: keys.shape[1], : keys.shape[1]]
         mask = layout.pooled_mask(mask) if pool else mask

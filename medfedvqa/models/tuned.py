@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values
+from privacy import Chance
 
 HEAD = "head."
 
@@ -62,15 +63,13 @@ class AnswerModel(ABC):
 
     @abstractmethod
     def answer(
-        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, generator: torch.Generator | None = None
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, chance: Chance | None = None
     ) -> torch.Tensor:
-        """Features [rows, width] to logits [rows, answers]; dropout only with a generator to draw from."""
+        """Features [rows, width] to logits [rows, answers]; dropout only with a chance to draw from."""
 
-    def logits(
-        self, values: Mapping[str, torch.Tensor], batch: Any, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+    def logits(self, values: Mapping[str, torch.Tensor], batch: Any, chance: Chance | None = None) -> torch.Tensor:
         """Of the rows of a batch, [rows, answers]."""
-        return self.answer(values, self.features(values, batch), generator)
+        return self.answer(values, self.features(values, batch), chance)
 
     @abstractmethod
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
@@ -84,6 +83,10 @@ class TunedModel(AnswerModel):
     backbone: Backbone
     tuning: TuningConfig
     head: HeadConfig
+    join: Features = "concat"
+    """What the head sees: all towers' features; `product` adds their product in CLIP's common space."""
+    shared: Mapping[str, torch.Tensor] | None = None
+    """Prompts of others that join the model's own, by name: received, never trained."""
 
     @property
     def shape(self) -> BackboneShape:
@@ -101,30 +104,40 @@ class TunedModel(AnswerModel):
         """The head's are uniform in +-1/sqrt(inputs), as torch's default."""
         shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
-        inputs = {"hidden": shape.width, "answers": self.head.hidden}
-        for name, size in self.head.shapes(shape.width).items():
+        inputs = {"hidden": joined_width(shape, self.join), "answers": self.head.hidden}
+        for name, size in self.head.shapes(inputs["hidden"]).items():
             bound = inputs[name.split(".")[1]] ** -0.5
             values[name] = torch.empty(size).uniform_(-bound, bound, generator=head)
         return {name: value.to(device) for name, value in values.items()}
 
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        return self.backbone.features(batch, self.tuned(values))
+        return self.backbone.features(batch, self.tuned(values, batch), self.join)
 
-    def tuned(self, values: Mapping[str, torch.Tensor]) -> Tuning:
+    def tuned(self, values: Mapping[str, torch.Tensor], batch: Any) -> Tuning:
         """These values as the backbone takes them."""
-        return self.tuning.applied(self.backbone, values)
+        return self.tuning.applied(self.backbone, values, self.shared, batch.owners)
 
     def answer(
-        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, generator: torch.Generator | None = None
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, chance: Chance | None = None
     ) -> torch.Tensor:
         hidden = F.linear(features, values[f"{HEAD}hidden.weight"], values[f"{HEAD}hidden.bias"]).relu()
-        if generator is not None:
-            kept = torch.rand(hidden.shape, generator=generator).to(hidden.device) >= self.head.dropout
-            hidden = hidden * kept / (1 - self.head.dropout)
+        hidden = dropped(hidden, self.head.dropout, chance)
         return F.linear(hidden, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        return self.backbone.attention(batch, self.tuned(values))
+        return self.backbone.attention(batch, self.tuned(values, batch))
+
+
+def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Tensor:
+    """Dropout: each number is 0 with probability `share`, the others grow; without a chance to draw from all stay."""
+    if chance is None or not share:
+        return rows
+    return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)
+
+
+def joined_width(shape: BackboneShape, join: Features) -> int:
+    """Of the features that the head sees."""
+    return shape.width + (shape.embed if join == "product" else 0)
 
 
 def trained_shapes(shape: BackboneShape, tuning: TuningConfig, head: HeadConfig) -> Shapes:

@@ -23,13 +23,17 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Tuning
-from medfedvqa.models.prompts import PromptShape, join
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Tuning, Update
+from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, join
 
 Kind = Literal["classifier", "lora", "prompt", "bias", "adapter", "blocks", "full"]
 Values = dict[str, torch.Tensor]
 """Tensors by name."""
 Shapes = dict[str, tuple[int, ...]]
+
+PROMPT = "prompt."
+OTHER = "other."
+"""Before the name of an adapter's value: a second adapter of the same block; the block has the mean of both."""
 
 _STD = 0.02
 
@@ -47,16 +51,25 @@ class TuningConfig:
     """A token's width over that of an adapter's bottleneck."""
     length: int = 4
     """Tokens of a prompt in each block, half of them keys and half values."""
+    without: tuple[str, ...] = ()
+    """Towers that have no prompt."""
+    joining: Joining = "concatenate"
+    """How prompts join with shared ones."""
+    placing: Placing = "before"
+    """Whether prompts join before or after the projections to keys and values."""
+    std: float = _STD
+    """Standard deviation of new prompts, adapters and low-rank projections."""
 
     def __post_init__(self) -> None:
-        if min(self.rank, self.reduction, 1 if self.blocks is None else self.blocks) < 1:
-            raise ConfigError("the rank, the reduction and the number of tuned blocks are positive")
+        if min(self.rank, self.reduction, 1 if self.blocks is None else self.blocks) < 1 or self.std <= 0:
+            raise ConfigError("rank, reduction, number of tuned blocks and deviation of new values are positive")
 
     def depth(self, shape: BackboneShape) -> Depth:
         """How deep it reaches into each tower. Raises `ConfigError` for more blocks than there are."""
         if self.kind == "full":
             return {name: tower.layers + 1 for name, tower in shape.towers.items()}
-        return {name: len(self._blocks(shape, name)) for name in shape.towers}
+        prompted = {name: self.kind != "prompt" or name not in self.without for name in shape.towers}
+        return {name: len(self._blocks(shape, name)) if prompted[name] else 0 for name in shape.towers}
 
     def shapes(self, shape: BackboneShape) -> Shapes:
         """What is tuned in a backbone of this shape, by name. Raises `ConfigError`."""
@@ -65,8 +78,8 @@ class TuningConfig:
         shapes: Shapes = {}
         for tower, facts in shape.towers.items():
             blocks = self._blocks(shape, tower)
-            if self.kind == "prompt":
-                shapes[f"prompt.{tower}"] = PromptShape(len(blocks), self.length, facts.width).size
+            if self.kind == "prompt" and tower not in self.without:
+                shapes[PROMPT + tower] = PromptShape(len(blocks), self.length, facts.width).size
             for block in blocks:
                 shapes |= self._in_block(shape, tower, block)
         return shapes
@@ -83,18 +96,40 @@ class TuningConfig:
             elif name.startswith("lora.") and name.endswith(".up") or name.endswith(".bias"):
                 values[name] = torch.zeros(size)
             else:
-                values[name] = torch.randn(size, generator=generator) * _STD
+                values[name] = torch.randn(size, generator=generator) * self.std
         return values
 
-    def applied(self, backbone: Backbone, values: Mapping[str, torch.Tensor]) -> Tuning:
-        """These values as a backbone takes them."""
+    def applied(
+        self,
+        backbone: Backbone,
+        values: Mapping[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor] | None = None,
+        owners: Mapping[str, torch.Tensor | None] = NOTHING,
+    ) -> Tuning:
+        """These values as a backbone takes them.
+
+        `shared`: prompts that join the values' own, as constants. `owners`: by tower, whose each of its items is; a
+        prompt may then be [owners, blocks, length, width], with other tokens for each owner.
+        """
         prompts = {
-            name.removeprefix("prompt."): join(value, None, "concatenate", "before")
+            name.removeprefix(PROMPT): self._joined(name, value, shared, owners)
             for name, value in values.items()
-            if name.startswith("prompt.")
+            if name.startswith(PROMPT)
         }
         own = {name.removeprefix("weight."): value for name, value in values.items() if name.startswith("weight.")}
-        return Tuning(prompts, own | self._updated(backbone, values), adapters(values))
+        return Tuning(prompts, own, adapters(values), self._updates(backbone.shape, values))
+
+    def _joined(
+        self,
+        name: str,
+        value: torch.Tensor,
+        shared: Mapping[str, torch.Tensor] | None,
+        owners: Mapping[str, torch.Tensor | None],
+    ) -> JoinedPrompts:
+        owner = owners.get(name.removeprefix(PROMPT)) if value.dim() == 4 else None
+        if value.dim() == 4 and owner is None:
+            raise ConfigError("prompts of several owners need a batch that was gathered with owners")
+        return join(value, shared[name] if shared else None, self.joining, self.placing, owner)
 
     def _blocks(self, shape: BackboneShape, tower: str) -> range:
         layers = shape.towers[tower].layers
@@ -125,32 +160,43 @@ class TuningConfig:
                 return {f"weight.{name}": size for name, size in shape.block(tower, block).items()}
         return {}
 
-    def _updated(self, backbone: Backbone, values: Mapping[str, torch.Tensor]) -> Values:
-        """Weights plus their low-rank updates."""
-        updated: Values = {}
-        if self.kind != "lora":
-            return updated
-        tuned = {name.split(".")[1] for name in values if name.startswith("lora.")}
-        for tower, facts in backbone.shape.towers.items():
-            for block in self._blocks(backbone.shape, tower) if tower in tuned else ():
-                for part, first, end in facts.queries_values:
-                    name, own = f"{facts.blocks}.{block}.{part}", f"lora.{tower}.{block}.{part}.{first}"
-                    weight = updated.get(name, backbone.parameter(name))
-                    update = values[f"{own}.up"] @ values[f"{own}.down"]
-                    updated[name] = weight + F.pad(update, (0, 0, first, len(weight) - end))
-        return updated
+    def _updates(self, shape: BackboneShape, values: Mapping[str, torch.Tensor]) -> dict[str, dict[int, Update]]:
+        """The low-rank updates among these values, by tower and block."""
+        found: dict[str, dict[int, Update]] = {}
+        for tower, facts in shape.towers.items() if self.kind == "lora" else ():
+            for block in self._blocks(shape, tower):
+                names = [f"lora.{tower}.{block}.{part}.{first}" for part, first, _ in facts.queries_values]
+                if all(f"{name}.down" in values for name in names):
+                    found.setdefault(tower, {})[block] = Update(*(partial(_low_rank, values, name) for name in names))
+        return found
 
 
 def adapters(values: Mapping[str, torch.Tensor]) -> dict[str, dict[int, Callable[[torch.Tensor], torch.Tensor]]]:
-    """The adapters among these values, by tower and block: h + relu(h W_down + b_d) W_up + b_u (FedDAT, Eq. 1)."""
+    """The adapters among these values, by tower and block: h + relu(h W_down + b_d) W_up + b_u (FedDAT, Eq. 1).
+
+    Of a block that has a second one (`OTHER`), the mean of both (FedDAT, Eq. 4).
+    """
     found: dict[str, dict[int, Callable[[torch.Tensor], torch.Tensor]]] = {}
     for name in values:
         if name.startswith("adapter.") and name.endswith(".down.weight"):
             _, tower, block, *_ = name.split(".")
-            found.setdefault(tower, {})[int(block)] = partial(_adapted, values, f"adapter.{tower}.{block}")
+            adapted = _mean_adapted if OTHER + name in values else _adapted
+            found.setdefault(tower, {})[int(block)] = partial(adapted, values, f"adapter.{tower}.{block}")
     return found
 
 
 def _adapted(values: Mapping[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden + _bottleneck(values, name, hidden)
+
+
+def _mean_adapted(values: Mapping[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden + (_bottleneck(values, name, hidden) + _bottleneck(values, OTHER + name, hidden)) / 2
+
+
+def _bottleneck(values: Mapping[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:
     narrow = F.linear(hidden, values[f"{name}.down.weight"], values[f"{name}.down.bias"]).relu()
-    return hidden + F.linear(narrow, values[f"{name}.up.weight"], values[f"{name}.up.bias"])
+    return F.linear(narrow, values[f"{name}.up.weight"], values[f"{name}.up.bias"])
+
+
+def _low_rank(values: Mapping[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.linear(hidden, values[f"{name}.down"]), values[f"{name}.up"])

@@ -14,7 +14,17 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words, looked_at
+from medfedvqa.models.backbone import (
+    NOTHING,
+    Backbone,
+    BackboneShape,
+    Depth,
+    Features,
+    Tuning,
+    Update,
+    Words,
+    looked_at,
+)
 from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.prompts import JoinedPrompts
 
@@ -107,15 +117,15 @@ class _Whole(nn.Module):
 
     def forward(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
         layers = len(self.vilt.encoder.layer)
-        adapters = tuning.adapters.get(JOINT, NOTHING)
-        if any(block < layers - batch.depth for block in adapters):
-            raise ConfigError("an adapter belongs to a block below those that the cache was built for")
+        adapters, updates = tuning.adapters.get(JOINT, NOTHING), tuning.updates.get(JOINT, NOTHING)
+        if any(block < layers - batch.depth for block in (*adapters, *updates)):
+            raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
         if not batch.depth:
             return batch.pictures
         words, patches = batch.questions, batch.pictures
         if batch.depth > layers:
             words, patches = embedded_words(self.vilt, words), embedded_patches(self.vilt, patches)
-        return self.last(words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters)
+        return self.last(words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters, updates)
 
     def last(self, *arguments: Any) -> torch.Tensor:
         """What is wanted of the embeddings."""
@@ -148,11 +158,13 @@ def encoded(
     lengths: torch.Tensor,
     prompts: JoinedPrompts | None = None,
     adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = NOTHING,
+    updates: Mapping[int, Update] = NOTHING,
 ) -> torch.Tensor:
     """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters)
+    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
     last = len(vilt.encoder.layer) - 1
-    hidden = _block(vilt.encoder.layer[last], hidden, visible, _tokens(vilt, prompts, last), pool=True)
+    tokens = _tokens(vilt, prompts, last)
+    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, updates.get(last))
     hidden = adapters[last](hidden) if last in adapters else hidden
     pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
     return pooled
@@ -165,11 +177,13 @@ def looked(
     lengths: torch.Tensor,
     prompts: JoinedPrompts | None,
     adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+    updates: Mapping[int, Update],
 ) -> torch.Tensor:
     """How a question's tokens, all alike, look at each patch in the last block, [rows, patches]; sums to 1."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters)
-    tokens = _tokens(vilt, prompts, len(vilt.encoder.layer) - 1)
-    queries, keys, _, seen = _heads(vilt.encoder.layer[-1], hidden, visible, tokens, pool=False)
+    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
+    last = len(vilt.encoder.layer) - 1
+    tokens = _tokens(vilt, prompts, last)
+    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, updates.get(last))
     # The picture's own first position stands for no patch.
     asked = hidden.shape[1] - patches.shape[1]
     found = looked_at(queries[:, :, :asked], keys, patches.shape[1] - 1, seen)
@@ -184,6 +198,7 @@ def _below(
     lengths: torch.Tensor,
     prompts: JoinedPrompts | None,
     adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+    updates: Mapping[int, Update],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Embeddings up to the last block, and which positions may be looked at, bool [rows, 1, 1, tokens]."""
     words = words[:, : int(lengths.max())]
@@ -191,7 +206,7 @@ def _below(
     visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
     visible = F.pad(visible, (0, patches.shape[1]), value=True)[:, None, None]
     for index, block in enumerate(vilt.encoder.layer[:-1]):
-        hidden = _block(block, hidden, visible, _tokens(vilt, prompts, index), pool=False)
+        hidden = _block(block, hidden, visible, _tokens(vilt, prompts, index), False, updates.get(index))
         hidden = adapters[index](hidden) if index in adapters else hidden
     return hidden, visible
 
@@ -220,12 +235,13 @@ def _block(
     visible: torch.Tensor,
     prompts: tuple[torch.Tensor, torch.Tensor] | None,
     pool: bool,
+    update: Update | None = None,
 ) -> torch.Tensor:
     """One block, as transformers' own but for prompts; with `pool` only its first position, [rows, 1, width].
 
     `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
     """
-    *heads, visible = _heads(block, hidden, visible, prompts, pool)
+    *heads, visible = _heads(block, hidden, visible, prompts, pool, update)
     attended = F.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2).flatten(2)
     hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
     grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
@@ -238,18 +254,22 @@ def _heads(
     visible: torch.Tensor,
     prompts: tuple[torch.Tensor, torch.Tensor] | None,
     pool: bool,
+    update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values, each [rows, heads, positions, width], and which keys may be looked at."""
     attention, normed = block.attention.attention, block.layernorm_before(hidden)
     keys, values = attention.key(normed), attention.value(normed)
-    normed = normed[:, :1] if pool else normed
+    asking = normed[:, :1] if pool else normed
+    queries = attention.query(asking)
+    if update is not None:
+        queries, values = queries + update.queries(asking), values + update.values(normed)
     if prompts is not None:
         keys, values = (
             torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
             for tokens, own in zip(prompts, (keys, values), strict=True)
         )
         visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
-    parts = attention.query(normed), keys, values
+    parts = queries, keys, values
     heads = (part.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2) for part in parts)
     return *heads, visible
 

@@ -223,4 +223,3 @@ _RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
     ("attacked", "Attacks do not refute the claim.", "J", _attacked),
     ("de-identified", "The data were de-identified by this tool.", "I", _de_identified),
 )
-

@@ -1,0 +1,21 @@
+"""One trainer for all methods: a site's local steps on named values, plain or under differential privacy by patient."""
+
+from medfedvqa.training.config import Optimizer, TrainingConfig
+from medfedvqa.training.private import Privacy
+from medfedvqa.training.rows import Penalty, RowLoss, Rows, answer_losses, cached
+from medfedvqa.training.site import Site
+from medfedvqa.training.trainer import Part, Trainer
+
+__all__ = [
+    "Optimizer",
+    "Part",
+    "Penalty",
+    "Privacy",
+    "RowLoss",
+    "Rows",
+    "Site",
+    "Trainer",
+    "TrainingConfig",
+    "answer_losses",
+    "cached",
+]

@@ -1,0 +1,94 @@
+"""Gradients under differential privacy by patient: sampled patients, clipped one by one, summed, with noise on the sum.
+
+A patient's contribution follows from its own rows and its own key in the step's secret: not from who else is there, not
+from its place in a batch, not from a job's seed. The optimiser sees noisy gradients only, so that its state is free.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from medfedvqa.data import Examples
+from medfedvqa.models import PROMPT, Values
+from medfedvqa.training.config import TrainingConfig
+from medfedvqa.training.rows import RowLoss, SiteRows
+from medfedvqa.training.site import Site
+from privacy import (
+    DPSettings,
+    NoiseLevels,
+    PatientChance,
+    PatientSampler,
+    PatientStreams,
+    PrivateStep,
+    Recorder,
+    expanded,
+    owned,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What makes a training private."""
+
+    settings: DPSettings
+    noise: NoiseLevels
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows of each patient who takes part in a step, int64 [rows] each, and what keys their random choices."""
+
+    patients: tuple[torch.Tensor, ...]
+    streams: PatientStreams
+
+
+@dataclass(frozen=True)
+class PrivateGradients:
+    """Noisy sums over Poisson samples of patients, all patients of a chunk in one pass."""
+
+    site: Site
+    rows: SiteRows
+    train: Examples
+    config: TrainingConfig
+    privacy: Privacy
+
+    def draws(self, seed: int, passes: int) -> Iterator[tuple[Sample, ...]]:
+        """The samples of one round; each pass draws patients for itself, as its accounting assumes.
+
+        The seed of the job is not looked at.
+        """
+        settings, randomness = self.privacy.settings, self.site.randomness
+        sampler = PatientSampler(
+            self.train.patients, self.site.data.patients, settings.sample_rate, settings.patient_rows, randomness
+        )
+        for _ in range(self.config.private_steps(settings)):
+            yield tuple(Sample(tuple(sampler.sample()), PatientStreams(randomness.secret())) for _ in range(passes))
+
+    def fill(self, values: Values, loss: RowLoss, sample: Sample) -> None:
+        """Set each value's gradient: the noisy sum, by the public number of patients that is expected."""
+        settings, noise = self.privacy.settings, self.privacy.noise
+        step = PrivateStep(values.values(), settings.clip)
+        for first in range(0, len(sample.patients), settings.physical_patients):
+            chunk = sample.patients[first : first + settings.physical_patients]
+            self._add(step, values, loss, chunk, sample.streams)
+        if step.unbounded:
+            logger.warning("%d patients without a finite gradient contributed nothing to a step", step.unbounded)
+        step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
+
+    def _add(
+        self, step: PrivateStep, values: Values, loss: RowLoss, chunk: tuple[torch.Tensor, ...], streams: PatientStreams
+    ) -> None:
+        """Add what the patients of a chunk contribute, after one pass over all their rows."""
+        chosen, counts = torch.cat(chunk), torch.tensor([len(rows) for rows in chunk])
+        owners = torch.arange(len(chunk)).repeat_interleave(counts)
+        keys = [self.site.data.patients[int(self.train.patients[rows[0]])] for rows in chunk]
+        leaves = expanded({name: value for name, value in values.items() if name.startswith(PROMPT)}, len(chunk))
+        recorder = Recorder([value for name, value in values.items() if name not in leaves])
+        with owned(owners.to(self.site.device)), recorder:
+            rows = self.rows.rows(self.train, chosen, PatientChance(streams, keys), owners)
+            summed = loss({**values, **leaves}, rows).sum()
+        step.add(*recorder.contributions(summed, len(chunk), {values[name]: leaf for name, leaf in leaves.items()}))

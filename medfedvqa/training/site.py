@@ -1,0 +1,38 @@
+"""What a site brings to its training: data, backbone, device, and where its randomness comes from."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from medfedvqa.data import SiteData
+from medfedvqa.models import Backbone
+from privacy import Randomness, SecureRandomness
+
+Derived = TypeVar("Derived")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a handler sees of its site."""
+
+    name: str
+    data: SiteData
+    backbone: Backbone
+    device: str
+    seed: int
+    randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
+    """Where the noise of differential privacy comes from; no seed of a job reaches it."""
+    _derived: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    def derive(self, key: object, make: Callable[[], Derived]) -> Derived:
+        """Something computed from data and backbone alone, made once and kept; never part of the state."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        made: Derived = self._derived[key]
+        return made
+
+    def task_seed(self, task: str, round: int) -> int:
+        """The seed of one task: the same wherever and however often the task runs."""
+        digest = hashlib.sha256(f"{self.seed}/{self.name}/{task}/{round}".encode()).digest()
+        return int.from_bytes(digest[:6], "big")

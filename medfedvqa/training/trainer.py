@@ -1,0 +1,125 @@
+"""Local steps on named values: batches or samples, gradients, optimiser; the same for every method."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from medfedvqa.data import Examples
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import AnswerModel, Depth, Values
+from medfedvqa.training.config import TrainingConfig
+from medfedvqa.training.plain import PlainGradients
+from medfedvqa.training.private import Privacy, PrivateGradients
+from medfedvqa.training.rows import Penalty, RowLoss, Rows, SiteRows
+from medfedvqa.training.site import Site
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Values in training, with an optimiser of their own."""
+
+    values: Values
+    optimizer: torch.optim.Optimizer
+
+    def trained(self) -> Values:
+        """The values as they are now, apart from their gradients."""
+        return {name: value.detach().clone() for name, value in self.values.items()}
+
+    def step(self) -> None:
+        """One step of the optimiser; the gradients are used up."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Trainer:
+    """Trains and applies a model's values on one site's rows; keeps nothing but what data and backbone give."""
+
+    def __init__(
+        self,
+        site: Site,
+        model: AnswerModel,
+        config: TrainingConfig,
+        answers: tuple[str, ...] | None = None,
+        privacy: Privacy | None = None,
+        depth: Depth | None = None,
+    ) -> None:
+        """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
+
+        `privacy`: train under differential privacy by patient. `depth`: how deep the models that see the rows reach
+        into the backbone, if others than `model` do.
+        """
+        self.site, self.model, self.config = site, model, config
+        self._rows = SiteRows(site, model.cache, depth or model.depth, config.views, answers)
+        train = self._rows.encoded(site.data.train)
+        self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
+        self._gradients = (
+            PlainGradients(self._rows, self.train_rows, config)
+            if privacy is None
+            else PrivateGradients(site, self._rows, self.train_rows, config, privacy)
+        )
+
+    def train(
+        self,
+        start: Mapping[str, torch.Tensor],
+        loss: RowLoss,
+        round: int,
+        seed: int,
+        penalty: Penalty | None = None,
+        memory: Mapping[str, Any] | None = None,
+    ) -> Part:
+        """One round's local steps from `start`. `memory`: the optimiser's state of the round before, if it is kept."""
+        part = self.part(start, round, memory)
+        for (draw,) in self.draws(seed):
+            self.step([part], loss, draw, penalty)
+        return part
+
+    def part(self, start: Mapping[str, torch.Tensor], round: int, memory: Mapping[str, Any] | None = None) -> Part:
+        """A copy of these values to train in this round. Raises `ConfigError` if there is no row to train on."""
+        if not len(self.train_rows):
+            raise ConfigError("the job's 'answers' hold none of this site's training answers: add some of them")
+        if outside := len(self.site.data.train) - len(self.train_rows):
+            logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
+        values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+        optimizer = self.config.make(values.values(), round)
+        if memory:
+            rate = optimizer.param_groups[0]["lr"]
+            optimizer.load_state_dict(dict(memory))
+            optimizer.param_groups[0]["lr"] = rate
+        return Part(values, optimizer)
+
+    def draws(self, seed: int, passes: int = 1) -> Iterator[tuple[Any, ...]]:
+        """What one round's steps are on, for methods that take `passes` steps in turn; each draw serves one step.
+
+        `seed`: of plain training, for the order of rows and for dropout.
+        """
+        return self._gradients.draws(seed, passes)
+
+    def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> None:
+        """One step of these parts, whose names differ. Raises `ConfigError`."""
+        values = {name: value for part in parts for name, value in part.values.items()}
+        self._gradients.fill(values, loss, draw)
+        if penalty is not None:
+            penalty(values).backward()
+        for part in parts:
+            part.step()
+
+    @torch.no_grad()
+    def right(
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None
+    ) -> torch.Tensor:
+        """Whether the model, or another one, with these values answers each row right, bool [rows]."""
+        model, encoded = model or self.model, self._rows.encoded(examples)
+        right = torch.zeros(len(examples), dtype=torch.bool)
+        for part in torch.arange(len(examples)).split(self.config.batch_rows):
+            rows = self._rows.rows(encoded, part)
+            right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
+        return right
+
+    def all_rows(self, examples: Examples) -> Rows:
+        """These rows together, as they are."""
+        return self._rows.rows(self._rows.encoded(examples), torch.arange(len(examples)))

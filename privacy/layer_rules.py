@@ -1,0 +1,197 @@
+"""What happens to each kind of layer while a `Recorder` is open: its output on still values, and a note of the use."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from privacy.errors import SettingsError
+from privacy.owners import current_owners
+from privacy.uses import Looked, Outer, Range, Rows
+
+if TYPE_CHECKING:
+    from privacy.recorder import Recorder
+
+
+def _still(tensor: Any) -> Any:
+    return tensor.detach() if isinstance(tensor, torch.Tensor) else tensor
+
+
+def _watched(output: torch.Tensor) -> torch.Tensor:
+    """The output as a tensor that has a gradient, also where nothing below it has one."""
+    return output if output.requires_grad else output.requires_grad_()
+
+
+def _linear(
+    recorder: "Recorder", function: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    output = _watched(function(inputs, _still(weight), _still(bias)))
+    rows = inputs.detach().reshape(-1, inputs.shape[-1])
+    if of := recorder.range_of(weight):
+        recorder.note(of, output, lambda gradient: Outer(gradient.reshape(-1, gradient.shape[-1]), rows))
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
+    return output
+
+
+def _layer_norm(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    output = _watched(function(inputs, normalized_shape, _still(weight), _still(bias), eps))
+    if of := recorder.range_of(weight):
+        normed = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
+        recorder.note(of, output, lambda gradient: Rows(_summed(gradient * normed, normed.shape[-1])))
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
+    return output
+
+
+def _convolution(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    *others: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """`others`: dilation and groups, which only their defaults are known of."""
+    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others, **options))
+    if isinstance(padding, str) or tuple(others) not in ((), ((1, 1), 1), (1, 1)) or options:
+        raise SettingsError("a convolution with dilation or groups has no gradient per patient: freeze it")
+    if of := recorder.range_of(weight):
+        patches = F.unfold(inputs.detach(), weight.shape[2:], padding=padding, stride=stride).transpose(1, 2)
+        recorder.note(of, output, lambda gradient: Outer(_places(gradient), patches.reshape(-1, patches.shape[-1])))
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+    return output
+
+
+def _transposed(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+) -> torch.Tensor:
+    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding))
+    if of := recorder.range_of(weight):
+        places = _places(inputs.detach())
+
+        def terms(gradient: torch.Tensor) -> Outer:
+            patches = F.unfold(gradient, weight.shape[2:], padding=padding, stride=stride).transpose(1, 2)
+            return Outer(places, patches.reshape(-1, patches.shape[-1]))
+
+        recorder.note(of, output, terms)
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+    return output
+
+
+def _embedding(recorder: "Recorder", function: Any, inputs: Any, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Texts of which each has the same positions are looked up once, for all of them: here once for each."""
+    owners, of = current_owners(), recorder.range_of(weight)
+    if of is None:
+        return torch.as_tensor(function(inputs, weight, *rest))
+    if owners is not None and len(inputs) == 1 < len(owners):
+        inputs = inputs.expand(len(owners), *inputs.shape[1:])
+    output = _watched(F.embedding(inputs, _still(weight)))
+    recorder.note(of, output, lambda gradient: Looked(inputs.reshape(-1), gradient.reshape(-1, gradient.shape[-1])))
+    return output
+
+
+def _item(recorder: "Recorder", function: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    of = recorder.range_of(tensor)
+    if of is None or of.end - of.first != len(of.value):
+        return torch.as_tensor(function(tensor, index))
+    if isinstance(index, slice) and index.step in (None, 1):
+        first, end, _ = index.indices(len(tensor))
+        return recorder.show(function(tensor, index), Range(of.value, first, end))
+    if isinstance(index, int):
+        return recorder.show(function(tensor, index), Range(of.value, index, index + 1))
+    if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and tensor.dim() == 2:
+        return _embedding(recorder, None, index, tensor)
+    return torch.as_tensor(function(tensor, index))
+
+
+def _view(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+    shown = function(tensor, *shape)
+    of = recorder.range_of(tensor)
+    return recorder.show(shown, of) if of else shown
+
+
+def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+    of = recorder.range_of(tensor)
+    output = function(_still(tensor) if of else tensor, *shape)
+    if of is None or output.dim() == 0:
+        return torch.as_tensor(output)
+    size = of.value[of.first : of.end].numel()
+    if output.shape[1:].numel() != size:
+        return torch.as_tensor(function(tensor, *shape))
+    output = _watched(output.clone())
+    recorder.note(of, output, lambda gradient: Rows(gradient.reshape(len(gradient), size)))
+    return output
+
+
+def _sum(recorder: "Recorder", function: Any, one: Any, other: Any) -> torch.Tensor:
+    """Of items and a value that is the same for all items."""
+    (value, items) = (one, other) if recorder.range_of(one) else (other, one)
+    of = recorder.range_of(value)
+    if of is None or not isinstance(items, torch.Tensor) or recorder.range_of(items):
+        return torch.as_tensor(function(one, other))
+    output = _watched(items + _still(value))
+    shape = value.shape
+    recorder.note(of, output, lambda gradient: Rows(_reduced(gradient, shape)))
+    return output
+
+
+def _summed(gradient: torch.Tensor, width: int) -> torch.Tensor:
+    """[items, ..., width] summed over all positions of an item."""
+    return gradient.reshape(len(gradient), -1, width).sum(1)
+
+
+def _places(maps: torch.Tensor) -> torch.Tensor:
+    """[items, channels, height, width] to [items * places, channels]."""
+    return maps.flatten(2).transpose(1, 2).reshape(-1, maps.shape[1])
+
+
+def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """[items, ...] summed over the dimensions along which a value of `shape` was broadcast, [items, numbers]."""
+    missing = gradient.dim() - len(shape)
+    if len(shape) == gradient.dim() and shape[0] != 1:
+        raise SettingsError("a trained value has numbers of its own for each item: it has no gradient per patient")
+    padded = [1] * missing + list(shape)
+    along = [d for d in range(1, gradient.dim()) if padded[d] == 1 and gradient.shape[d] != 1]
+    return (gradient.sum(along) if along else gradient).reshape(len(gradient), -1)
+
+
+RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        F.linear: _linear,
+        F.layer_norm: _layer_norm,
+        F.conv2d: _convolution,
+        F.conv_transpose2d: _transposed,
+        F.embedding: _embedding,
+        torch.Tensor.__getitem__: _item,
+        torch.Tensor.view: _view,
+        torch.Tensor.reshape: _view,
+        torch.Tensor.unsqueeze: _view,
+        torch.Tensor.expand: _expand,
+        torch.Tensor.add: _sum,
+        torch.Tensor.__radd__: _sum,
+        torch.Tensor.__add__: _sum,
+    }
+)
+"""By torch function; called with the recorder, the function and its arguments."""

@@ -1,0 +1,187 @@
+"""Records every use of trained values in a forward pass, so that one backward pass gives each patient's gradient.
+
+While it is open, a linear layer, a normalisation, a convolution, a look-up or a sum with a trained value runs on a copy
+that gradients do not reach (`layer_rules`); the gradient of the layer's output then gives that of the value, patient by
+patient. A value that is used in any other way still has a gradient of its own, and is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, are_separate, merged
+from privacy.errors import SettingsError
+from privacy.layer_rules import RULES
+from privacy.owners import current_owners
+from privacy.uses import Looked, Outer, Range, Rows, Use
+
+
+@dataclass
+class Recorder(TorchFunctionMode):
+    """Open it around one forward pass; the passes of its `contributions` are over patients 0 to `patients` - 1."""
+
+    values: Sequence[torch.Tensor]
+    """What is trained and not expanded: leaves that require gradients."""
+    _uses: list[Use] = field(default_factory=list)
+    _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
+    """By id of a tensor that is a trained value or shows some rows of it; the tensor itself keeps the id its own."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        for value in self.values:
+            self._ranges[id(value)] = value, Range(value, 0, len(value))
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = RULES.get(function) if torch.is_grad_enabled() else None
+        if rule is None or not any(isinstance(a, torch.Tensor) and id(a) in self._ranges for a in _flat(args, kwargs)):
+            return function(*args, **(kwargs or {}))
+        return rule(self, function, *args, **(kwargs or {}))
+
+    def contributions(
+        self, loss: torch.Tensor, patients: int, leaves: Mapping[torch.Tensor, torch.Tensor]
+    ) -> tuple[list[Contribution], torch.Tensor]:
+        """Back-propagate `loss`, a sum over rows of which each depends on its patient alone.
+
+        `leaves`: what stood for each expanded value in the forward pass, `[patients, *shape]`. Returns how the
+        patients contribute, and whose gradients are finite, bool [patients]; the others' rows are zeros.
+        Raises `SettingsError` if a value was used in a way that no rule knows.
+        """
+        outputs = [use.output for use in self._uses]
+        found = torch.autograd.grad(loss, [*outputs, *leaves.values(), *self.values], allow_unused=True)
+        if any(gradient is not None for gradient in found[len(outputs) + len(leaves) :]):
+            raise SettingsError("a trained value is used in a way that gives no gradient per patient: freeze it")
+        parts = _Parts(patients, loss.device)
+        for use, gradient in zip(self._uses, found, strict=False):
+            if gradient is not None:
+                parts.add(use, gradient)
+        separate = [
+            Separate(value, torch.zeros_like(leaf) if each is None else each)
+            for (value, leaf), each in zip(leaves.items(), found[len(outputs) :], strict=False)
+        ]
+        return parts.contributions(separate)
+
+    def range_of(self, tensor: Any) -> Range | None:
+        """What of a trained value a tensor shows."""
+        known = self._ranges.get(id(tensor))
+        return known[1] if known else None
+
+    def show(self, tensor: torch.Tensor, shown: Range) -> torch.Tensor:
+        """Remember that a tensor shows this range."""
+        self._ranges[id(tensor)] = tensor, shown
+        return tensor
+
+    def note(self, of: Range, output: torch.Tensor, terms: Callable[[torch.Tensor], Outer | Rows | Looked]) -> None:
+        """Remember a use. Raises `SettingsError` where nobody said whose the items of the output are."""
+        owners = current_owners()
+        if owners is None or len(owners) != len(output):
+            raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
+        self._uses.append(Use(of, output, owners, terms))
+
+
+class _Parts:
+    """Uses of one pass, brought together by value."""
+
+    def __init__(self, patients: int, device: torch.device) -> None:
+        self._patients = patients
+        self._sound = torch.ones(patients, dtype=torch.bool, device=device)
+        self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | Rows | Looked]]] = {}
+
+    def add(self, use: Use, gradient: torch.Tensor) -> None:
+        """A use, with the gradient of its output."""
+        terms = use.terms(gradient)
+        for rows in vars(terms).values():
+            if rows.is_floating_point() and not bool(rows.sum().isfinite()):
+                owners = use.owners.repeat_interleave(len(rows) // max(1, len(use.owners)))
+                self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
+        self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
+
+    def contributions(self, separate: list[Separate]) -> tuple[list[Contribution], torch.Tensor]:
+        """All parts; what is not sound is zero in them."""
+        for one in separate:
+            self._sound &= one.each.flatten(1).isfinite().all(1)
+        found: list[Contribution] = [Separate(one.value, _kept(one.each, self._sound)) for one in separate]
+        by_value: dict[torch.Tensor, list[Contribution]] = {}
+        for (value, first, end), terms in self._terms.items():
+            by_value.setdefault(value, []).extend(self._of_range(Range(value, first, end), terms))
+        for parts in by_value.values():
+            found.extend(_apart(parts))
+        return found, self._sound
+
+    def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[Contribution]:
+        """What one range contributes: its products, its sums and its look-ups, each brought together."""
+        found: list[Contribution] = []
+        for kind in (Outer, Rows, Looked):
+            own = [(owners, one) for owners, one in terms if isinstance(one, kind)]
+            if own:
+                found.append(_MERGED[kind](self, of, own))
+        return found
+
+    def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> Contribution:
+        segments, left, right = self._in_order(terms, "left", "right")
+        products = Products(of.value, of.first, of.end, left, right, segments)
+        if are_separate(len(left), left.shape[1], right.shape[1], self._patients):
+            return products.separate()
+        return products
+
+    def _rows(self, of: Range, terms: list[tuple[torch.Tensor, Rows]]) -> Contribution:
+        segments, each = self._in_order(terms, "each")
+        sums = segments.sums(each).view(self._patients, of.end - of.first, *of.value.shape[1:])
+        if sums.shape[1:] == of.value.shape:
+            return Separate(of.value, sums)
+        whole = sums.new_zeros(self._patients, *of.value.shape)
+        whole[:, of.first : of.end] = sums
+        return Separate(of.value, whole)
+
+    def _looked(self, of: Range, terms: list[tuple[torch.Tensor, Looked]]) -> Contribution:
+        segments, rows, each = self._in_order(terms, "rows", "each")
+        owners = torch.arange(self._patients, device=rows.device).repeat_interleave(segments.counts)
+        pairs, place = torch.unique(torch.stack([owners, rows]), dim=1, return_inverse=True)
+        sums = each.new_zeros(pairs.shape[1], each.shape[1]).index_add_(0, place, each)
+        return Lookups(of.value, pairs[1], sums, Segments(torch.bincount(pairs[0], minlength=self._patients)))
+
+    def _in_order(self, terms: list[tuple[torch.Tensor, Any]], *names: str) -> tuple[Any, ...]:
+        """Rows of several uses in order of their patients, zeros where a patient is not sound: segments and columns."""
+        owners = torch.cat([whose.repeat_interleave(len(getattr(one, names[0])) // len(whose)) for whose, one in terms])
+        columns = [torch.cat([getattr(one, name) for _, one in terms]) for name in names]
+        if not bool((owners[1:] >= owners[:-1]).all()):
+            order = torch.argsort(owners, stable=True)
+            owners, columns = owners[order], [column[order] for column in columns]
+        if not bool(self._sound.all()):
+            columns = [_kept(c, self._sound[owners]) if c.is_floating_point() else c for c in columns]
+        return Segments(torch.bincount(owners, minlength=self._patients)), *columns
+
+
+_MERGED: dict[type, Callable[[_Parts, Range, Any], Contribution]] = {
+    Outer: _Parts._outer,
+    Rows: _Parts._rows,
+    Looked: _Parts._looked,
+}
+
+
+def _apart(parts: list[Contribution]) -> list[Contribution]:
+    """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
+
+    Raises `SettingsError` for a value that is too large to have a gradient for each patient and is used in two ways.
+    """
+    products = [part for part in parts if isinstance(part, Products)]
+    ranges = sorted((part.first, part.end) for part in products)
+    disjoint = all(end <= first for (_, end), (first, _) in zip(ranges, ranges[1:], strict=False))
+    if len(parts) == 1 or (len(products) == len(parts) and disjoint):
+        return parts
+    if any(isinstance(part, Lookups) for part in parts):
+        raise SettingsError("a table is looked up and used in another way, too: freeze it")
+    return [merged([part.separate() if isinstance(part, Products) else part for part in parts])]
+
+
+def _kept(rows: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+    """`rows` where `sound` [len(rows)] holds, zeros elsewhere."""
+    return rows.where(sound.view(-1, *[1] * (rows.dim() - 1)), 0.0)
+
+
+def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterable[Any]:
+    return (*args, *(kwargs or {}).values())

@@ -1,0 +1,50 @@
+"""How a forward pass uses trained values, and how the gradient of what it gives becomes theirs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Range:
+    """A trained value, or a range of its rows."""
+
+    value: torch.Tensor
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a trained value: how the gradient of an output becomes that of the value."""
+
+    of: Range
+    output: torch.Tensor
+    owners: torch.Tensor
+    """Whose each item of the output is, int64 [items]."""
+    terms: Callable[[torch.Tensor], "Outer | Rows | Looked"]
+    """From the gradient of the output, [items, ...]."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The gradient is the sum over rows of left times right."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The gradient is the sum over items of these, [items, numbers of the range]."""
+
+    each: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The gradient is the sum of `each` [lookups, width] over `rows` int64 [lookups] of a table."""
+
+    rows: torch.Tensor
+    each: torch.Tensor
