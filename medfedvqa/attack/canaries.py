@@ -74,17 +74,22 @@ def planted(data: SiteData, canaries: Canaries, chosen: torch.Tensor) -> SiteDat
 
     Pictures, answer space, validation and test rows do not depend on who is chosen.
     """
-    patients = 1 + max(int(part.patients.max()) for part in data.parts if len(part))
     more = canaries.examples.chosen(torch.where(chosen[canaries.examples.patients])[0])
     train = Examples(
         questions=data.train.questions + more.questions,
         answers=torch.cat([data.train.answers, more.answers]),
         pictures=torch.cat([data.train.pictures, more.pictures + len(data.pictures)]),
-        patients=torch.cat([data.train.patients, more.patients + patients]),
+        patients=torch.cat([data.train.patients, more.patients + len(data.patients)]),
     )
-    names = {f"canary-{patient}" for patient in torch.where(chosen)[0].tolist()}
-    pictures = Pictures.joined([data.pictures, canaries.pictures])
-    return replace(data, train=train, pictures=pictures, trained_patients=data.trained_patients | names)
+    keys = tuple(f"canary-{patient}" for patient in range(len(canaries)))
+    inserted = {keys[patient] for patient in torch.where(chosen)[0].tolist()}
+    return replace(
+        data,
+        train=train,
+        pictures=Pictures.joined([data.pictures, canaries.pictures]),
+        trained_patients=data.trained_patients | inserted,
+        patients=data.patients + keys,
+    )
 
 
 def everybody(data: SiteData, canaries: Canaries) -> tuple[SiteData, Examples]:

@@ -58,7 +58,9 @@ def observe(
         raise ConfigError("with secure aggregation no single upload is seen: attack the same job without it")
     data = {site: load_site(job.data, launch.root, site, job.split, job.seed) for site in launch.sites}
 
-    def load_planted(reader: str, root: Path | None, organ: str, split: Split, seed: int) -> SiteData:
+    def load_planted(
+        reader: str, root: Path | None, organ: str, split: Split, seed: int, answers: tuple[str, ...] | None
+    ) -> SiteData:
         return planted(data[organ], canaries[organ], canaries[organ].inserted)
 
     configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}

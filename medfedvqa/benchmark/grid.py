@@ -151,7 +151,9 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     data = _data(grid, seed)
 
-    def load(_reader: str, _root: Path | None, site: str, _split: Split, _seed: int) -> SiteData:
+    def load(
+        _reader: str, _root: Path | None, site: str, _split: Split, _seed: int, _answers: tuple[str, ...] | None
+    ) -> SiteData:
         return data[site]
 
     began = time.process_time()

@@ -93,21 +93,22 @@ def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
     saved = StateFile(config.state, files[0].stem).load()
     if saved is None:
         raise ConfigError("the site's state is gone")
-    own = load_site(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
+    held = config.data
+    own = load_site(held.reader, held.root, held.organ, job.split, job.seed, held.answers)
     loaded = load_backbone(job.backbone, config.backbones, config.device)
     return Site(config.name, own, loaded, config.device, job.seed), (job, saved.state)
 
 
 def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> Site:
     """A site's rows, from its site.yml or from a data set, with a backbone."""
-    files, device = {}, "cpu"
+    files, device, answers = {}, "cpu", None
     if name.endswith((".yml", ".yaml")):
         config = load_site_config(Path(name), Path(name).resolve().parent.name)
         reader, root, organ = config.data.reader, config.data.root, config.data.organ
-        files, device = config.backbones, config.device
+        files, device, answers = config.backbones, config.device, config.data.answers
     else:
         (reader, root), organ = find_root(data, data_root), name
-    own = load_site(reader, root, organ, Split(seed=seed), seed)
+    own = load_site(reader, root, organ, Split(seed=seed), seed, answers)
     return Site(organ, own, load_backbone(backbone or bundled_for(reader), files, device), device, seed)
 
 

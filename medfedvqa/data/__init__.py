@@ -1,6 +1,6 @@
 """Readers, organ partition, pictures and batches: a site's closed questions from files to tensors."""
 
-from medfedvqa.data.answers import CLOSED_ANSWERS, numbered
+from medfedvqa.data.answers import CLOSED_ANSWERS, numbered, public_list
 from medfedvqa.data.batches import batches
 from medfedvqa.data.partition import SiteRows, Split, partition
 from medfedvqa.data.pictures import Pictures
@@ -28,6 +28,7 @@ __all__ = [
     "numbered",
     "organs",
     "partition",
+    "public_list",
     "public_pairs",
     "read",
     "united",

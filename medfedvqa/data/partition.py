@@ -1,27 +1,32 @@
 """Which rows a site trains on, validates on and is tested on."""
 
-import hashlib
+import hmac
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import ConfigError, DataError
 
+PARTS = ("train", "validate", "test")
+
 
 @dataclass(frozen=True)
 class Split:
-    """How rows are told apart. `official`: the published test rows; validation rows as published, or
-    else `validation` of the train patients. `patient`: `fractions` of all patients, disjoint.
+    """How rows come to their parts. `official`: the published test rows; validation rows as published, or
+    else those of the train patients whose `place` is below `validation`. `patient`: each patient's place against
+    the sums of `fractions`, so that the parts are disjoint by patient.
+
+    Shares are met as coins meet them: a patient's part depends on the patient's key and the split alone, never on
+    who else is there.
     """
 
     kind: Literal["official", "patient"] = "official"
     seed: int = 0
     fractions: tuple[float, float, float] = (0.7, 0.15, 0.15)
-    """Shares of the patients for train, validation and test; `patient` only."""
+    """Expected shares of the patients for train, validation and test; `patient` only."""
     validation: float = 0.15
-    """Share of the train patients held out where the set publishes no validation rows; `official` only."""
+    """Expected share of the train patients held out where the set publishes no validation rows; `official` only."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("official", "patient"):
@@ -30,6 +35,12 @@ class Split:
             raise ConfigError("the split's fractions are three numbers from 0 to 1 that sum to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError("the split's validation share is at least 0 and below 1")
+
+    def place(self, patient: str) -> float:
+        """The patient's own place in [0, 1): HMAC-SHA256 of the patient's key under a key made of the seed."""
+        key = f"medfedvqa split {self.seed}".encode()
+        digest = hmac.digest(key, patient.encode("utf-8", "surrogatepass"), "sha256")
+        return int.from_bytes(digest[:6]) / 2**48
 
 
 @dataclass(frozen=True)
@@ -45,48 +56,30 @@ def partition(data: VQAData, organ: str, split: Split) -> SiteRows:
     """The organ's closed rows, split. Validation and train never share a patient.
 
     With `official`, test rows may share patients and images with train (VQA-RAD: 202 of 203 images).
-    With `patient`, no two parts share a patient over the whole set. As long as no patient has rows of two
-    organs, a site that holds only its own organ's rows arrives at the same parts as one that holds all.
+    With `patient`, no two parts share a patient over the whole set. The parts of one patient's rows depend on these
+    rows and the split alone: not on other patients, on the order of rows, or on whether other organs are there.
+    A validation or test part may be empty.
 
     Raises `DataError` for an unknown organ, an organ without closed rows, or a site without train rows.
     """
     if organ not in data.organs:
         raise DataError(f"unknown organ; {data.name} has {', '.join(data.organs)}")
-    closed = [row for row in data.rows if row.closed]
-    if not any(row.organ == organ for row in closed):
+    closed = [row for row in data.rows if row.closed and row.organ == organ]
+    if not closed:
         raise DataError(f"the organ '{organ}' has no closed questions: check the data root")
-    parts = _by_patient(closed, split) if split.kind == "patient" else _official(closed, organ, split)
-    rows = SiteRows(*(tuple(row for row in part if row.organ == organ) for part in parts))
-    if not rows.train:
+    names = [_part(row, split, data.publishes_validation) for row in closed]
+    train, validate, test = (
+        tuple(row for row, name in zip(closed, names, strict=True) if name == part) for part in PARTS
+    )
+    if not train:
         raise DataError(f"the organ '{organ}' has no train rows under this split: choose other fractions")
-    return rows
+    return SiteRows(train, validate, test)
 
 
-def _official(closed: list[Row], organ: str, split: Split) -> tuple[list[Row], ...]:
-    train, validate, test = ([row for row in closed if row.split == part] for part in ("train", "validate", "test"))
-    if not validate:
-        patients = _shuffled({row.patient for row in train if row.organ == organ}, split.seed)
-        held_out = set(patients[: round(split.validation * len(patients))])
-        validate = [row for row in train if row.patient in held_out]
-        train = [row for row in train if row.patient not in held_out]
-    return train, validate, test
-
-
-def _by_patient(closed: list[Row], split: Split) -> tuple[list[Row], ...]:
-    # Stratified by organ: a patient with rows of several organs counts where it appears first.
-    organs: dict[str, str] = {}
-    for row in closed:
-        organs.setdefault(row.patient, row.organ)
-    part: dict[str, int] = {}
-    for organ in dict.fromkeys(organs.values()):
-        patients = _shuffled((patient for patient, first in organs.items() if first == organ), split.seed)
-        first_test = len(patients) - round(split.fractions[2] * len(patients))
-        first_validate = first_test - round(split.fractions[1] * len(patients))
-        for position, patient in enumerate(patients):
-            part[patient] = (position >= first_validate) + (position >= first_test)
-    return tuple([row for row in closed if part[row.patient] == number] for number in range(3))
-
-
-def _shuffled(patients: Iterable[str], seed: int) -> list[str]:
-    """In the order of a seeded hash: the same on every machine, whatever the order of the rows."""
-    return sorted(patients, key=lambda patient: hashlib.sha256(f"{seed}/{patient}".encode()).digest())
+def _part(row: Row, split: Split, publishes_validation: bool) -> str:
+    place = split.place(row.patient)
+    if split.kind == "patient":
+        first, second, _ = split.fractions
+        return PARTS[(place >= first) + (place >= first + second)]
+    held_out = row.split == "train" and not publishes_validation and place < split.validation
+    return "validate" if held_out else row.split

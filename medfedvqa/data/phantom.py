@@ -146,7 +146,7 @@ def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
             scenes |= shown
             for image, question, answer in _asked(site, shown, generator):
                 rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image))
-    return VQAData("phantom", tuple(names), rows, partial(_load, scenes))
+    return VQAData("phantom", tuple(names), rows, partial(_load, scenes), publishes_validation=True)
 
 
 def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:

@@ -47,6 +47,8 @@ class VQAData:
     rows: Sequence[Row] = field(repr=False)
     load: Callable[[Row, int], torch.Tensor] = field(default=load_file, repr=False)
     """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
+    publishes_validation: bool = False
+    """Whether the set itself says which rows validate. A fact about the set: no one patient's rows decide it."""
 
 
 def fold(text: str) -> str:

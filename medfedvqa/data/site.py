@@ -1,5 +1,7 @@
 """What one site holds: its closed questions, encoded, and its pictures."""
 
+import hashlib
+import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from medfedvqa.data.answers import numbered
+from medfedvqa.data.answers import numbered, public_list
 from medfedvqa.data.partition import Split, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.readers import read
@@ -47,13 +49,18 @@ class SiteData:
     """The data set."""
     organ: str
     answers: tuple[str, ...] = field(repr=False)
-    """The answer space: the folded answers of the train rows, sorted. It never leaves the site."""
+    """The answer space: the list that the site declares, or else the folded answers of the train rows, sorted. A list
+    that comes from the rows never leaves the site."""
     train: Examples = field(repr=False)
     validate: Examples = field(repr=False)
     test: Examples = field(repr=False)
     pictures: Pictures = field(repr=False)
     trained_patients: frozenset[str] = field(repr=False)
     """The keys of all patients with train or validation rows: those whom a model can tell something about."""
+    patients: tuple[str, ...] = field(repr=False)
+    """The reader's key of each patient, by the number that `Examples.patients` gives the patient. Keys never leave."""
+    public_answers: bool = False
+    """Whether `answers` is a declared list, so that no patient's rows can change it."""
 
     @property
     def parts(self) -> tuple[Examples, Examples, Examples]:
@@ -65,48 +72,98 @@ class SiteData:
         rows: Examples = getattr(self, part)
         if not 0 <= row < len(rows):
             raise DataError(f"the site has {len(rows)} rows of the part '{part}', numbered from 0")
-        one, none = rows.chosen(torch.tensor([row])), rows.chosen(torch.tensor([], dtype=torch.int64))
-        pictures = self.pictures.only(int(one.pictures))
-        one = replace(one, pictures=torch.zeros_like(one.pictures))
-        return replace(self, train=none, validate=none, test=one, pictures=pictures, trained_patients=frozenset())
+        single, none = rows.chosen(torch.tensor([row])), rows.chosen(torch.tensor([], dtype=torch.int64))
+        pictures, patient = self.pictures.only(int(single.pictures)), self.patients[int(single.patients)]
+        first = torch.zeros_like(single.pictures)
+        return replace(
+            self,
+            train=none,
+            validate=none,
+            test=replace(single, pictures=first, patients=first),
+            pictures=pictures,
+            trained_patients=frozenset(),
+            patients=(patient,),
+        )
+
+    def view_seeds(self, seed: int) -> list[int]:
+        """A seed in 0..2**32 - 1 for the augmented views of each picture; a picture that no row shows gets 0.
+
+        It depends on `seed`, the patient's key and the picture's index among that patient's own pictures alone, so
+        that one patient more or less changes no other patient's views.
+        """
+        owners = torch.full((len(self.pictures),), -1)
+        for part in self.parts:
+            owners[part.pictures] = part.patients
+        counts, seeds = [0] * len(self.patients), []
+        for owner in owners.tolist():
+            if owner < 0:
+                seeds.append(0)
+                continue
+            named = json.dumps(["view", seed, self.patients[owner], counts[owner]])
+            seeds.append(int.from_bytes(hashlib.sha256(named.encode()).digest()[:4]))
+            counts[owner] += 1
+        return seeds
 
 
-def load_site(reader: str, root: Path | None, organ: str, split: Split, seed: int = 0) -> SiteData:
-    """One organ of a data set as a site; `seed` draws the phantom set.
+def load_site(
+    reader: str, root: Path | None, organ: str, split: Split, seed: int = 0, answers: tuple[str, ...] | None = None
+) -> SiteData:
+    """One organ of a data set as a site; `seed` draws the phantom set, `answers` is a declared answer space.
 
-    Raises `DataError` as `read`, `partition` and `answer_space` do; pictures are decoded later.
+    Raises `DataError` as `read`, `partition` and `answer_space` do, and for a list that `public_list` refuses;
+    pictures are decoded later.
     """
-    return build_site(read(reader, root, organ, seed), organ, split)
+    return build_site(read(reader, root, organ, seed), organ, split, answers)
 
 
-def build_site(data: VQAData, organ: str, split: Split) -> SiteData:
+def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...] | None = None) -> SiteData:
     """As `load_site`, of a data set that is already read."""
     rows = partition(data, organ, split)
-    answers = answer_space(rows.train)
+    space = answer_space(rows.train) if answers is None else _declared(answers)
     everything = (*rows.train, *rows.validate, *rows.test)
-    shown = {row.image: row for row in everything}
-    images, patients = _numbers(row.image for row in everything), _numbers(row.patient for row in everything)
+    # A picture that two patients share counts as one for each of them: what one patient shows depends on nobody else.
+    shown = {(row.patient, row.image): row for row in everything}
+    images = _numbers((row.patient, row.image) for row in everything)
+    patients = _numbers(row.patient for row in everything)
     pictures = Pictures([(shown[image], data.load) for image in images])
-    known = _numbers(answers)
+    places = _numbers(space)
 
     def encode(part: Sequence[Row]) -> Examples:
         return Examples(
             questions=tuple(row.question for row in part),
-            answers=torch.tensor([known.get(fold(row.answer), -1) for row in part], dtype=torch.int64),
-            pictures=torch.tensor([images[row.image] for row in part], dtype=torch.int64),
+            answers=torch.tensor([places.get(fold(row.answer), -1) for row in part], dtype=torch.int64),
+            pictures=torch.tensor([images[row.patient, row.image] for row in part], dtype=torch.int64),
             patients=torch.tensor([patients[row.patient] for row in part], dtype=torch.int64),
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
     trained = frozenset(row.patient for row in (*rows.train, *rows.validate))
-    return SiteData(data.name, organ, answers, train, validate, test, pictures, trained)
+    return SiteData(
+        name=data.name,
+        organ=organ,
+        answers=space,
+        train=train,
+        validate=validate,
+        test=test,
+        pictures=pictures,
+        trained_patients=trained,
+        patients=tuple(patients),
+        public_answers=answers is not None,
+    )
 
 
 def united(sites: Sequence[SiteData]) -> SiteData:
-    """All sites' rows in order of the sites, as if one had them; each site's patients and pictures are its own."""
-    answers = tuple(sorted({answer for site in sites for answer in site.answers}))
-    patients = [1 + max(int(part.patients.max()) for part in site.parts if len(part)) for site in sites]
-    firsts = [(sum(len(site.pictures) for site in sites[:n]), sum(patients[:n])) for n in range(len(sites))]
+    """All sites' rows in order of the sites, as if one had them; each site's patients and pictures are its own.
+
+    A patient's key is that of the site behind the site's organ. The answer space is public if every site's is.
+    """
+    public = all(site.public_answers for site in sites)
+    union = dict.fromkeys(answer for site in sites for answer in site.answers)
+    answers = tuple(union) if public else tuple(sorted(union))
+    firsts = [
+        (sum(len(site.pictures) for site in sites[:n]), sum(len(site.patients) for site in sites[:n]))
+        for n in range(len(sites))
+    ]
 
     def joined(number: int) -> Examples:
         parts = [site.parts[number] for site in sites]
@@ -119,9 +176,18 @@ def united(sites: Sequence[SiteData]) -> SiteData:
             patients=torch.cat([part.patients + first[1] for part, first in zip(parts, firsts, strict=True)]),
         )
 
-    pictures = Pictures.joined([site.pictures for site in sites])
-    trained = frozenset().union(*(site.trained_patients for site in sites))
-    return SiteData(sites[0].name, "all", answers, joined(0), joined(1), joined(2), pictures, trained)
+    return SiteData(
+        name=sites[0].name,
+        organ="all",
+        answers=answers,
+        train=joined(0),
+        validate=joined(1),
+        test=joined(2),
+        pictures=Pictures.joined([site.pictures for site in sites]),
+        trained_patients=frozenset(f"{site.organ}/{key}" for site in sites for key in site.trained_patients),
+        patients=tuple(f"{site.organ}/{key}" for site in sites for key in site.patients),
+        public_answers=public,
+    )
 
 
 def answer_space(train: Sequence[Row]) -> tuple[str, ...]:
@@ -130,6 +196,13 @@ def answer_space(train: Sequence[Row]) -> tuple[str, ...]:
     if len(answers) < 2:
         raise DataError("all train rows have the same answer, so there is nothing to learn: check the split")
     return answers
+
+
+def _declared(answers: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return public_list(answers)
+    except ValueError as error:
+        raise DataError(f"the declared answers are no answer space: {error}") from None
 
 
 def _numbers(keys: Iterable[Key]) -> dict[Key, int]:

@@ -35,7 +35,8 @@ def read(root: Path) -> VQAData:
     ]
     present = {row.organ for row in rows}
     digests = {root / PICTURES / f"{image.id}.dcm": image for image in images.values()}
-    return VQAData("store", tuple(organ for organ in ORGANS if organ in present), rows, partial(_load, digests))
+    organs = tuple(organ for organ in ORGANS if organ in present)
+    return VQAData("store", organs, rows, partial(_load, digests), publishes_validation=True)
 
 
 def _load(images: Mapping[Path, Image], row: Row, size: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Augmented copies of a site's pictures. Nothing is ever mirrored: left and right are answers."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,17 +18,19 @@ GAMMA = (0.8, 1.25)
 GAIN = 0.15
 
 
-def views(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Tensor:
     """`count` fixed views of each picture, so that a frozen tower can be run on them once.
 
     `pictures` is float32 [n, 1, size, size] in 0..1; returns float32 [n, count, 1, size, size] in 0..1.
     View 0 is the picture itself; the others are slightly turned, moved, zoomed, and changed in contrast
-    and brightness. The same pictures, count and seed give the same views.
+    and brightness. `seeds`: one for each picture, 0 to 2**32 - 1 (`SiteData.view_seeds`). A picture's views
+    depend on the picture, `count` and its own seed alone. Raises `ValueError` if the seeds are not as many.
     """
     size = pictures.shape[-1]
-    augment = _augmentation(size).set_random_state(seed)
+    augment = _augmentation(size)
     result = torch.empty(len(pictures), count, 1, size, size)
-    for picture, its_views in zip(pictures, result, strict=True):
+    for picture, its_views, seed in zip(pictures, result, seeds, strict=True):
+        augment.set_random_state(seed)
         for number, view in enumerate(its_views):
             view.copy_(picture if number == 0 else augment(picture).clamp(0, 1))
     return result

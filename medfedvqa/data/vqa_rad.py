@@ -55,12 +55,14 @@ def _row(raw: object, index: int, folder: Path) -> Row:
 
 
 def _joined(sightings: Iterable[tuple[str, Path]]) -> dict[str, str]:
-    """For each case the one that stands for all the cases that it shares an image with, however indirectly."""
+    """For each case the one that stands for all the cases that it shares an image with, however indirectly.
+
+    It is the first of them in the alphabet, so that it depends on these cases alone and not on the order of rows.
+    """
     leader: dict[str, str] = {}
-    shown: dict[Path, str] = {}
+    first_case: dict[Path, str] = {}
     for case, image in sightings:
-        kept = leader.setdefault(case, case)
-        other = leader[shown.setdefault(image, case)]
-        if other != kept:
-            leader.update({member: other for member, lead in leader.items() if lead == kept})
+        joined = {leader.setdefault(case, case), leader[first_case.setdefault(image, case)]}
+        if len(joined) > 1:
+            leader.update({member: min(joined) for member, lead in leader.items() if lead in joined})
     return leader

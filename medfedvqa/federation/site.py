@@ -26,7 +26,7 @@ from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandom
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """As `medfedvqa.models.load_backbone`."""
-LoadData = Callable[[str, Path | None, str, Split, int], SiteData]
+LoadData = Callable[[str, Path | None, str, Split, int, tuple[str, ...] | None], SiteData]
 """As `medfedvqa.data.load_site`."""
 
 
@@ -66,7 +66,8 @@ class SiteRuntime:
         """Data and backbone, loaded once."""
         job, config = self._job, self.config
         torch.set_num_threads(config.threads)
-        data = self._load_data(config.data.reader, config.data.root, config.data.organ, job.split, job.seed)
+        held = config.data
+        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, held.answers)
         backbone = self._load(job.backbone, config.backbones, config.device)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
+from medfedvqa.data import CLOSED_ANSWERS, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import checked
 
@@ -19,6 +20,10 @@ data:
   reader: {reader}
   root: {root}
   organ: {organ}
+  # The answers that a model of this site alone may give: `closed` for the project's public list, or a list of your
+  # own that you write without looking at the rows, in lower case and with "yes" and "no" in quotes. null: the answers
+  # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
+  answers: {answers}
 
 # cpu or cuda, and how many processor threads training may use.
 device: {device}
@@ -65,18 +70,35 @@ policy:
 """
 
 DEFAULTS: dict[str, Any] = {
-    "root": None, "device": "cpu", "threads": 1, "state": "state", "audit": "audit", "ledger": "ledger",
-    "backbones": {}, "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
+    "root": None, "answers": None, "device": "cpu", "threads": 1,
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {},
+    "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
     "min_committee": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
+
+CLOSED = "closed"
+"""In place of a list of answers: `CLOSED_ANSWERS`."""
 
 
 class _Data(BaseModel, frozen=True, extra="forbid"):
     reader: str
     root: Path | None = None
     organ: str
+    answers: tuple[str, ...] | None = None
+    """The declared answer space; None: the answers of the train rows."""
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _are_public(cls, answers: Any) -> tuple[str, ...] | None:
+        if answers is None:
+            return None
+        if answers == CLOSED:
+            return CLOSED_ANSWERS
+        if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
+            raise ValueError(f"write '{CLOSED}' or a list of texts; yes, no and numbers need quotes")
+        return public_list(answers)
 
 
 class SiteConfig(BaseModel):

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS, fold
+from medfedvqa.data import CLOSED_ANSWERS, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
 from medfedvqa.methods.base import SCORED, Hub, MethodConfig, Site, State, Tensors, counts
@@ -55,9 +55,7 @@ class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     @field_validator("answers")
     @classmethod
     def _can_be_told_apart(cls, answers: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(answers)) < max(2, len(answers)) or any(answer != fold(answer) for answer in answers):
-            raise ValueError("give at least two answers, each once, in lower case and with single spaces")
-        return answers
+        return public_list(answers)
 
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""

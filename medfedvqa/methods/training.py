@@ -136,7 +136,7 @@ class SiteTrainer:
         questions = data.train.questions + data.validate.questions + data.test.questions
         pictures = data.pictures.load(backbone.shape.image_size)
         if self._config.views > 1:
-            pictures = views(pictures, self._config.views, self._site.seed).flatten(0, 1)
+            pictures = views(pictures, self._config.views, data.view_seeds(self._site.seed)).flatten(0, 1)
         return backbone.cache(prompt_depth(backbone.shape, self._model), pictures, questions)
 
     def _shown(self, generator: torch.Generator) -> torch.Tensor:

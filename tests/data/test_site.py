@@ -102,7 +102,11 @@ def test_united_sites_keep_their_rows_patients_pictures_and_answers() -> None:
             assert torch.equal(pixels[mine.pictures], theirs[rows.pictures])
     patients = set(union.train.patients[: len(sites[0].train)].tolist())
     assert not patients & set(union.train.patients[len(sites[0].train) :].tolist())
-    assert union.trained_patients == sites[0].trained_patients | sites[1].trained_patients
+    for keys in ("patients", "trained_patients"):
+        named = [f"{site.organ}/{key}" for site in sites for key in getattr(site, keys)]
+        assert sorted(getattr(union, keys)) == sorted(named) and len(set(named)) == len(named)
+    numbers = torch.cat([part.patients for part in union.parts]).unique()
+    assert numbers.tolist() == list(range(len(union.patients)))
 
 
 def test_a_single_row_takes_its_own_picture_with_it() -> None:

@@ -32,7 +32,7 @@ def small_site(backbone: Backbone, name: str, questions: int = 3, seed: int = 0)
         for index, (patient, part) in enumerate(enumerate(PARTS))
         for question, answer in (ASKED[:questions] * 2)[: questions * (2 if patient == 0 else 1)]
     ]
-    data = build_site(VQAData("small", ("chest",), rows, drawn), "chest", Split())
+    data = build_site(VQAData("small", ("chest",), rows, drawn, publishes_validation=True), "chest", Split())
     return Site(name, data, backbone, "cpu", seed, RepeatableRandomness(number))
 
 
