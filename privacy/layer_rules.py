@@ -100,15 +100,33 @@ def _transposed(
     return output
 
 
-def _embedding(recorder: "Recorder", function: Any, inputs: Any, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Texts of which each has the same positions are looked up once, for all of them: here once for each."""
+def _embedding(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """A look-up that is the same for all items is made once for each."""
     owners, of = current_owners(), recorder.range_of(weight)
-    if of is None:
-        return torch.as_tensor(function(inputs, weight, *rest))
+    if of is None or max_norm is not None or scale_grad_by_freq:
+        raise SettingsError(
+            "a table whose rows are scaled when they are looked up has no gradient per patient: freeze it"
+        )
     if owners is not None and len(inputs) == 1 < len(owners):
         inputs = inputs.expand(len(owners), *inputs.shape[1:])
     output = _watched(F.embedding(inputs, _still(weight)))
-    recorder.note(of, output, lambda gradient: Looked(inputs.reshape(-1), gradient.reshape(-1, gradient.shape[-1])))
+    rows = inputs.reshape(-1)
+
+    def terms(gradient: torch.Tensor) -> Looked:
+        each = gradient.reshape(-1, gradient.shape[-1])
+        return Looked(rows, each if padding_idx is None else each * (rows != padding_idx)[:, None])
+
+    recorder.note(of, output, terms)
     return output
 
 

@@ -13,6 +13,7 @@ FLOORS = [
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},
     {"medfedvqa.evaluation"},
+    {"medfedvqa.training"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},

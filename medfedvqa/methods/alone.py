@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from audits import Exchange, TaskSpec
-from medfedvqa.data import Examples
+from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import (
     SCORED,
@@ -20,7 +20,6 @@ from medfedvqa.methods.base import (
     Method,
     MethodConfig,
     Probe,
-    Site,
     State,
     Tensors,
     counts,
@@ -29,9 +28,9 @@ from medfedvqa.methods.base import (
     trained_by_rounds,
     validated,
 )
-from medfedvqa.methods.learning import Learner, LearningConfig, Penalty, RowLoss, answer_losses
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
-from privacy import Cost, DPSettings, NoiseLevels
+from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
+from privacy import Cost, DPSettings
 
 
 class AloneConfig(MethodConfig, frozen=True):
@@ -41,16 +40,35 @@ class AloneConfig(MethodConfig, frozen=True):
     local_epochs: int = Field(2, ge=1, description="passes over the site's rows per round")
     local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
     batch_rows: int = Field(32, ge=1, description="rows per batch, whole patients")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adamw", description="local optimiser, new in every round")
+    views: int = Field(1, ge=1, description="fixed augmented views of each picture to train on, itself included")
+    optimizer: Optimizer = Field("adamw", description="local optimiser, new in every round")
     learning_rate: float = Field(1e-3, gt=0, description="first learning rate")
     decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
     decay_every: int = Field(10, ge=1, description="rounds between decays")
     weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
 
+    answers: tuple[str, ...] | Literal["closed", "site"] | None = Field(
+        None,
+        description="the answer space: a list, 'closed' for the bundled one, 'site' for the one in each site.yml; "
+        "null: the bundled one for a shared head, else each site's own, if need be that of its rows",
+    )
+
+    @field_validator("answers")
+    @classmethod
+    def _can_be_told_apart(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        return public_list(answers) if isinstance(answers, tuple) else answers
+
     @property
-    def learning(self) -> LearningConfig:
+    def listed(self) -> tuple[str, ...] | None:
+        """The list that the job brings."""
+        if self.answers == "closed":
+            return CLOSED_ANSWERS
+        return self.answers if isinstance(self.answers, tuple) else None
+
+    @property
+    def training(self) -> TrainingConfig:
         """The site's local training."""
-        return LearningConfig(**{name: getattr(self, name) for name in LearningConfig.__dataclass_fields__})
+        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__dataclass_fields__})
 
 
 Config = TypeVar("Config", bound=AloneConfig)
@@ -69,6 +87,11 @@ class Alone(Method[Config]):
                 f"the loss of '{self.name}' compares rows of different patients, so no single patient's part in it can "
                 "be bounded: it does not train under differential privacy"
             )
+        if dp is not None and self.answers is None and config.answers != "site":
+            raise ConfigError(
+                "under differential privacy the answer space is public, never made of a site's rows: give the option "
+                "'answers' a list or 'closed', the bundled one, or give it 'site' and each site.yml a list of answers"
+            )
 
     @property
     def passes(self) -> int:
@@ -78,7 +101,7 @@ class Alone(Method[Config]):
     @property
     def answers(self) -> tuple[str, ...] | None:
         """The model's answer space; None is each site's own."""
-        return None
+        return self.config.listed
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Nothing until the counts of test answers."""
@@ -93,10 +116,11 @@ class Alone(Method[Config]):
         """Local steps; nothing else depends on data."""
         if self.dp is None or task == "evaluate":
             return Cost()
-        return Cost(steps=self.passes * self.config.learning.steps(self.dp))
+        return Cost(steps=self.passes * self.config.training.private_steps(self.dp))
 
     def setup(self, site: Site) -> State:
-        """A model of the site's own."""
+        """A model of the site's own. Raises `ConfigError` for a site without the list of answers that privacy needs."""
+        self.check_answers(site)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
 
@@ -106,24 +130,24 @@ class Alone(Method[Config]):
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """A round, from what was received in the place of the site's own values of the same names."""
-        learner = self.learner(site)
+        trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
-        state = self.local(learner, state, start, round, site.task_seed("train", round))
-        state |= validated(state, self.right(learner, state["values"], site.data.validate))
-        return state, self.reply(learner, state)
+        state = self.local(trainer, state, start, round, site.task_seed("train", round))
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        return state, self.reply(trainer, state)
 
-    def reply(self, learner: Learner, state: State) -> Tensors:
+    def reply(self, trainer: Trainer, state: State) -> Tensors:
         """What the site sends after a round."""
         return {}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows that the model answers right, and what the free baselines score."""
         tested = self.tested(site, state, tensors_of(received, site.device))
-        return scored(state, site.data, self.right(self.learner(site), tested, site.data.test))
+        return scored(state, site.data, self.right(self.trainer(site), tested, site.data.test))
 
-    def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
+    def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
-        return learner.right(values, examples)
+        return trainer.right(values, examples)
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The values that the site tests."""
@@ -131,12 +155,12 @@ class Alone(Method[Config]):
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
         """See `Method.probe`."""
-        learner = self.learner(site)
+        trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
-        loss = self.row_loss(learner, state, start)
+        loss = self.row_loss(trainer, state, start)
 
         def losses(values: Mapping[str, torch.Tensor], rows: Examples) -> torch.Tensor:
-            return loss(dict(values), learner.rows(learner.encoded(rows), torch.arange(len(rows))))
+            return loss(dict(values), trainer.all_rows(rows))
 
         return Probe(start, losses)
 
@@ -149,10 +173,9 @@ class Alone(Method[Config]):
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
         """See `Method.attention`: that of the site's own last model."""
         # Attention is computed in the last block: what is kept of a picture must lie below it.
-        learner = self.learner(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
-        rows = learner.rows(learner.encoded(examples), torch.arange(len(examples)))
+        trainer = self.trainer(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
         with torch.no_grad():
-            return learner.model.attention(state["values"], rows.batch)
+            return trainer.model.attention(state["values"], trainer.all_rows(examples).batch)
 
     @abstractmethod
     def model(self, site: Site) -> AnswerModel:
@@ -162,24 +185,28 @@ class Alone(Method[Config]):
         """How deep the models that see a site's rows reach into the backbone."""
         return self.model(site).depth
 
-    @property
-    def private(self) -> tuple[DPSettings, NoiseLevels] | None:
-        """What makes a learner private, if the job is."""
-        return None if self.dp is None else (self.dp, self.noise)
+    def check_answers(self, site: Site) -> None:
+        """Raises `ConfigError` if the answer space would follow from the rows of a site under differential privacy."""
+        if self.dp is not None and self.answers is None and not site.data.public_answers:
+            raise ConfigError("the job takes each site's own list of answers: give 'data' in site.yml its 'answers'")
 
-    def learner(self, site: Site, depth: Depth | None = None) -> Learner:
+    def answer_count(self, site: Site) -> int:
+        """How many answers the model chooses from."""
+        return len(self.answers or site.data.answers)
+
+    def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
         """The site's trainer; `depth` if other than the method's own."""
-        model, learning = self.model(site), self.config.learning
-        return Learner(site, model, learning, self.answers, self.private, depth or self.depth(site))
+        depth = depth or self.depth(site)
+        return Trainer(site, self.model(site), self.config.training, self.answers, self.privacy, depth)
 
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """A site's round: its new state, with the trained values under "values"."""
-        loss, penalty = self.row_loss(learner, state, start), self.penalty(state, start)
-        return {**state, "values": learner.train(start, loss, round, seed, penalty)}
+        loss, penalty = self.row_loss(trainer, state, start), self.penalty(state, start)
+        return {**state, "values": trainer.train(start, loss, round, seed, penalty).trained()}
 
-    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
         """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
-        return answer_losses(learner.model)
+        return answer_losses(trainer.model)
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
         """Terms of the loss that depend on no data."""

@@ -5,17 +5,17 @@ from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import CLOSED_ANSWERS, public_list
+from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import SCORED, Hub, MethodConfig, Site, State, Tensors, counts
-from medfedvqa.methods.learning import Learner
+from medfedvqa.methods.base import SCORED, Hub, MethodConfig, State, Tensors, counts
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import Site, Trainer
 from privacy import DPSettings
 
 ROWS = "train_rows"
@@ -43,19 +43,11 @@ class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
-    answers: tuple[str, ...] = Field(
-        CLOSED_ANSWERS, min_length=2, description="answers of a shared head, folded and public"
-    )
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
         "shared", description="test the last mean, or the site's own model before it was averaged"
     )
     unseen: tuple[str, ...] = Field((), description="sites that never train, and test the last mean on their rows")
-
-    @field_validator("answers")
-    @classmethod
-    def _can_be_told_apart(cls, answers: tuple[str, ...]) -> tuple[str, ...]:
-        return public_list(answers)
 
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""
@@ -73,6 +65,8 @@ class Averaging(Alone[Config]):
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
+        if self._common and config.answers == "site":
+            raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
@@ -82,8 +76,8 @@ class Averaging(Alone[Config]):
 
     @property
     def answers(self) -> tuple[str, ...] | None:
-        """The public list, if the head is shared."""
-        return self.config.answers if self._common else None
+        """The job's list; of a shared head the bundled one if the job brings none."""
+        return self.config.listed or (CLOSED_ANSWERS if self._common else None)
 
     @property
     def shares(self) -> bool:
@@ -98,7 +92,7 @@ class Averaging(Alone[Config]):
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
-        head = self.config.head_of(len(self.config.answers)).shapes(shape.width) if self._common else {}
+        head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._common else {}
         return self.config.tuned.shapes(shape) | head
 
     def exchange(self, shape: BackboneShape) -> Exchange:
@@ -114,6 +108,7 @@ class Averaging(Alone[Config]):
 
     def setup(self, site: Site) -> State:
         """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
+        self.check_answers(site)
         model = self.model(site)
         own = site.seed if self._common else site.task_seed("setup", 0)
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))
@@ -125,12 +120,12 @@ class Averaging(Alone[Config]):
             raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
         return super().train(site, state, received, round)
 
-    def reply(self, learner: Learner, state: State) -> Tensors:
+    def reply(self, trainer: Trainer, state: State) -> Tensors:
         """What the site trained of the shared part."""
-        shared = self.shared(learner.site.backbone.shape)
+        shared = self.shared(trainer.site.backbone.shape)
         reply = {name: state["values"][name].numpy(force=True) for name in shared}
         if shared and self.config.weighting == "rows":
-            reply[ROWS] = np.array(len(learner.train_rows), np.int64)
+            reply[ROWS] = np.array(len(trainer.train_rows), np.int64)
         return reply
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
@@ -155,8 +150,7 @@ class Averaging(Alone[Config]):
 
     def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
         """A model for the site's answer space."""
-        answers = self.answers or site.data.answers
-        return TunedModel(site.backbone, tuning, self.config.head_of(len(answers)))
+        return TunedModel(site.backbone, tuning, self.config.head_of(self.answer_count(site)))
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The last mean, or the site's own model."""

@@ -1,9 +1,8 @@
 """What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -16,8 +15,9 @@ from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.on_shares import DRAWING, OnShares
-from medfedvqa.models import Backbone, BackboneShape
-from privacy import Cost, DPSettings, NoiseLevels, Planned, Randomness, Reliability, SecureRandomness
+from medfedvqa.models import BackboneShape
+from medfedvqa.training import Privacy, Site
+from privacy import Cost, DPSettings, NoiseLevels, Planned, Reliability
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
@@ -44,33 +44,6 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid"):
 Config = TypeVar("Config", bound=MethodConfig)
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
 Model = TypeVar("Model", bound=BaseModel)
-Derived = TypeVar("Derived")
-
-
-@dataclass(frozen=True)
-class Site:
-    """What a handler sees of its site."""
-
-    name: str
-    data: SiteData
-    backbone: Backbone
-    device: str
-    seed: int
-    randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
-    """Where the noise of differential privacy comes from; no seed of a job reaches it."""
-    _derived: dict[object, Any] = field(default_factory=dict, repr=False)
-
-    def derive(self, key: object, make: Callable[[], Derived]) -> Derived:
-        """Something computed from data and backbone alone, made once and kept; never part of the state."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        made: Derived = self._derived[key]
-        return made
-
-    def task_seed(self, task: str, round: int) -> int:
-        """The seed of one task: the same wherever and however often the task runs."""
-        digest = hashlib.sha256(f"{self.seed}/{self.name}/{task}/{round}".encode()).digest()
-        return int.from_bytes(digest[:6], "big")
 
 
 @dataclass(frozen=True)
@@ -173,6 +146,11 @@ class Method(ABC, Generic[Config]):
         if self.dp is None:
             raise ConfigError("the job trains without differential privacy, so it has no noise")
         return self.dp.levels(self._job_cost)
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What makes a site's training private, if the job is."""
+        return None if self.dp is None else Privacy(self.dp, self.noise)
 
     def plan(self) -> tuple[Planned, ...]:
         """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""

@@ -21,7 +21,6 @@ from medfedvqa.methods.base import (
     SCORED,
     Hub,
     MethodConfig,
-    Site,
     State,
     Tensors,
     counts,
@@ -32,7 +31,6 @@ from medfedvqa.methods.base import (
 from medfedvqa.methods.ensemble import OTHER, Positive, aggregate
 from medfedvqa.methods.ensemble_server import EnsembleServer, ServerConfig, one_thread
 from medfedvqa.methods.ensemble_site import FrozenPairs, PublicPass
-from medfedvqa.methods.learning import Learner, LearningConfig, Part, answer_losses
 from medfedvqa.models import (
     IMAGE,
     TEXT,
@@ -46,6 +44,7 @@ from medfedvqa.models import (
     seen_by,
 )
 from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings
 
 Sees = Literal["image", "text", "multimodal"]
@@ -96,9 +95,9 @@ class CreamFLConfig(AveragingConfig, frozen=True):
         return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.__dataclass_fields__})
 
     @property
-    def learning(self) -> LearningConfig:
+    def training(self) -> TrainingConfig:
         """The private steps between two passes over the public pairs."""
-        return replace(super().learning, local_epochs=self.local_epochs // self.turns)
+        return replace(super().training, local_epochs=self.local_epochs // self.turns)
 
     @property
     def turns(self) -> int:
@@ -163,7 +162,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         """Private steps; the contrast sees public pairs alone, and what is sent follows from both."""
         if self.dp is None or task == "evaluate":
             return Cost()
-        return Cost(steps=self.config.turns * self.config.learning.steps(self.dp))
+        return Cost(steps=self.config.turns * self.config.training.private_steps(self.dp))
 
     def trained(self, state: State) -> Mapping[str, torch.Tensor]:
         """The VQA model, and the projections of its features into the common space."""
@@ -194,10 +193,10 @@ class CreamFL(Averaging[CreamFLConfig]):
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Private steps and contrast with the server's representations; the site's of the public set go up."""
-        learner, public = self.learner(site), self._public(site)
+        trainer, public = self.trainer(site), self._public(site)
         glob = tensors_of(received, site.device)
-        state = self._learned(learner, public, state, glob, round)
-        state |= validated(state, self.right(learner, state["values"], site.data.validate))
+        state = self._learned(trainer, public, state, glob, round)
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
         return state, _arrays(public.represent(self.trained(state)))
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
@@ -223,22 +222,22 @@ class CreamFL(Averaging[CreamFLConfig]):
                 found[modality] = aggregate(local, shared[other], config.gca_temperature, config.positive)
         return found
 
-    def _learned(self, learner: Learner, public: PublicPass, state: State, glob: Values, round: int) -> State:
+    def _learned(self, trainer: Trainer, public: PublicPass, state: State, glob: Values, round: int) -> State:
         """The state after a round's private steps and contrasts."""
-        config, seed = self.config, learner.site.task_seed("train", round)
-        loss, generator = answer_losses(learner.model), torch.Generator().manual_seed(seed)
-        own, projection = (learner.part(state[name], round) for name in ("values", "projection"))
+        config, seed = self.config, trainer.site.task_seed("train", round)
+        loss = answer_losses(trainer.model)
+        own, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
         contrasts = public.contrasts(self.trained(state), projection.values, glob, seed + 1)
         joint, apart = (config.gamma > 0 and config.order == order for order in ("joint", "alternating"))
-        for _ in range(config.turns):
-            for (draw,) in learner.draws(generator):
-                learner.step([own], loss, draw, next(contrasts) if joint else None)
+        for turn in range(config.turns):
+            for (draw,) in trainer.draws(seed + 2 + turn):
+                trainer.step([own], loss, draw, next(contrasts) if joint else None)
                 if joint:
-                    _step(projection)
+                    projection.step()
             for pull in islice(contrasts, public.steps if apart else 0):
                 pull(own.values).backward()
-                _step(own)
-                _step(projection)
+                own.step()
+                projection.step()
         return {**state, "values": own.trained(), "projection": projection.trained()}
 
     def _public(self, site: Site) -> PublicPass:
@@ -274,11 +273,6 @@ class CreamFL(Averaging[CreamFLConfig]):
 
 
 _PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
-
-
-def _step(part: Part) -> None:
-    part.optimizer.step()
-    part.optimizer.zero_grad()
 
 
 def _task(kind: Sees) -> str:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.methods.base import register
-from medfedvqa.methods.learning import Rows
 from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.models import divergence
+from medfedvqa.training import Rows
 
 
 class SoftTargetsConfig(PreservingConfig, frozen=True):

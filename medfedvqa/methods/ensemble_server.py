@@ -11,7 +11,7 @@ from torch import nn
 
 from medfedvqa.data import PublicPairs
 from medfedvqa.methods.ensemble_site import FrozenPairs
-from medfedvqa.models import AnswerHead, Backbone, Tuning, Values, check_apart
+from medfedvqa.models import Backbone, Tuning, Values, check_apart
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EnsembleServer:
             self._features = _features(backbone, pairs)
         self.networks = nn.ModuleDict(
             {
-                modality: AnswerHead(features.shape[1], config.server_hidden, config.space, 0.0, self._generator)
+                modality: _network(features.shape[1], config.server_hidden, config.space, self._generator)
                 for modality, features in self._features.items()
             }
         )
@@ -94,6 +94,15 @@ class EnsembleServer:
                     self._optimizer.zero_grad()
                     loss(items).backward()
                     self._optimizer.step()
+
+
+def _network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    """Two layers, with torch's default initial values from this generator and no global one."""
+    layers = [nn.utils.skip_init(nn.Linear, inputs, hidden), nn.utils.skip_init(nn.Linear, hidden, outputs)]
+    for layer in layers:
+        for parameter in layer.parameters():
+            nn.init.uniform_(parameter, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
 
 
 @contextmanager

@@ -9,9 +9,9 @@ import torch
 
 from medfedvqa.data import PublicPairs
 from medfedvqa.methods.ensemble import OTHER, inter_modal
-from medfedvqa.methods.learning import Penalty
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import Backbone, Cache, Depth, PairedModel, Values
+from medfedvqa.training import Penalty
 
 CHUNK = 64
 """Public pairs that are represented together where nothing is trained."""

@@ -5,7 +5,6 @@ step of the local adapter A_c learns from the answers and from the student as it
 """
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -14,10 +13,10 @@ from pydantic import Field
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import Site, State, register
-from medfedvqa.methods.learning import Learner, Rows
-from medfedvqa.models import HEAD, AnswerModel, Values, divergence
-from privacy import DPSettings
+from medfedvqa.methods.base import State, register
+from medfedvqa.models import HEAD, OTHER, AnswerModel, Values, divergence
+from medfedvqa.training import Rows, Site, Trainer
+from privacy import Chance, DPSettings
 
 LOCAL, FROZEN = "local", "frozen"
 """What a site keeps beside its values: the local adapter, and the shared one as the last round began with it."""
@@ -80,38 +79,38 @@ class FedDAT(Averaging[FedDATConfig]):
         local = self.config.tuned.initial(site.backbone.shape, site.backbone, generator)
         return {**state, LOCAL: {name: value.to(site.device) for name, value in local.items()}}
 
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """Per batch, a step of the shared adapter and the head, then one of the local adapter and the head."""
-        config, generator = self.config, torch.Generator().manual_seed(seed)
-        # Dropout of the teacher and in targets has a stream of its own: the student's is that of plain averaging.
-        dropout = torch.Generator().manual_seed(seed + 1)
+        config, model = self.config, trainer.model
         frozen = {name: value for name, value in start.items() if not name.startswith(HEAD)}
         answering = {name: value for name, value in start.items() if name.startswith(HEAD)}
-        shared, head, own = (learner.part(values, round) for values in (frozen, answering, state[LOCAL]))
+        shared, head, own = (trainer.part(values, round) for values in (frozen, answering, state[LOCAL]))
         alpha, beta = config.weights(round)
         before: Values = {}
 
+        # Dropout of the teacher and in targets has a stream of its own: the student's is that of plain averaging.
         def student(values: Values, rows: Rows) -> torch.Tensor:
             teacher = self.teacher(frozen, own.values) | head.values
-            return self._losses(learner.model, values, rows, alpha, teacher, dropout)
+            return self._losses(model, values, rows, alpha, teacher, rows.chance)
 
         def taught(values: Values, rows: Rows) -> torch.Tensor:
             trained = self.teacher(frozen, values) | head.values
-            return self._losses(learner.model, trained, replace(rows, generator=dropout), beta, before, dropout)
+            return self._losses(model, trained, rows, beta, before, _teaching(rows))
 
-        for draw, *others in learner.draws(generator, self.passes):
+        for draw, *others in trainer.draws(seed, self.passes):
             before = shared.trained() | head.trained()
-            learner.step([shared, head], student, draw)
+            trainer.step([shared, head], student, draw)
             for other in others:
-                learner.step([own, head] if config.head_update == "both" else [own], taught, other)
+                trainer.step([own, head] if config.head_update == "both" else [own], taught, other)
         return {"values": shared.trained() | head.trained(), LOCAL: own.trained(), FROZEN: frozen}
 
     def teacher(self, frozen: Values, local: Values) -> Values:
-        """The Dual-Adapter Teacher (Eq. 4), as one adapter; `local` may hold more, which is left out."""
+        """The Dual-Adapter Teacher (Eq. 4); `local` may hold more than its adapter, which stays as it is."""
         if self.config.ablation == "local":
             return frozen
-        local = {name: local[name] for name in frozen}
-        return local if self.config.ablation == "frozen" else averaged(frozen, local)
+        if self.config.ablation == "frozen":
+            return local
+        return local | {OTHER + name: value for name, value in frozen.items()}
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """See `Averaging.tested`; `inference` chooses the adapter."""
@@ -124,16 +123,13 @@ class FedDAT(Averaging[FedDATConfig]):
         return values
 
     def _losses(
-        self,
-        model: AnswerModel,
-        values: Values,
-        rows: Rows,
-        weight: float,
-        other: Values,
-        dropout: torch.Generator,
+        self, model: AnswerModel, values: Values, rows: Rows, weight: float, other: Values, chance: Chance | None
     ) -> torch.Tensor:
-        """Of each row: from its answer, and with `weight` from what the model with the `other` values says."""
-        config, logits = self.config, model.logits(values, rows.batch, rows.generator)
+        """Of each row: from its answer, and with `weight` from what the model with the `other` values answers.
+
+        `chance`: what the dropout of the model that is trained draws from.
+        """
+        config, logits = self.config, model.logits(values, rows.batch, chance)
         if config.loss == "ce":
             losses = F.cross_entropy(logits, rows.answers, reduction="none")
         else:
@@ -142,19 +138,11 @@ class FedDAT(Averaging[FedDATConfig]):
         if not weight:
             return losses
         with torch.no_grad():
-            target = model.logits(other, rows.batch, dropout)
+            target = model.logits(other, rows.batch, _teaching(rows))
         pair = (logits, target) if config.direction == "paper" else (target, logits)
         return losses + weight * divergence(*pair, config.temperature)
 
 
-def averaged(first: Values, second: Values) -> Values:
-    """Adapters that give the mean of what two give: their bottlenecks side by side, half of each projection up."""
-    values = {}
-    for name, value in first.items():
-        if ".down." in name:
-            values[name] = torch.cat([value, second[name]])
-        elif name.endswith(".up.weight"):
-            values[name] = torch.cat([value, second[name]], dim=1) / 2
-        else:
-            values[name] = (value + second[name]) / 2
-    return values
+def _teaching(rows: Rows) -> Chance | None:
+    """What dropout draws from in the teacher, and in what the trained model is held against."""
+    return rows.chance and rows.chance.apart("teacher")

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import Site, State, Tensors, register
-from medfedvqa.methods.learning import Learner, Penalty
+from medfedvqa.methods.base import State, Tensors, register
 from medfedvqa.models import BackboneShape, Values
+from medfedvqa.training import Penalty, Site, Trainer
 
 
 class FedDCConfig(AveragingConfig, frozen=True):
@@ -42,9 +42,9 @@ class FedDC(Averaging[FedDCConfig]):
         drifted = {name: reply[name] + drift.numpy(force=True) for name, drift in state["drift"].items()}
         return state, reply | drifted
 
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """A round; the drift grows by how far it led."""
-        drift, state = state["drift"], super().local(learner, state, start, round, seed)
+        drift, state = state["drift"], super().local(trainer, state, start, round, seed)
         return {**state, "drift": {name: drift[name] + state["values"][name] - start[name] for name in drift}}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:

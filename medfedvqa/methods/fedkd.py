@@ -11,11 +11,11 @@ from pydantic import Field
 
 from medfedvqa.data import Examples
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import Site, State, register
-from medfedvqa.methods.learning import Learner, Rows
+from medfedvqa.methods.base import State, register
 from medfedvqa.methods.preserving import Outputs, outputs
 from medfedvqa.models import Depth, TunedModel, TuningConfig, Values, divergence
 from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import RowLoss, Rows, Site, Trainer
 
 MENTOR = "mentor."
 """Before the names of the mentor's values, in what a site keeps."""
@@ -46,22 +46,22 @@ class FedKD(Averaging[FedKDConfig]):
         mentor = self.mentor(site).initial(generator, generator)
         return {"values": values | {MENTOR + name: value for name, value in mentor.items()}}
 
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
         """Both at once: one gradient, of the sum of both losses."""
-        config, model, dropout = self.config, self.mentor(learner.site), torch.Generator().manual_seed(seed + 1)
+        config, model = self.config, self.mentor(trainer.site)
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
-            mentee = outputs(learner.model, values, rows, rows.generator)
-            mentor = outputs(model, _mentors(values), rows, dropout)
+            mentee = outputs(trainer.model, values, rows, rows.chance)
+            mentor = outputs(model, _mentors(values), rows, rows.chance and rows.chance.apart(MENTOR))
             return mutual(mentee, mentor, rows.answers, config.distil, config.form)
 
-        return {**state, "values": learner.train(start, loss, round, seed)}
+        return loss
 
-    def right(self, learner: Learner, values: Values, examples: Examples) -> torch.Tensor:
+    def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """By the mentee, or by the mentor where the site's own model is tested."""
         if self.config.evaluated == "shared":
-            return super().right(learner, values, examples)
-        return learner.right(_mentors(values), examples, self.mentor(learner.site))
+            return super().right(trainer, values, examples)
+        return trainer.right(_mentors(values), examples, self.mentor(trainer.site))
 
     def mentor(self, site: Site) -> TunedModel:
         """The model that stays."""

@@ -6,10 +6,11 @@ import torch
 from pydantic import Field
 
 from medfedvqa.methods.base import register
-from medfedvqa.methods.learning import Rows
 from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import Rows
+from privacy import SeededChance
 
 Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
 
@@ -56,7 +57,9 @@ class FedP3(Preserving[FedP3Config]):
         """The answers whose preferences count, int64 [rows, N]: each row's own."""
         config, logits = self.config, teacher.logits
         if config.filter == "random":
-            scores = torch.rand(logits.shape, generator=rows.generator).to(logits.device)
+            # Who looks at losses without training (`Method.probe`) sees one fixed filter.
+            chance = rows.chance or SeededChance(0)
+            scores = chance.apart("filter").uniform(logits.shape).to(logits.device)
         else:
             scores = forgotten(logits, student.logits, config.filter, config.clamp)
         return scores.topk(min(config.top, logits.shape[1]), dim=1).indices

@@ -5,8 +5,8 @@ from pydantic import Field
 
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State, register
-from medfedvqa.methods.learning import Penalty
 from medfedvqa.models import Values
+from medfedvqa.training import Penalty
 
 
 class FedProxConfig(AveragingConfig, frozen=True):

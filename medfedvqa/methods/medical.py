@@ -10,8 +10,7 @@ from pydantic import Field
 from audits import Exchange
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import Site, State, Tensors, register
-from medfedvqa.methods.learning import Learner, RowLoss, Rows
+from medfedvqa.methods.base import State, Tensors, register
 from medfedvqa.models import (
     IMAGE,
     BackboneShape,
@@ -21,6 +20,7 @@ from medfedvqa.models import (
     StackedAttention,
     Values,
 )
+from medfedvqa.training import RowLoss, Rows, Site, Trainer
 from privacy import Cost
 
 
@@ -73,8 +73,8 @@ class San(Alone[AttentionConfig]):
     config_type = AttentionConfig
 
     def model(self, site: Site) -> StackedAttention:
-        """For the site's own answers."""
-        return StackedAttention(len(site.data.answers), self.config.network, site.device)
+        """For the model's answer space."""
+        return StackedAttention(self.answer_count(site), self.config.network, site.device)
 
 
 class Denoised(Alone[Config]):
@@ -85,7 +85,7 @@ class Denoised(Alone[Config]):
         cost = super().cost(task)
         if self.dp is None or task != "start" or not self.config.pretraining:
             return cost
-        return cost + Cost(steps=self._before.learning.steps(self.dp))
+        return cost + Cost(steps=self._before.training.private_steps(self.dp))
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The auto-encoder alone, then the first round."""
@@ -99,26 +99,26 @@ class Denoised(Alone[Config]):
         part = {name: value for name, value in values.items() if name in network.coder}
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
-            return network.reconstruction(values, rows.batch, rows.generator)
+            return network.reconstruction(values, rows.batch, rows.chance)
 
-        learner = Learner(site, network, self._before.learning, None, self.private)
-        return values | learner.train(part, loss, 1, site.task_seed("pretrain", 0))
+        trainer = Trainer(site, network, self._before.training, self.answers, self.privacy)
+        return values | trainer.train(part, loss, 1, site.task_seed("pretrain", 0)).trained()
 
-    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
         """Binary cross-entropy, summed over answers, plus the weighted error of the auto-encoder."""
-        network, weight = self.model(learner.site), self.config.reconstruction
+        network, weight = self.model(trainer.site), self.config.reconstruction
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
-            logits = network.logits(values, rows.batch, rows.generator)
+            logits = network.logits(values, rows.batch, rows.chance)
             right = F.one_hot(rows.answers, logits.shape[1]).to(logits)
             answers = F.binary_cross_entropy_with_logits(logits, right, reduction="none").sum(dim=1)
-            return answers + weight * network.reconstruction(values, rows.batch, rows.generator)
+            return answers + weight * network.reconstruction(values, rows.batch, rows.chance)
 
         return loss
 
     @abstractmethod
     def model(self, site: Site) -> EnhancedAttention | ClipFusion:
-        """For the site's own answers."""
+        """For the model's answer space."""
 
     @property
     def _before(self) -> Config:
@@ -133,8 +133,8 @@ class Mevf(Denoised[MevfConfig]):
     config_type = MevfConfig
 
     def model(self, site: Site) -> EnhancedAttention:
-        """For the site's own answers."""
-        return EnhancedAttention(len(site.data.answers), self.config.network, site.device)
+        """For the model's answer space."""
+        return EnhancedAttention(self.answer_count(site), self.config.network, site.device)
 
 
 @register
@@ -151,6 +151,6 @@ class PubMedClip(Denoised[PubMedClipConfig]):
         return super().exchange(shape)
 
     def model(self, site: Site) -> ClipFusion:
-        """For the site's own answers."""
+        """For the model's answer space."""
         config = NetworkConfig(self.config.pixels, self.config.width, dropout=self.config.dropout)
-        return ClipFusion(len(site.data.answers), config, site.device, backbone=site.backbone)
+        return ClipFusion(self.answer_count(site), config, site.device, backbone=site.backbone)

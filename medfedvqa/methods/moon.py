@@ -6,8 +6,8 @@ from pydantic import Field
 
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State, register
-from medfedvqa.methods.learning import Learner, RowLoss, Rows
 from medfedvqa.models import Values
+from medfedvqa.training import RowLoss, Rows, Trainer
 
 
 class MoonConfig(AveragingConfig, frozen=True):
@@ -25,17 +25,17 @@ class Moon(Averaging[MoonConfig]):
     config_type = MoonConfig
     compares_features = True
 
-    def row_loss(self, learner: Learner, state: State, start: Values) -> RowLoss:
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
         """Cross-entropy plus mu times the contrast; until there is a mean, both models are one."""
-        model, mu, last = learner.model, self.config.mu, state["values"]
+        model, mu, last = trainer.model, self.config.mu, state["values"]
         if not mu:
-            return super().row_loss(learner, state, start)
+            return super().row_loss(trainer, state, start)
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
             features = model.features(values, rows.batch)
             with torch.no_grad():
                 shared, own = (model.features(frozen, rows.batch) for frozen in (start, last))
-            logits = model.answer(values, features, rows.generator)
+            logits = model.answer(values, features, rows.chance)
             answers = F.cross_entropy(logits, rows.answers, reduction="none")
             return answers + mu * contrast(features, shared, own, self.config.temperature)
 

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State
-from medfedvqa.methods.learning import Learner, RowLoss, Rows, answer_losses
 from medfedvqa.models import AnswerModel, Values
+from medfedvqa.training import RowLoss, Rows, Trainer, answer_losses
+from privacy import Chance
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,10 @@ class Outputs:
     logits: torch.Tensor
 
 
-def outputs(
-    model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, dropout: torch.Generator | None
-) -> Outputs:
-    """With these values; dropout only with a generator to draw from."""
+def outputs(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, chance: Chance | None) -> Outputs:
+    """With these values; dropout only with a chance to draw from."""
     features = model.features(values, rows.batch)
-    return Outputs(features, model.answer(values, features, dropout))
+    return Outputs(features, model.answer(values, features, chance))
 
 
 class PreservingConfig(AveragingConfig, frozen=True):
@@ -51,17 +50,17 @@ class Preserving(Averaging[Config]):
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
         """What it costs the student to differ, [rows]; the teacher, without dropout, is a constant."""
 
-    def local(self, learner: Learner, state: State, start: Values, round: int, seed: int) -> State:
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """A round as FedAvg's until there is a teacher, and for weight 0."""
         taught = self.config.weight > 0 and round >= self.config.start_round
-        loss = self.taught(learner.model, start) if taught else answer_losses(learner.model)
-        return {**state, "values": learner.train(start, loss, round, seed)}
+        loss = self.taught(trainer.model, start) if taught else answer_losses(trainer.model)
+        return {**state, "values": trainer.train(start, loss, round, seed).trained()}
 
     def taught(self, model: AnswerModel, start: Values) -> RowLoss:
         """Cross-entropy plus the weighted term; the teacher has the values `start`."""
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
-            student = outputs(model, values, rows, rows.generator)
+            student = outputs(model, values, rows, rows.chance)
             with torch.no_grad():
                 teacher = outputs(model, start, rows, None)
             answers = F.cross_entropy(student.logits, rows.answers, reduction="none")

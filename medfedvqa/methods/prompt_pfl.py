@@ -4,61 +4,68 @@ Each site trains prompts P and an answer head on a frozen CLIP; the server sends
 mixed by reliability, as its shared prompt S (Eqs. 8, 10, 11).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
+from medfedvqa.methods.alone import Alone, AloneConfig
 from medfedvqa.methods.base import (
     ACCURACY,
     SCORED,
     Hub,
-    Method,
-    MethodConfig,
     Probe,
-    Site,
     State,
     Tensors,
     counts,
     register,
     scored,
     tensors_of,
-    trained_by_rounds,
     validated,
 )
 from medfedvqa.methods.on_shares import MixOnShares, OnShares
-from medfedvqa.methods.private_training import PrivateTrainer, private_steps
-from medfedvqa.methods.training import SiteTrainer, TrainConfig
-from medfedvqa.models import BackboneShape, ModelConfig, prompt_shapes
-from privacy import Cost, Reliability
+from medfedvqa.models import (
+    HEAD,
+    IMAGE,
+    PROMPT,
+    TEXT,
+    BackboneShape,
+    HeadConfig,
+    Shapes,
+    TunedModel,
+    TuningConfig,
+    Values,
+    prompt_distance,
+    weight_penalty,
+)
+from medfedvqa.models.backbone import Features
+from medfedvqa.models.prompts import Joining, Placing
+from medfedvqa.training import Optimizer, Penalty, Site, Trainer, answer_losses
+from privacy import Cost, Reliability, noisy_share
 
 ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 
 
-class PromptPFLConfig(MethodConfig, frozen=True):
+class PromptPFLConfig(AloneConfig, frozen=True):
     """Options; the defaults are the paper's where it gives one (section 3.1)."""
 
     rounds: int = Field(30, ge=1, description="exchanges of prompts (paper: 30)")
     local_epochs: int = Field(5, ge=1, description="passes over the site's rows per round (paper: 5 'iterations')")
-    local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts (paper: unsaid)")
     batch_rows: int = Field(64, ge=1, description="rows per batch, whole patients (paper: unsaid)")
-    views: int = Field(1, ge=1, description="fixed augmented views of each picture to train on, itself included")
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="optimiser (paper: unsaid)")
+    optimizer: Optimizer = Field("adam", description="optimiser, whose memory lasts over rounds (paper: unsaid)")
     learning_rate: float = Field(0.01, gt=0, description="first learning rate (paper: 0.01)")
-    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate (paper: 0.1)")
-    decay_every: int = Field(10, ge=1, description="rounds between decays (paper: 10)")
+    weight_decay: float = Field(0.0, ge=0, description="decay of weights per step (paper: none; see beta)")
     alpha: float = Field(0.5, ge=0, description="weight of the distance loss L_d (paper: 0.5)")
     beta: float = Field(0.001, ge=0, description="weight of ||w_mlp||^2 (paper: 0.001)")
     blocks: int | None = Field(None, ge=1, description="r: prompts in the last r blocks; null is all (paper: 12)")
     length: int = Field(4, ge=2, description="L: tokens per block and prompt, half keys, half values (paper: 4)")
-    joining: Literal["concatenate", "add"] = Field("concatenate", description="how local and shared prompts join")
-    placing: Literal["before", "after"] = Field("before", description="prompts join before or after W^K, W^V")
-    features: Literal["concat", "product"] = Field("concat", description="what the answer head sees")
+    joining: Joining = Field("concatenate", description="how local and shared prompts join")
+    placing: Placing = Field("before", description="prompts join before or after W^K, W^V")
+    features: Features = Field("concat", description="what the answer head sees")
     hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer (paper: 512)")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head (paper: 0.2)")
     prompt_std: float = Field(0.02, gt=0, description="deviation of new prompts (paper: unsaid)")
@@ -79,29 +86,24 @@ class PromptPFLConfig(MethodConfig, frozen=True):
         return self.ablation not in ("AS1", "AS2")
 
     @property
-    def model(self) -> ModelConfig:
-        """The site's model."""
-        return ModelConfig(
-            blocks=self.blocks,
+    def tuned(self) -> TuningConfig:
+        """The prompts."""
+        if self.ablation == "AS1":
+            return TuningConfig("classifier")
+        without = {"AS3": (IMAGE,), "AS4": (TEXT,)}.get(self.ablation, ())
+        return TuningConfig(
+            "prompt",
+            self.blocks,
             length=self.length,
-            image_prompt=self.ablation not in ("AS1", "AS3"),
-            text_prompt=self.ablation not in ("AS1", "AS4"),
+            without=without,
             joining=self.joining,
             placing=self.placing,
-            features=self.features,
-            hidden=self.hidden,
-            dropout=self.dropout,
-            prompt_std=self.prompt_std,
+            std=self.prompt_std,
         )
-
-    @property
-    def training(self) -> TrainConfig:
-        """The site's local training."""
-        return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.__dataclass_fields__})
 
 
 @register
-class PromptPFL(Method[PromptPFLConfig]):
+class PromptPFL(Alone[PromptPFLConfig]):
     """Personalised prompts, shared by reliability: accuracy times similarity."""
 
     name = "prompt_pfl"
@@ -124,9 +126,9 @@ class PromptPFL(Method[PromptPFLConfig]):
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
-        shapes = prompt_shapes(shape, self.config.model) if self.config.sharing else {}
-        own = tuple(_prompt(name, prompt.size, "the site's prompt") for name, prompt in shapes.items())
-        mixed = tuple(_prompt(name, prompt.size, "the other sites' mixed prompt") for name, prompt in shapes.items())
+        shapes = self.prompts(shape) if self.config.sharing else {}
+        own = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
+        mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
         alone = ("local_correct",) if self._trains_alone else ()
         return Exchange(
@@ -138,49 +140,66 @@ class PromptPFL(Method[PromptPFLConfig]):
             ),
         )
 
-    def tasks(self) -> Iterator[tuple[str, int]]:
-        """The first round, the others, and the evaluation."""
-        return trained_by_rounds(self.config.rounds)
+    def prompts(self, shape: BackboneShape) -> Shapes:
+        """The prompts that a site trains, by name. Raises `ConfigError` if the backbone has no such towers."""
+        if self.config.ablation in ("AS3", "AS4") and not {IMAGE, TEXT} <= shape.towers.keys():
+            raise ConfigError("this backbone reads picture and question in one tower: prompts are for both or for none")
+        return self.config.tuned.shapes(shape)
 
     def cost(self, task: str) -> Cost:
         """Local steps, and the accuracy that weighs the site's prompts."""
         if self.dp is None or task == "evaluate":
             return Cost()
-        return Cost(steps=private_steps(self.config.training, self.dp), counts=1)
-
-    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
-        """Prompts and head."""
-        model: Mapping[str, torch.Tensor] = state["model"]
-        return model
+        return super().cost(task) + Cost(counts=1)
 
     def setup(self, site: Site) -> State:
         """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
-        return self._trainer(site).new(site.seed)
+        self.check_answers(site)
+        generator = torch.Generator().manual_seed(site.seed)
+        return {"values": self.model(site).initial(generator, generator), "optimizer": None}
 
-    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The first round: no shared prompt exists yet, so neither does L_d."""
-        return self._train(site, state, None, round)
+    def model(self, site: Site, shared: Values | None = None) -> TunedModel:
+        """A site's model, with the others' mixed prompts if there are some: they are constants."""
+        self.prompts(site.backbone.shape)
+        config = self.config
+        head = HeadConfig(self.answer_count(site), config.hidden, config.dropout)
+        return TunedModel(site.backbone, config.tuned, head, config.features, shared or None)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A later round, with the others' mixed prompts as constants."""
-        return self._train(site, state, tensors_of(received) or None, round)
+        """A round of local steps. In the first one no shared prompt exists yet, and so no L_d."""
+        shared = tensors_of(received, site.device)
+        trainer = self._trainer(site, shared)
+        state = self.local(trainer, state, state["values"], round, site.task_seed("train", round))
+        right = trainer.right(state["values"], site.data.validate)
+        accuracy = np.array(self._accuracy(site, right), np.float32)
+        return state | validated(state, right), {**self.reply(trainer, state), ACCURACY: accuracy}
+
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
+        """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8); the optimiser goes on where it was."""
+        loss, penalty = answer_losses(trainer.model), self._penalty(trainer)
+        part = trainer.train(start, loss, round, seed, penalty, state["optimizer"])
+        return {**state, "values": part.trained(), "optimizer": part.optimizer.state_dict()}
+
+    def reply(self, trainer: Trainer, state: State) -> Tensors:
+        """The site's prompts, float32 [blocks, tokens, width] each."""
+        if not self.config.sharing:
+            return {}
+        return {name: value.numpy(force=True) for name, value in state["values"].items() if name.startswith(PROMPT)}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Test rows answered right by this model, by the free baselines, and by the same model trained alone."""
-        trainer, test = self._trainer(site), site.data.test
-        right, others = trainer.right(state, test, tensors_of(received) or None), {}
+        trainer, others = self._trainer(site, tensors_of(received, site.device)), {}
+        right = trainer.right(state["values"], site.data.test)
         if self._trains_alone:
-            others["local_correct"] = int(trainer.right(self._alone(site, round), test, None).sum())
+            alone = self._alone(site, round)
+            others["local_correct"] = int(self._plain(site).right(alone["values"], site.data.test).sum())
         return scored(state, site.data, right, **others)
-
-    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """See `Method.attention`: with the site's own prompts; shared ones are not kept."""
-        return self._trainer(site).attention(state, examples)
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
         """See `Method.probe`: prompts and head, with the shared prompts as constants."""
-        trainer, shared = self._trainer(site), tensors_of(received) or None
-        return Probe(self.trained(state), lambda values, rows: trainer.losses(values, rows, shared))
+        trainer = self._trainer(site, tensors_of(received, site.device))
+        loss = answer_losses(trainer.model)
+        return Probe(self.trained(state), lambda values, rows: loss(dict(values), trainer.all_rows(rows)))
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and mixing, then the evaluation with the last shared prompts."""
@@ -207,24 +226,44 @@ class PromptPFL(Method[PromptPFLConfig]):
     def _alone(self, site: Site, rounds: int) -> State:
         """The same model, trained without the other sites and without noise: neither it nor its score is released
         where a site is under differential privacy."""
-        trainer, state = SiteTrainer(site, self.config.model, self.config.training), self.setup(site)
+        trainer, state = self._plain(site), self.setup(site)
         for number in range(1, rounds + 1):
-            state = trainer.train(state, None, number, site.task_seed("train", number))
+            state = self.local(trainer, state, state["values"], number, site.task_seed("train", number))
         return state
 
-    def _trainer(self, site: Site) -> SiteTrainer:
-        model, training = self.config.model, self.config.training
-        if self.dp is None:
-            return SiteTrainer(site, model, training)
-        return PrivateTrainer(site, model, training, self.dp, self.noise)
+    def _trainer(self, site: Site, shared: Values) -> Trainer:
+        """As `trainer`, of a model with these shared prompts."""
+        return Trainer(site, self.model(site, shared), self.config.training, self.answers, self.privacy)
 
-    def _train(self, site: Site, state: State, shared: Any, round: int) -> tuple[State, Tensors]:
-        trainer = self._trainer(site)
-        trained = trainer.train(state, shared, round, site.task_seed("train", round))
-        right = trainer.right(trained, site.data.validate, shared)
-        reply = trainer.prompts(trained) if self.config.sharing else {}
-        accuracy = np.array(trainer.accuracy(right), np.float32)
-        return trained | validated(state, right), {**reply, ACCURACY: accuracy}
+    def _plain(self, site: Site) -> Trainer:
+        """A trainer without shared prompts and without noise."""
+        return Trainer(site, self.model(site), self.config.training, self.answers)
+
+    def _accuracy(self, site: Site, right: torch.Tensor) -> float:
+        """The share of validation rows that are `right`, bool [rows], as it is released; 0 without any.
+
+        Under differential privacy it is the mean over validation patients of the share of their rows, with noise.
+        """
+        if self.dp is None:
+            return int(right.sum()) / max(1, len(right))
+        _, patient = torch.unique(site.data.validate.patients, return_inverse=True)
+        rows = torch.bincount(patient)
+        shares = torch.bincount(patient, weights=right.double(), minlength=len(rows)) / rows
+        return noisy_share(shares, self.noise.counts, site.randomness)
+
+    def _penalty(self, trainer: Trainer) -> Penalty:
+        """The terms of the loss that depend on no data."""
+        config, shared = self.config, trainer.model.shared
+
+        def penalty(values: Values) -> torch.Tensor:
+            head = [value for name, value in values.items() if name.startswith(HEAD)]
+            total = config.beta * weight_penalty(head)
+            if shared:
+                prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
+                total = total + config.alpha * prompt_distance(prompts, shared, config.similarity == "block")
+            return total
+
+        return penalty
 
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:

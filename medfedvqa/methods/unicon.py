@@ -14,8 +14,7 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.methods.averaging import TunedConfig
-from medfedvqa.methods.base import SCORED, Hub, Method, Site, State, Tensors, counts, register, scored, tensors_of
-from medfedvqa.methods.learning import cached
+from medfedvqa.methods.base import SCORED, Hub, Method, State, Tensors, counts, register, scored, tensors_of
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
     BackboneShape,
@@ -29,6 +28,7 @@ from medfedvqa.models import (
     site_shapes,
 )
 from medfedvqa.models.split import APN, LTA, adam, average
+from medfedvqa.training import Site, cached
 from privacy import DPSettings
 
 ROWS, ANSWERS = "v_mha", "v_apn"

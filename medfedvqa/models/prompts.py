@@ -34,11 +34,6 @@ class PromptShape:
         return self.blocks, self.length, self.width
 
 
-def initial(shape: PromptShape, std: float, generator: torch.Generator) -> torch.Tensor:
-    """A new prompt, normally distributed around 0, float32 [blocks, length, width]."""
-    return torch.randn(shape.size, generator=generator) * std
-
-
 @dataclass(frozen=True)
 class JoinedPrompts:
     """Prompt tokens as attention takes them: [blocks, tokens, width], or [owners, blocks, tokens, width] with

@@ -326,4 +326,3 @@ def _sent(sha256: str | None) -> Inline:
 def _seqs(report: Report) -> list[int]:
     seqs = [entry.record.get("seq") for entry in report.evidence.log.entries]
     return [seq for seq in seqs if isinstance(seq, int)]
-

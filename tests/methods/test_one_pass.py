@@ -1,0 +1,115 @@
+"""All patients of a step go through the model in one pass, and each contributes what it contributes alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from medfedvqa.methods import Method, create, method_type
+from medfedvqa.models import Backbone, Values
+from medfedvqa.training import Privacy, Site, Trainer
+from medfedvqa.training.private import PrivateGradients, Sample
+from privacy import DPSettings, PatientChance, PatientSampler, PatientStreams, PrivateStep, owned
+from privacy.contributions import clip_weights
+
+SETTINGS = DPSettings(noise=1.0, count_noise=1.0, sample_rate=1.0, patient_rows=3, expected_patients=4)
+TUNING = ("classifier", "adapter", "lora", "prompt", "bias", "blocks", "full")
+SMALL = {"rounds": 2, "hidden": 8, "blocks": 1, "reduction": 4, "rank": 2, "answers": "closed"}
+CASES = [
+    *(("fedavg", {"tuning": kind, "weighting": "uniform", "blocks": None if kind == "full" else 1}) for kind in TUNING),
+    ("fedavg", {"tuning": "adapter", "weighting": "uniform", "views": 3}),
+    ("prompt_pfl", {}),
+    ("prompt_pfl", {"features": "product", "joining": "add", "placing": "after"}),
+    ("fedp3", {"filter": "random", "weighting": "uniform", "start_round": 1, "top": 5}),
+    ("fedkd", {"weighting": "uniform", "mentor_blocks": 1}),
+    ("moon", {"weighting": "uniform"}),
+    ("dkd", {"weighting": "uniform", "start_round": 1}),
+    ("san", {}),
+    ("mevf", {"pixels": 32}),
+    ("pubmedclip", {"pixels": 32}),
+]
+
+
+def sums_of(step: PrivateStep, values: Values) -> torch.Tensor:
+    """The sum before noise, flat, in the order of `values`."""
+    return torch.cat([step._sums[value].flatten() for value in values.values()])
+
+
+def by_patient(
+    trainer: Trainer, gradients: PrivateGradients, values: Values, loss: Any, sample: Sample, clip: float
+) -> torch.Tensor:
+    """The same sum, a patient at a time by ordinary back-propagation."""
+    total = torch.zeros(sum(value.numel() for value in values.values()), dtype=torch.float64)
+    for rows in sample.patients:
+        owners = torch.zeros(len(rows), dtype=torch.int64)
+        key = trainer.site.data.patients[int(trainer.train_rows.patients[rows[0]])]
+        with owned(owners):
+            chance = PatientChance(sample.streams, [key])
+            summed = loss(values, gradients.rows.rows(trainer.train_rows, rows, chance, owners)).sum()
+        found = torch.autograd.grad(summed, list(values.values()), allow_unused=True)
+        flat = torch.cat(
+            [
+                torch.zeros(value.numel()) if part is None else part.flatten()
+                for value, part in zip(values.values(), found, strict=True)
+            ]
+        ).double()
+        total += flat * clip_weights(flat.norm()[None], clip)
+    return total
+
+
+@pytest.fixture(params=["towers", "joint"])
+def trunk(request: pytest.FixtureRequest) -> Backbone:
+    """A tiny CLIP, and a tiny ViLT where a case can run on it."""
+    return request.getfixturevalue("single" if request.param == "towers" else "vilt")
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda case: case if isinstance(case, str) else None)
+@pytest.mark.parametrize("clip", [1e-2, 1e3])
+def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
+    site: Callable[..., Site], trunk: Backbone, name: str, options: dict[str, Any], clip: float
+) -> None:
+    """With dropout, views and random filters; clipped and not; in chunks and at once; for every kind of tuning."""
+    if "joint" in trunk.shape.towers and (name == "pubmedclip" or options.get("features") == "product"):
+        pytest.skip("the case needs a tower for pictures alone")
+    fields = method_fields(name)
+    method: Any = create(name, {key: v for key, v in {**SMALL, **options}.items() if key in fields}, SETTINGS)
+    here = site("here", trunk)
+    state = method.setup(here)
+    trainer = method.trainer(here)
+    start = perturbed(state["values"])
+    for chunk in (64, 2):
+        privacy = Privacy(DPSettings(**{**vars(SETTINGS), "clip": clip, "physical_patients": chunk}), method.noise)
+        gradients = PrivateGradients(here, trainer._rows, trainer.train_rows, trainer.config, privacy)
+        loss = loss_of(method, trainer, state, start)
+        part = trainer.part(start, 2)
+        sampler = PatientSampler(
+            trainer.train_rows.patients, here.data.patients, 1.0, SETTINGS.patient_rows, here.randomness
+        )
+        sample = Sample(tuple(sampler.sample()), PatientStreams(here.randomness.secret()))
+        step = PrivateStep(part.values.values(), clip)
+        for first in range(0, len(sample.patients), chunk):
+            gradients._add(step, part.values, loss, sample.patients[first : first + chunk], sample.streams)
+        expected = by_patient(trainer, gradients, part.values, loss, sample, clip)
+        assert len(sample.patients) == 3 and step.unbounded == 0
+        found = sums_of(step, part.values)
+        assert float((found - expected).norm()) <= 2e-4 * float(expected.norm())
+        assert float(expected.norm()) > 0
+
+
+def method_fields(name: str) -> set[str]:
+    """The options that a method has."""
+    return set(method_type(name).config_type.model_fields)
+
+
+def perturbed(values: Values) -> Values:
+    """Values that are not at a point where gradients vanish, as those of new low-rank updates do."""
+    generator = torch.Generator().manual_seed(9)
+    return {name: value + 0.02 * torch.randn(value.shape, generator=generator) for name, value in values.items()}
+
+
+def loss_of(method: Method, trainer: Trainer, state: dict[str, Any], start: Values) -> Any:
+    """The loss of a round's rows, whichever way the method makes it."""
+    if hasattr(method, "taught"):
+        return method.taught(trainer.model, state["values"])
+    return method.row_loss(trainer, state, start)
