@@ -71,7 +71,12 @@ class PromptPFLConfig(MethodConfig, frozen=True):
         "none",
         description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt",
     )
-    local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'local'")
+    local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'alone'")
+    finish_epochs: int = Field(
+        0,
+        ge=0,
+        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    )
 
     @property
     def sharing(self) -> bool:
@@ -128,7 +133,7 @@ class PromptPFL(Method[PromptPFLConfig]):
         own = tuple(_prompt(name, prompt.size, "the site's prompt") for name, prompt in shapes.items())
         mixed = tuple(_prompt(name, prompt.size, "the other sites' mixed prompt") for name, prompt in shapes.items())
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
-        alone = ("local_correct",) if self._trains_alone else ()
+        alone = ("alone_correct",) if self._trains_alone else ()
         return Exchange(
             self.name,
             (
@@ -170,7 +175,7 @@ class PromptPFL(Method[PromptPFLConfig]):
         trainer, test = self._trainer(site), site.data.test
         right, others = trainer.right(state, test, tensors_of(received) or None), {}
         if self._trains_alone:
-            others["local_correct"] = int(trainer.right(self._alone(site, round), test, None).sum())
+            others["alone_correct"] = int(trainer.right(self._alone(site, round), test, None).sum())
         return scored(state, site.data, right, **others)
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
