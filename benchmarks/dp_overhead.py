@@ -1,18 +1,19 @@
-"""What differential privacy by patient costs a training step: against the same step without, and against Opacus' hooks.
+"""What differential privacy by patient costs a training step: against the same step without, and against Opacus.
 
-All three take the same rows of the same 64 patients through the same model, in turns, in one process. The ordinary way
-of Opacus wraps the model in its `GradSampleModule` and has one gradient for each row (which bounds rows, not patients).
-Target: at most 1.05 times the step without differential privacy. That step computes the beginnings of questions which
-several patients are asked once for all of them, and gradients by patient cannot; the same step without that sharing
-stands beside it.
+Both take the same rows of the same patients through the same model, in turns, in one process: forward and backward pass,
+clipping, noise and optimiser. Opacus' own way has one gradient for each row (which bounds rows, not patients); it
+is measured on the answer head over frozen features and on prompts, which are what its hooks can see.
+
+    python benchmarks/dp_overhead.py --data-root "$MEDFEDVQA_DATA/vqa-rad"
 """
 
 import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,25 +21,61 @@ from opacus.grad_sample import GradSampleModule, register_grad_sampler
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from medfedvqa.data import load_site
-from medfedvqa.data.partition import Split
-from medfedvqa.methods import Site
-from medfedvqa.methods.private_training import PrivateTrainer
-from medfedvqa.methods.prompt_pfl import PromptPFLConfig
-from medfedvqa.methods.training import SiteTrainer
-from medfedvqa.models import Batch, SiteModel, answer_loss, load_backbone
-from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, SecureRandomness
+from medfedvqa.data import Split, load_site
+from medfedvqa.methods import create
+from medfedvqa.models import HEAD, PROMPT, TunedModel, load_backbone
+from medfedvqa.training import Site, Trainer
+from medfedvqa.training.plain import Batch
+from medfedvqa.training.private import Sample
+from privacy import DPSettings, PatientSampler, PatientStreams, SeededChance
 
-NOISE = 1.0
-SETTINGS = DPSettings(noise=NOISE, count_noise=1.0, patient_rows=8)
+SYSTEMS: Mapping[str, tuple[str, dict[str, Any], float]] = {
+    "prompt_pfl": ("prompt_pfl", {}, 1.1),
+    "fedavg prompt": ("fedavg", {"tuning": "prompt"}, 1.1),
+    "fedavg adapter": ("fedavg", {"tuning": "adapter"}, 1.12),
+    "fedavg last 3 blocks": ("fedavg", {"tuning": "blocks", "blocks": 3}, 1.75),
+    "feddat": ("feddat", {}, 1.12),
+}
+"""By label: method, options, and the target for the ratio to the plain step."""
+Step = Callable[[], None]
+
+
+def settings(chunk: int) -> DPSettings:
+    """Noise of any size costs the same."""
+    return DPSettings(noise=1.0, count_noise=1.0, physical_patients=chunk)
+
+
+def drawn(site: Site, patients: int) -> tuple[torch.Tensor, ...]:
+    """The rows of this many patients, at most 8 of each."""
+    sampler = PatientSampler(site.data.train.patients, site.data.patients, 1.0, 8, site.randomness)
+    return tuple(sampler.sample()[:patients])
+
+
+def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: int) -> tuple[Step, Step]:
+    """A plain and a private step of a method on the same rows. FedDAT's has two passes: student, then teacher."""
+    options = {**options, "answers": "closed"} | ({} if name == "prompt_pfl" else {"weighting": "uniform"})
+    rows = drawn(site, patients)
+
+    def step_of(dp: DPSettings | None) -> Step:
+        method: Any = create(name, options, dp)
+        trainer: Trainer = method.trainer(site)
+        state = method.setup(site)
+        if dp is None:
+            draw: Any = Batch(torch.cat(rows), SeededChance(0))
+        else:
+            draw = Sample(rows, PatientStreams(site.randomness.secret()))
+        trainer.draws = lambda seed, passes=1: iter([(draw,) * passes])  # type: ignore[method-assign]
+        return lambda: method.local(trainer, state, state["values"], 2, 0)
+
+    return step_of(None), step_of(settings(chunk))
 
 
 class Expand(nn.Module):
     """A prompt, once for each row: the form in which Opacus' hooks can see it."""
 
-    def __init__(self, prompt: nn.Parameter) -> None:
+    def __init__(self, prompt: torch.Tensor) -> None:
         super().__init__()
-        self.prompt = prompt
+        self.prompt = nn.Parameter(prompt.clone())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows] to [rows, blocks, length, width]."""
@@ -51,98 +88,84 @@ def _expand_rule(layer: Expand, inputs: list[torch.Tensor], outputs: torch.Tenso
 
 
 class RowModel(nn.Module):
-    """The same model with every row's prompts apart."""
+    """prompt_pfl's model with every row's prompts apart, as a module that Opacus can wrap."""
 
-    def __init__(self, model: SiteModel) -> None:
+    def __init__(self, model: TunedModel, values: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self.expand = nn.ModuleDict({tower: Expand(prompt) for tower, prompt in model.prompt.items()})
-        self.head = model.head
-        self._model = [model]  # not a submodule: its parameters are those above
+        self.model = [model]  # not a submodule: its backbone is frozen
+        self.expand = nn.ModuleDict({n.removeprefix(PROMPT): Expand(v) for n, v in values.items() if PROMPT in n})
+        hidden, answers = (values[f"{HEAD}{part}.weight"] for part in ("hidden", "answers"))
+        self.hidden, self.answers = nn.Linear(*hidden.shape[::-1]), nn.Linear(*answers.shape[::-1])
 
-    def forward(self, rows: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, batch: Any) -> torch.Tensor:
         """Logits [rows, answers]; `batch` was gathered with a row per owner."""
-        local = {f"prompt.{tower}": expand(rows) for tower, expand in self.expand.items()}
-        return self._model[0](batch, None, generator, local)
+        local = {PROMPT + tower: expand(rows) for tower, expand in self.expand.items()}
+        features = self.model[0].features(local, batch)
+        return self.answers(F.dropout(self.hidden(features).relu(), 0.2))
 
 
-def steps(site: Site, hidden: int, patients: int, repeats: int) -> dict[str, float]:
-    """Median seconds of a step of each kind, over the same patients."""
-    config = PromptPFLConfig(hidden=hidden)
-    plain = SiteTrainer(site, config.model, config.training)
-    private = PrivateTrainer(site, config.model, config.training, SETTINGS, NoiseLevels(NOISE, 1.0))
-    drawn = PatientSampler(site.data.train.patients, 1.0, SETTINGS.patient_rows, SecureRandomness()).sample()[:patients]
-    rows, shown = torch.cat(drawn), torch.zeros(len(site.data.pictures), dtype=torch.int64)
-    generator = torch.Generator().manual_seed(0)
-    models = [private._build(torch.Generator().manual_seed(0)) for _ in range(3)]
-    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-4) for model in models]
+def opacus_step(site: Site, patients: int) -> Step:
+    """prompt_pfl's step by Opacus' hooks, row by row."""
+    method: Any = create("prompt_pfl", {"answers": "closed"})
+    trainer: Trainer = method.trainer(site)
+    rows = torch.cat(drawn(site, patients))
+    module = RowModel(trainer.model, method.setup(site)["values"])
+    wrapped = GradSampleModule(module, loss_reduction="sum")
+    adam = torch.optim.Adam(module.parameters(), 1e-4)
+    bounded = DPOptimizer(adam, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(rows))
 
-    owners = torch.arange(len(drawn)).repeat_interleave(torch.tensor([len(one) for one in drawn]))
-
-    def without(owners: torch.Tensor | None = None) -> None:
-        batch = plain._batch(site.data.train, rows, shown, owners)
-        loss = answer_loss(models[0](batch, None, generator), batch.answers) + plain._penalty(models[0], None)
-        optimizers[0].zero_grad()
-        loss.backward()
-        optimizers[0].step()
-
-    def by_patient() -> None:
-        step = PrivateStep(models[1].parameters(), SETTINGS.clip)
-        step.add(private._contributions(models[1], drawn, shown, None, generator))
-        step.finish(NOISE, SETTINGS.expected_patients, site.randomness)
-        private._penalty(models[1], None).backward()
-        optimizers[1].step()
-
-    wrapped = GradSampleModule(RowModel(models[2]), loss_reduction="sum")
-    bounded = DPOptimizer(optimizers[2], noise_multiplier=NOISE, max_grad_norm=1.0, expected_batch_size=len(rows))
-
-    def by_hooks() -> None:
-        batch = plain._batch(site.data.train, rows, shown, torch.arange(len(rows)))
+    def step() -> None:
+        batch = trainer._rows.rows(trainer.train_rows, rows, None, torch.arange(len(rows))).batch
         bounded.zero_grad()
-        logits = wrapped(torch.zeros(len(rows)), batch, generator)
-        F.cross_entropy(logits, batch.answers, reduction="sum").backward()
+        F.cross_entropy(wrapped(torch.zeros(len(rows)), batch), batch.answers, reduction="sum").backward()
         bounded.step()
 
-    kinds: dict[str, Callable[[], None]] = {
-        "without": without,
-        "apart": lambda: without(owners),
-        "by patient": by_patient,
-        "hooks": by_hooks,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    return step
+
+
+def seconds(kinds: Mapping[str, Step], repeats: int) -> dict[str, float]:
+    """Median processor seconds of each, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(repeats + 1):
         for name, step in kinds.items():
             began = time.process_time()
             step()
             if turn:  # the first one warms up
-                seconds[name].append(time.process_time() - began)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+                found[name].append(time.process_time() - began)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def main() -> None:
-    """Measure every site and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure every system and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, help="folder of VQA-RAD; by default the phantom set")
+    parser.add_argument("--organ", default="chest")
     parser.add_argument("--patients", type=int, default=64)
-    parser.add_argument("--hidden", type=int, default=512, help="width of the answer head")
+    parser.add_argument("--chunk", type=int, default=settings(1).__class__.physical_patients, help="patients at once")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # the input of Expand needs no gradient
     torch.set_num_threads(1)
-    reader = "vqa-rad" if arguments.data_root else "phantom"
-    backbone = load_backbone("medclip-slake")
-    print("site    | without, s | patients apart, s | by patient, s | ratio to each | Opacus' hooks by row, s | ratio")
-    ratios = []
-    for organ in ("chest", "abdomen", "head"):
-        data = load_site(reader, arguments.data_root, organ, Split())
-        site = Site(organ, data, backbone, "cpu", 0)
-        found = steps(site, arguments.hidden, arguments.patients, arguments.repeats)
-        ours, hooks = found["by patient"] / found["without"], found["hooks"] / found["without"]
-        ratios.append(ours)
-        print(
-            f"{organ:7} | {found['without']:10.3f} | {found['apart']:17.3f} | {found['by patient']:13.3f} | "
-            f"{ours:.3f}, {found['by patient'] / found['apart']:.3f}    | {found['hooks']:23.3f} | {hooks:.2f}"
-        )
-    print(f"by patient, median over sites: {statistics.median(ratios):.3f} times (target: at most 1.05)")
+    data = load_site("vqa-rad" if arguments.data_root else "phantom", arguments.data_root, arguments.organ, Split())
+    site = Site(arguments.organ, data, load_backbone("medclip-slake"), "cpu", 0)
+    rows = sum(map(len, drawn(site, arguments.patients)))
+    print(f"{arguments.organ}: {arguments.patients} patients at most, {rows} rows, chunks of {arguments.chunk}")
+    print("system               | plain, s | by patient, s | ratio | target")
+    for label in arguments.only:
+        name, options, target = SYSTEMS[label]
+        plain, private = steps(site, name, options, arguments.patients, arguments.chunk)
+        kinds = {"plain": plain, "private": private}
+        if label == "prompt_pfl":
+            kinds["opacus"] = opacus_step(site, arguments.patients)
+        found = seconds(kinds, arguments.repeats)
+        ratio = found["private"] / found["plain"]
+        print(f"{label:20} | {found['plain']:8.3f} | {found['private']:13.3f} | {ratio:5.2f} | {target}", flush=True)
+        if "opacus" in found:
+            by_row = found["opacus"] / found["plain"]
+            print(
+                f"  Opacus, by row     | {found['plain']:8.3f} | {found['opacus']:13.3f} | {by_row:5.2f} |", flush=True
+            )
 
 
 if __name__ == "__main__":

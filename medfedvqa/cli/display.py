@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from audits import totals
-from medfedvqa.evaluation.table import LABELS, accuracy_cell
+from medfedvqa.evaluation.table import accuracy_cell, answering
 from medfedvqa.federation.hub import Event
 
 
@@ -49,10 +49,9 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     sites = results["sites"]
     columns = [f"{site}\nn={facts['n']}" for site, facts in sites.items()]
     table = Table("", *columns, "average", title="Closed questions answered right, % [95 % interval]")
-    figures = [*sites.values(), results["average"]]
-    for key, name in LABELS.items():
-        table.add_row(name, *(_cell(entry["baselines"][key]) for entry in figures))
-    table.add_row(f"[bold]{results['method']}[/]", *(_cell(entry) for entry in figures))
+    for way in answering(results):
+        label = f"[bold]{way.label}[/]" if way.name in ("released", "finished") else way.label
+        table.add_row(label, *map(_cell, way.entries))
     console.print(table)
     for note in results["notes"]:
         console.print(f"Note: {note}", soft_wrap=True)

@@ -186,13 +186,22 @@ def _measured(site: str, results: Path, baseline: Path) -> Measured:
     private, without = _read(results, documents), _read(baseline, documents)
     if not private["dp"] or without["dp"]:
         raise ConfigError("--results is of the job with differential privacy, --baseline of the same one without")
+    own = private["own"]
     alike = ("method", "options", "data", "split", "backbone", "seed")
     return Measured(
         private=private["accuracy"],
         without=without["accuracy"],
-        prior=_accuracy(private["own"]["baselines"]["question_prior"]),
+        prior=_accuracy(own["baselines"]["question_prior"]),
         same_settings=all(private[name] == without[name] for name in alike),
+        finished=_optional(own["finished"]),
+        alone=_optional(own["baselines"]["alone"]),
+        alone_equal=_optional(own["baselines"]["alone_equal"]),
+        kept=own["kept"],
     )
+
+
+def _optional(entry: dict[str, Any] | None) -> Accuracy | None:
+    return _accuracy(entry) if entry else None
 
 
 def _accuracy(told: dict[str, Any]) -> Accuracy:

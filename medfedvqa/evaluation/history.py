@@ -62,14 +62,25 @@ class Score:
 
     rows: int
     correct: int
-    """By the site's model at the end of the run."""
+    """By the site's model as of its last release."""
     train_rows: int
     majority_correct: int
     """By the most frequent training answer."""
     prior_correct: int
     """By the most frequent training answer to the same question."""
-    local_correct: int | None
+    alone_correct: int | None = None
     """By the same model, trained without the other sites; None if it was not trained."""
+    alone_equal_correct: int | None = None
+    """By the same model, trained alone for the passes of the federation and of finishing together."""
+    finished_correct: int | None = None
+    """By the model that the site trained on after its last release; None if it did not."""
+    kept_finished: bool | None = None
+    """Whether the site keeps the finished model, or else the one trained alone; None if it did not train on."""
+
+    @property
+    def kept(self) -> str | None:
+        """Which model the site keeps: `finished` or `alone`; None if it did not train on."""
+        return None if self.kept_finished is None else "finished" if self.kept_finished else "alone"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The pictures of a run. matplotlib is imported when the first one is drawn, not before."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfedvqa.evaluation.history import History
-from medfedvqa.evaluation.results import BASELINES
-from medfedvqa.evaluation.table import LABELS, Results
+from medfedvqa.evaluation.table import Entry, Results, answering
 from medfedvqa.evaluation.tsne import LEAST_POINTS, Floats, tsne
 from medfedvqa.files import write_whole
 
@@ -23,6 +22,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette, told apart by colour-blind readers, without the yellow that white paper swallows."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#8C8C8C"
+LOOKS = {
+    "majority": (GREY, "s"),
+    "question_prior": ("#000000", "D"),
+    "alone": (COLOURS[1], "^"),
+    "alone_equal": (COLOURS[4], "v"),
+    "released": (COLOURS[0], "o"),
+    "finished": (COLOURS[2], "P"),
+}
+"""Colour and marker of each way of answering."""
 NUMBERED_SITES = 12
 """Up to so many sites, the cells of a heat map have room for their number."""
 CELL, WIDEST_MAP = 0.45, 7.0
@@ -144,24 +152,22 @@ def prompts_figure(history: History) -> "Figure":
 
 def final_figure(results: Results) -> "Figure":
     """Test accuracy with its 95 % interval, by site and on average: the method against the baselines."""
-    groups = {f"{site}\n(n = {entry['n']})": entry for site, entry in results["sites"].items()}
-    groups["average"] = results["average"]
-    figure = _figure(6.0, 0.7 * len(groups) + 1.2)
+    groups = [*(f"{site}\n(n = {entry['n']})" for site, entry in results["sites"].items()), "average"]
+    rows = answering(results)
+    figure = _figure(6.0, max(0.175 * len(rows), 0.5) * len(groups) + 1.2)
     axes = figure.subplots()
-    looks = [*zip(BASELINES, (GREY, "#000000", COLOURS[1]), ("s", "D", "^"), strict=True), (None, COLOURS[0], "o")]
-    for place, (baseline, colour, marker) in enumerate(looks):
-        entries = [entry if baseline is None else entry["baselines"][baseline] for entry in groups.values()]
-        heights = [group + 0.18 * (place - 1.5) for group in range(len(entries))]
-        label = results["method"] if baseline is None else LABELS[baseline]
-        _whiskers(axes, heights, entries, color=colour, marker=marker, label=label)
-    axes.set_yticks(range(len(groups)), list(groups))
+    for place, row in enumerate(rows):
+        heights = [group + 0.72 / len(rows) * (place - (len(rows) - 1) / 2) for group in range(len(groups))]
+        colour, marker = LOOKS[row.name]
+        _whiskers(axes, heights, row.entries, color=colour, marker=marker, label=row.label)
+    axes.set_yticks(range(len(groups)), groups)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"accuracy on the test rows of {results['data'] or 'each site'} (%), 95 % interval")
     axes.grid(axis="x")
     if results["seen_test_data"]:
         axes.set_title("the backbone was trained on this data set", fontsize=9)
-    figure.legend(loc="outside upper center", ncols=4)
+    figure.legend(loc="outside upper center", ncols=4 if len(rows) <= 4 else 2)
     return figure
 
 
@@ -248,7 +254,7 @@ def _write_above(axes: "Axes", cloud: Floats, label: str) -> None:
     axes.annotate(label, (x, top), ha="center", va="bottom", fontsize=8, fontweight="bold", **above)
 
 
-def _whiskers(axes: "Axes", heights: list[float], entries: list[Any], **look: Any) -> None:
+def _whiskers(axes: "Axes", heights: list[float], entries: Sequence[Entry], **look: Any) -> None:
     """A dot and its interval for each entry that has an accuracy."""
     shown = [(y, e["accuracy"], e["interval"]) for y, e in zip(heights, entries, strict=True) if e is not None]
     if not shown:

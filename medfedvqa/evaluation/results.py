@@ -13,8 +13,8 @@ from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
 from medfedvqa.files import write_whole
 
-SCHEMA_VERSION = 2
-BASELINES = ("majority", "question_prior", "local")
+SCHEMA_VERSION = 3
+BASELINES = ("majority", "question_prior", "alone", "alone_equal")
 RESULTS = "results.json"
 DISTRIBUTIONS = {
     "medfedvqa": "medfedvqa",
@@ -51,7 +51,7 @@ def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
         document["sites"][site] |= _scored(score)
     document["average"] = _average(scores)
     document["notes"].remove(_KEPT)
-    document["notes"] += [_ADDED, *_shortfalls(document["method"], scores)]
+    document["notes"] += [_ADDED, *_judgements(document["method"], scores)]
     return _write(out, document)
 
 
@@ -120,14 +120,16 @@ def _seen_test_data(facts: RunFacts) -> bool | None:
 
 
 def _answered(score: Score) -> dict[str, Proportion | None]:
-    """Every way of answering; `local` is None if it was not trained."""
-    local = score.local_correct
-    return {
-        "method": Proportion(score.correct, score.rows),
-        "majority": Proportion(score.majority_correct, score.rows),
-        "question_prior": Proportion(score.prior_correct, score.rows),
-        "local": None if local is None else Proportion(local, score.rows),
+    """Every way of answering; None for a model that was not trained."""
+    correct = {
+        "method": score.correct,
+        "majority": score.majority_correct,
+        "question_prior": score.prior_correct,
+        "alone": score.alone_correct,
+        "alone_equal": score.alone_equal_correct,
+        "finished": score.finished_correct,
     }
+    return {name: None if count is None else Proportion(count, score.rows) for name, count in correct.items()}
 
 
 def _accuracy(answered: Proportion | None) -> dict[str, Any] | None:
@@ -163,6 +165,8 @@ def _scored(score: Score | None) -> dict[str, Any]:
         "n": score.rows if score else None,
         "train_rows": score.train_rows if score else None,
         **own,
+        "finished": _accuracy(answered.get("finished")),
+        "kept": score.kept if score else None,
         "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
     }
 
@@ -178,7 +182,7 @@ def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
         return {"accuracy": found[0], "interval": list(found[1])}
 
     own = mean("method") or {"accuracy": None, "interval": None}
-    return {**own, "baselines": {name: mean(name) for name in BASELINES}}
+    return {**own, "finished": mean("finished"), "baselines": {name: mean(name) for name in BASELINES}}
 
 
 def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
@@ -216,13 +220,32 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
     if scores == {} and failure is None:
         notes.append(_KEPT)
-    return [*notes, *_shortfalls(facts.method, scores or {})]
+    return [*notes, *_judgements(facts.method, scores or {})]
 
 
-def _shortfalls(method: str, scores: Mapping[str, Score]) -> list[str]:
-    """A sentence for each trained way of answering that the bare question beats somewhere."""
-    ways = (("method", method), ("local", "Local training"))
-    return [note for name, label in ways for note in _not_better_than_prior(name, label, scores)]
+def _judgements(method: str, scores: Mapping[str, Score]) -> list[str]:
+    """Which model each site keeps, and a sentence for each trained model that the bare question beats somewhere."""
+    models = (
+        ("method", method),
+        ("finished", f"{method}, finished at the site,"),
+        ("alone", "Training alone"),
+        ("alone_equal", "Training alone with equal steps"),
+    )
+    return [
+        *_kept_models(scores),
+        *(note for way, name in models for note in _not_better_than_prior(way, name, scores)),
+    ]
+
+
+def _kept_models(scores: Mapping[str, Score]) -> list[str]:
+    """One sentence for each kind of model that some site keeps."""
+    kinds = {"finished": "the model that it finished itself", "alone": "the model that it trained alone"}
+    keepers = {kind: [site for site, score in scores.items() if score.kept == kind] for kind in kinds}
+    return [
+        f"By validation rows, each of these sites keeps {kinds[kind]}: {', '.join(sites)}."
+        for kind, sites in keepers.items()
+        if sites
+    ]
 
 
 def _not_better_than_prior(name: str, label: str, scores: Mapping[str, Score]) -> list[str]:

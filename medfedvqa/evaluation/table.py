@@ -1,19 +1,55 @@
 """`table.md`: one row per way of answering, one column per site, every accuracy with its interval."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.results import BASELINES
 from medfedvqa.files import write_whole
 
 TABLE = "table.md"
-LABELS = {"majority": "majority", "question_prior": "question-only prior", "local": "local"}
+FREE = {"majority": "majority", "question_prior": "question-only prior"}
+"""What needs no training, as tables name it."""
+TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
+"""Models that a site trains without the others, as tables name them."""
 ABSENT = "–"
 
 Results = Mapping[str, Any]
 """What `results.json` holds."""
+
+
+Entry = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Answering:
+    """One way of answering."""
+
+    name: str
+    """The name of a baseline in `results.json`, `released` or `finished`."""
+    label: str
+    """As tables and pictures name it."""
+    entries: tuple[Entry, ...]
+    """Each site's accuracy with its interval, and at last the average's; None where there is none."""
+
+
+def answering(results: Results) -> list[Answering]:
+    """The rows of a table of accuracies. A model that no site trained has none."""
+    columns, method = [*results["sites"].values(), results["average"]], results["method"]
+    trained = {name: _baseline(columns, name, label) for name, label in TRAINED.items()}
+    finished = Answering("finished", f"{method}, finished at the site", tuple(each["finished"] for each in columns))
+    released = f"{method} (released)" if any(finished.entries) else method
+    return [
+        *(_baseline(columns, name, label) for name, label in FREE.items()),
+        *(row for row in trained.values() if any(row.entries)),
+        Answering("released", released, tuple(columns)),
+        *([finished] if any(finished.entries) else []),
+    ]
+
+
+def _baseline(columns: list[Mapping[str, Any]], name: str, label: str) -> Answering:
+    return Answering(name, label, tuple(each["baselines"][name] for each in columns))
 
 
 def write_table(out: Path, results: Results) -> Path:
@@ -23,13 +59,9 @@ def write_table(out: Path, results: Results) -> Path:
 
 def markdown_table(results: Results) -> str:
     """The table, the facts of the run below it, and each note as a paragraph of its own."""
-    sites, average = results["sites"], results["average"]
+    sites = results["sites"]
     head = ["", *(_heading(site, entry) for site, entry in sites.items()), "average"]
-    rows = [
-        [LABELS[name], *(accuracy_cell(entry["baselines"][name]) for entry in (*sites.values(), average))]
-        for name in BASELINES
-    ]
-    rows.append([results["method"], *(accuracy_cell(entry) for entry in (*sites.values(), average))])
+    rows = [[way.label, *map(accuracy_cell, way.entries)] for way in answering(results)]
     paragraphs = [
         _aligned(head, rows),
         "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
@@ -39,7 +71,7 @@ def markdown_table(results: Results) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def accuracy_cell(entry: Mapping[str, Any] | None) -> str:
+def accuracy_cell(entry: Entry) -> str:
     """`61.2 % [52.1, 69.6]` of an entry with an accuracy and an interval; a dash where there is none."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT

@@ -84,4 +84,6 @@ def check_sites(job: JobSpec, count: int) -> None:
 def score_of(counts: Mapping[str, Any]) -> Score:
     """The counts of a task `evaluate`, by name."""
     figures: dict[str, Any] = {name: int(count) for name, count in counts.items()}
-    return Score(**{"local_correct": None, **figures})
+    if "kept_finished" in figures:
+        figures["kept_finished"] = bool(figures["kept_finished"])
+    return Score(**figures)

@@ -46,6 +46,11 @@ class AloneConfig(MethodConfig, frozen=True):
     decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
     decay_every: int = Field(10, ge=1, description="rounds between decays")
     weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
+    finish_epochs: int = Field(
+        0,
+        ge=0,
+        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    )
 
     answers: tuple[str, ...] | Literal["closed", "site"] | None = Field(
         None,

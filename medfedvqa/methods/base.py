@@ -230,6 +230,10 @@ def validated(state: State, right: torch.Tensor) -> State:
 
 SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
 """What `scored` counts."""
+FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "kept_finished")
+"""What a method counts besides where its sites keep a model: where its option `FINISH` is above 0."""
+FINISH = "finish_epochs"
+"""The option of methods whose sites may train on by themselves after their last release."""
 
 
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
@@ -261,7 +265,7 @@ def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:
-    """Declarations of int64 scalars that count test rows."""
+    """Declarations of the int64 scalars of `COUNTS` that have these names."""
     return tuple(TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name]) for name in names)
 
 
@@ -271,7 +275,10 @@ COUNTS = {
     "correct": "test rows that the site's model answers right",
     "majority_correct": "test rows that the most frequent training answer answers right",
     "prior_correct": "test rows that the most frequent answer to the same question answers right",
-    "local_correct": "test rows that the same model, trained without the other sites, answers right",
+    "alone_correct": "test rows that the same model, trained without the other sites, answers right",
+    "alone_equal_correct": "the same, trained alone for the passes of the federation and of finishing together",
+    "finished_correct": "test rows that the model answers right which the site trained on after its last release",
+    "kept_finished": "1 if the site keeps the finished model, 0 if it keeps the one trained alone",
 }
 
 _METHODS: dict[str, type[Method[Any]]] = {}
@@ -298,6 +305,8 @@ def method_type(name: str) -> type[Method[Any]]:
 def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None, secagg: bool = False) -> Method[Any]:
     """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
     kind = method_type(name)
+    if FINISH in options and FINISH not in kind.config_type.model_fields:
+        raise ConfigError(f"method '{name}' keeps no model of its own at a site: leave out '{FINISH}'")
     return kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
 
 

@@ -78,7 +78,12 @@ class PromptPFLConfig(AloneConfig, frozen=True):
         "none",
         description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt",
     )
-    local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'local'")
+    local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'alone'")
+    finish_epochs: int = Field(
+        0,
+        ge=0,
+        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    )
 
     @property
     def sharing(self) -> bool:
@@ -130,7 +135,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         own = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
-        alone = ("local_correct",) if self._trains_alone else ()
+        alone = ("alone_correct",) if self._trains_alone else ()
         return Exchange(
             self.name,
             (
@@ -192,7 +197,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         right = trainer.right(state["values"], site.data.test)
         if self._trains_alone:
             alone = self._alone(site, round)
-            others["local_correct"] = int(self._plain(site).right(alone["values"], site.data.test).sum())
+            others["alone_correct"] = int(self._plain(site).right(alone["values"], site.data.test).sum())
         return scored(state, site.data, right, **others)
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:

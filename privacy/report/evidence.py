@@ -3,6 +3,8 @@
 Every section of a report follows from this alone, so that whoever has the report can make its sections again.
 """
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from audits import Excerpt
@@ -116,17 +118,29 @@ class Accuracy(Frozen):
     high: float
 
 
+Kept = Literal["finished", "alone"]
+"""Which model a site keeps: the one that it trained on after its last release, or the one that it trained alone."""
+
+
 class Measured(Frozen):
     """What the site's model answers right, with and without differential privacy; given on the site's own decision."""
 
     private: Accuracy
-    """Of this job."""
+    """Of this job's model, as of its last release."""
     without: Accuracy
     """Of the same job without differential privacy."""
     prior: Accuracy
     """Of the majority answer to the same question, which needs no picture."""
     same_settings: bool
     """Whether the two jobs differ in nothing but differential privacy and secure aggregation."""
+    finished: Accuracy | None = None
+    """Of this job's model after the site has trained on by itself, without noise; none if it did not."""
+    alone: Accuracy | None = None
+    """Of the model that the site trained without the other sites and without noise; none if it trained none."""
+    alone_equal: Accuracy | None = None
+    """Of the same, with as many passes as the federation and finishing have together."""
+    kept: Kept | None = None
+    """None if the site did not train on."""
 
 
 class Code(Frozen):

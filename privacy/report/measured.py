@@ -1,7 +1,7 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
 from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
-from privacy.report.evidence import Attack, Attacked, Measured, Run
+from privacy.report.evidence import Attack, Attacked, Kept, Measured, Run
 from privacy.report.facts import Facts, ReportError
 from privacy.report.model import AttackFigures, DataHandling, Empirical
 
@@ -11,6 +11,10 @@ NO_STORE = (
     "de-identified."
 )
 NO_ATTACK = "No attack on this job was given: nothing is proved from below."
+NOT_COVERED = (
+    "Epsilon covers what was released: the model that the site keeps, and answers of it that are shown outside the "
+    "site, are not covered."
+)
 NO_UTILITY = "Not given. Accuracies are computed from test rows without noise; a site shares them by choice only."
 
 
@@ -74,6 +78,11 @@ def empirical(facts: Facts) -> Empirical:
         accuracy_without_high=measured.without.high if measured else None,
         accuracy_prior=measured.prior.accuracy if measured else None,
         cost_of_privacy=round(measured.without.accuracy - measured.private.accuracy, 3) if measured else None,
+        accuracy_finished=measured.finished if measured else None,
+        accuracy_alone=measured.alone if measured else None,
+        accuracy_alone_equal=measured.alone_equal if measured else None,
+        kept=measured.kept if measured else None,
+        kept_said=_kept_said(measured.kept if measured else None, run),
     )
 
 
@@ -123,6 +132,14 @@ def _said(refuted: bool | None) -> str:
     if refuted:
         return "The attacks refute the epsilon that the attacked job claimed."
     return f"The attacks do not refute the epsilon that the attacked job claimed. {small}"
+
+
+def _kept_said(kept: Kept | None, run: Run | None) -> str | None:
+    """None unless the site has trained on after its last release, as its figures or the job's settings tell."""
+    if kept is None:
+        return NOT_COVERED if run and run.options.get("finish_epochs") else None
+    model = "the finished model" if kept == "finished" else "the model that it trained alone"
+    return f"By validation rows the site keeps {model}. {NOT_COVERED}"
 
 
 def _utility_said(measured: Measured) -> str:

@@ -3,7 +3,7 @@
 from typing import Final, Literal
 
 from privacy.report.budget import Accounting, Claim, Executed, Identity, Refusal, Unit
-from privacy.report.evidence import Evidence, Frozen
+from privacy.report.evidence import Accuracy, Evidence, Frozen, Kept
 
 FORMAT: Final = "medfedvqa.privacy-report/1"
 
@@ -174,6 +174,12 @@ class Empirical(Frozen):
     accuracy_prior: float | None
     cost_of_privacy: float | None
     """Accuracy without less accuracy with differential privacy."""
+    accuracy_finished: Accuracy | None = None
+    accuracy_alone: Accuracy | None = None
+    accuracy_alone_equal: Accuracy | None = None
+    kept: Kept | None = None
+    kept_said: str | None = None
+    """What epsilon does not cover of the kept model; none if the job keeps none."""
 
 
 Support = Literal["supports", "partly supports", "not provided"]

@@ -1,5 +1,7 @@
 """A finished run of three sites, small enough to check by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,17 @@ def history() -> History:
 def scores() -> dict[str, Score]:
     """Chest beats the question-only prior with and without the others, abdomen only with, head not at all."""
     return {
-        "chest": Score(rows=116, correct=71, train_rows=395, majority_correct=58, prior_correct=58, local_correct=66),
-        "abdomen": Score(rows=102, correct=55, train_rows=337, majority_correct=45, prior_correct=47, local_correct=47),
-        "head": Score(rows=54, correct=26, train_rows=295, majority_correct=24, prior_correct=26, local_correct=20),
+        "chest": Score(rows=116, correct=71, train_rows=395, majority_correct=58, prior_correct=58, alone_correct=66),
+        "abdomen": Score(rows=102, correct=55, train_rows=337, majority_correct=45, prior_correct=47, alone_correct=47),
+        "head": Score(rows=54, correct=26, train_rows=295, majority_correct=24, prior_correct=26, alone_correct=20),
+    }
+
+
+@pytest.fixture
+def kept(scores: dict[str, Score]) -> dict[str, Score]:
+    """The same sites after each has trained on; head keeps the model that it trained alone."""
+    counts = {"chest": (76, 69, True), "abdomen": (60, 49, True), "head": (25, 22, False)}
+    return {
+        site: replace(scores[site], finished_correct=finished, alone_equal_correct=equal, kept_finished=keeps)
+        for site, (finished, equal, keeps) in counts.items()
     }

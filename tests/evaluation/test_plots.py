@@ -154,7 +154,7 @@ def test_final_accuracies_have_their_intervals(results: dict[str, Any]) -> None:
         "average",
     ]
     shown = {bars.get_label(): bars for bars in axes.containers}
-    assert list(shown) == ["majority", "question-only prior", "local", "prompt_pfl"]
+    assert list(shown) == ["majority", "question-only prior", "alone", "prompt_pfl"]
     dots, _, (whiskers,) = shown["prompt_pfl"]
     assert dots.get_xdata()[0] == pytest.approx(100 * 71 / 116)
     assert whiskers.get_segments()[0][:, 0] == pytest.approx([52.12, 69.58], abs=5e-3)
@@ -162,10 +162,30 @@ def test_final_accuracies_have_their_intervals(results: dict[str, Any]) -> None:
     assert axes.get_title() == ""
 
 
+def test_the_finished_model_and_those_trained_alone_are_drawn_apart(
+    tmp_path: Path, facts: RunFacts, history: History, kept: dict[str, Score]
+) -> None:
+    """Six ways of answering: each has its own colour and height, and none reaches into the next site's place."""
+    axes = final_figure(write_results(tmp_path, facts, history, kept)).axes[0]
+    shown = {bars.get_label(): bars for bars in axes.containers}
+    assert list(shown) == [
+        "majority",
+        "question-only prior",
+        "alone",
+        "alone with equal steps",
+        "prompt_pfl (released)",
+        "prompt_pfl, finished at the site",
+    ]
+    assert shown["prompt_pfl, finished at the site"][0].get_xdata()[0] == pytest.approx(100 * 76 / 116)
+    assert len({bars[0].get_color() for bars in shown.values()}) == 6
+    heights = [bars[0].get_ydata()[0] for bars in shown.values()]
+    assert heights == sorted(heights) and max(map(abs, heights)) < 0.4
+
+
 def test_a_way_of_answering_that_no_site_tells_of_is_not_in_the_legend(
     tmp_path: Path, facts: RunFacts, history: History, scores: dict[str, Score]
 ) -> None:
-    alone = {site: replace(score, local_correct=None) for site, score in scores.items()}
+    alone = {site: replace(score, alone_correct=None) for site, score in scores.items()}
     containers = final_figure(write_results(tmp_path, facts, history, alone)).axes[0].containers
     assert [bars.get_label() for bars in containers] == ["majority", "question-only prior", "prompt_pfl"]
 

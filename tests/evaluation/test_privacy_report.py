@@ -20,8 +20,9 @@ import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
 
-from medfedvqa.evaluation.privacy_report import render, render_joined
+from medfedvqa.evaluation.privacy_report import charts, render, render_joined
 from medfedvqa.evaluation.privacy_report.document import compose
+from medfedvqa.evaluation.privacy_report.drawing import Mark
 from medfedvqa.evaluation.privacy_report.html import page
 from medfedvqa.evaluation.privacy_report.paper import paper
 from medfedvqa.evaluation.privacy_report.parts import (
@@ -56,7 +57,7 @@ HEADINGS = [
 ]
 ASIDE = ("svg", "style")
 WORDS = {"shown", "not shown", "broken", "running", "closed", "refused", "in clear", "on shares", "nothing released"}
-WORDS |= {"supports", "partly supports", "not provided", "medfedvqa.privacy-report/1"}
+WORDS |= {"supports", "partly supports", "not provided", "finished", "alone", "medfedvqa.privacy-report/1"}
 """Values of closed vocabularies."""
 
 
@@ -229,6 +230,23 @@ def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
     for text in (said, *(sheet.extract_text() for sheet in others)):
         numbers = text.replace("entries 0–15", "")
         assert re.findall(r"(?<![\w.:-])0(?:\.0+)?(?![\w.:-])", numbers) == []
+
+
+def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> None:
+    """The released, the finished and the two models trained alone, each with its interval, in table and picture; and
+    what epsilon does not cover. Where no model was trained on, there is neither a row, nor a bar, nor a sentence."""
+    rows = ("The same, finished at the site", "Trained by the site alone", "Trained alone with equal steps")
+    text, drawing = told(report).text, charts.accuracy(report.sections.empirical)
+    assert all(row in text for row in rows) and "answers of it that are shown outside the site, are not covered" in text
+    for figure in ("68.8 %", "62.1 % to 74.8 %", "60.1 %", "53.2 % to 66.7 %", "65.2 %", "58.3 % to 71.4 %"):
+        assert figure in text
+    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 5
+    names = ("accuracy_finished", "accuracy_alone", "accuracy_alone_equal", "kept", "kept_said")
+    empirical = report.sections.empirical.model_copy(update=dict.fromkeys(names))
+    without = report.model_copy(update={"sections": report.sections.model_copy(update={"empirical": empirical})})
+    text, drawing = told(without).text, charts.accuracy(empirical)
+    assert not any(row in text for row in rows) and "are not covered" not in text
+    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 2
 
 
 def test_bounds_are_rounded_to_the_safe_side() -> None:

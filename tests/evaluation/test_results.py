@@ -95,7 +95,7 @@ def test_every_status_conforms_to_the_schema(
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["schema_version"], 1),
+        (["schema_version"], 2),
         (["dp"], 3.0),
         (["rounds", 0, "epsilon"], {"chest": [1.0]}),
         (["sites", "chest", "epsilon"], -1.0),
@@ -108,7 +108,12 @@ def test_every_status_conforms_to_the_schema(
         (["sites", "chest", "interval"], [0.5]),
         (["sites", "chest", "n"], 1.5),
         (["sites", "chest", "answers"], ["yes"]),
-        (["sites", "chest", "baselines", "local"], {"accuracy": 0.5}),
+        (["sites", "chest", "baselines", "alone"], {"accuracy": 0.5}),
+        (["sites", "chest", "baselines", "local"], None),
+        (["sites", "chest", "finished"], {"accuracy": 0.5}),
+        (["sites", "chest", "kept"], "shared"),
+        (["average", "finished"], {"accuracy": 0.5, "interval": [0.4, 1.2]}),
+        (["average", "kept"], "finished"),
         (["sites", "chest", "bytes", "up"], True),
         (["rounds", 0, "round"], 0),
         (["average", "baselines", "majority", "interval"], [-0.1, 0.5]),
@@ -130,7 +135,7 @@ def test_the_schema_refuses_anything_else(
 def test_a_site_s_entry(tmp_path: Path, facts: RunFacts, history: History, scores: Scores) -> None:
     site = write_results(tmp_path, facts, history, scores)["sites"]["chest"]
     assert site.pop("interval") == pytest.approx([0.5212, 0.6958], abs=5e-5)
-    assert site.pop("baselines")["local"] == {
+    assert site.pop("baselines")["alone"] == {
         "correct": 66,
         "accuracy": 66 / 116,
         "interval": pytest.approx([0.4781, 0.6554], abs=5e-5),
@@ -143,6 +148,8 @@ def test_a_site_s_entry(tmp_path: Path, facts: RunFacts, history: History, score
         "train_rows": 395,
         "correct": 71,
         "accuracy": 71 / 116,
+        "finished": None,
+        "kept": None,
         "rounds": 3,
         "epsilon": None,
         "seconds": 1.5,
@@ -156,12 +163,45 @@ def test_the_average_counts_every_site_alike(tmp_path: Path, facts: RunFacts, hi
     assert average["baselines"]["majority"]["accuracy"] == pytest.approx((58 / 116 + 45 / 102 + 24 / 54) / 3)
 
 
+def test_a_site_that_trains_on_has_four_models_and_keeps_one(
+    tmp_path: Path, facts: RunFacts, history: History, kept: Scores
+) -> None:
+    """`accuracy` stays that of the released model; the finished one and the two trained alone stand beside it."""
+    results = write_results(tmp_path, facts, history, kept)
+    assert faults(results, results_schema()) == []
+    chest, head = results["sites"]["chest"], results["sites"]["head"]
+    assert (chest["kept"], head["kept"]) == ("finished", "alone")
+    models = (chest, chest["finished"], chest["baselines"]["alone"], chest["baselines"]["alone_equal"])
+    assert [model["correct"] for model in models] == [71, 76, 66, 69]
+    assert chest["finished"]["accuracy"] == 76 / 116
+    assert chest["finished"]["interval"] == pytest.approx([0.5650, 0.7354], abs=5e-5)
+    average = results["average"]
+    assert average["finished"]["accuracy"] == pytest.approx((76 / 116 + 60 / 102 + 25 / 54) / 3)
+    assert average["baselines"]["alone_equal"]["accuracy"] == pytest.approx((69 / 116 + 49 / 102 + 22 / 54) / 3)
+
+
+def test_notes_say_which_model_each_site_keeps(tmp_path: Path, facts: RunFacts, history: History, kept: Scores) -> None:
+    """And where a model that was trained gains nothing over the bare question, the finished one too."""
+    expected = [
+        "By validation rows, each of these sites keeps the model that it finished itself: chest, abdomen.",
+        "By validation rows, each of these sites keeps the model that it trained alone: head.",
+        "prompt_pfl does not beat the question-only prior at head (48.1 % against 48.1 %).",
+        "prompt_pfl, finished at the site, does not beat the question-only prior at head (46.3 % against 48.1 %).",
+        "Training alone does not beat the question-only prior at abdomen (46.1 % against 46.1 %), "
+        "head (37.0 % against 48.1 %).",
+        "Training alone with equal steps does not beat the question-only prior at head (40.7 % against 48.1 %).",
+    ]
+    assert write_results(tmp_path, facts, history, kept)["notes"] == expected
+    write_results(tmp_path, facts, history, {})
+    assert add_scores(tmp_path, kept)["notes"][-len(expected) :] == expected
+
+
 def test_an_average_over_some_sites_only_is_none(
     tmp_path: Path, facts: RunFacts, history: History, scores: Scores
 ) -> None:
-    scores["head"] = replace(scores["head"], local_correct=None)
+    scores["head"] = replace(scores["head"], alone_correct=None)
     average = write_results(tmp_path, facts, history, scores)["average"]
-    assert average["baselines"]["local"] is None
+    assert average["baselines"]["alone"] is None
     assert average["accuracy"] is not None
 
 
@@ -242,7 +282,7 @@ def test_notes_name_the_sites_that_do_not_beat_the_prior(
 ) -> None:
     assert write_results(tmp_path, facts, history, scores)["notes"] == [
         "prompt_pfl does not beat the question-only prior at head (48.1 % against 48.1 %).",
-        "Local training does not beat the question-only prior at abdomen (46.1 % against 46.1 %), "
+        "Training alone does not beat the question-only prior at abdomen (46.1 % against 46.1 %), "
         "head (37.0 % against 48.1 %).",
     ]
 

@@ -65,13 +65,13 @@ def test_shapes_that_travel_do_not_tell_the_answer_space(sites: Sites, quick_job
 
 @pytest.mark.slow
 def test_without_sharing_every_site_trains_as_if_alone(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
-    """AS2 among three sites equals AS2 at one site, and equals the row 'local' of a run that shares."""
+    """AS2 among three sites equals AS2 at one site, and equals the row 'alone' of a run that shares."""
     among = serve(quick_job(ablation="AS2"), sites(*SMALL), tmp_path / "among")
     alone = serve(quick_job(ablation="AS2"), sites(SMALL[0]), tmp_path / "alone")
     sharing = serve(quick_job(local_baseline=True), sites(*SMALL), tmp_path / "sharing")
     assert among["sites"][SMALL[0]]["correct"] == alone["sites"][SMALL[0]]["correct"]
     for site, facts in sharing["sites"].items():
-        assert facts["baselines"]["local"]["correct"] == among["sites"][site]["correct"]
+        assert facts["baselines"]["alone"]["correct"] == among["sites"][site]["correct"]
 
 
 @pytest.mark.slow

@@ -19,9 +19,11 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from privacy import Ledger
 from privacy.report import (
+    Accuracy,
     Attack,
     Attacked,
     Evidence,
+    Measured,
     Report,
     ReportError,
     read_report,
@@ -33,6 +35,7 @@ from privacy.report import (
     written,
 )
 from privacy.report.files import ENVELOPE, HTML, JSON, PDF, made_schema
+from privacy.report.measured import NOT_COVERED
 from privacy.report.verify import differences
 
 pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
@@ -308,6 +311,46 @@ def test_bounds_of_an_attack_are_made_from_its_counts(report: Report) -> None:
     told = sections_of(report.evidence.model_copy(update={"attack": weak}))
     assert told.empirical.lower_bound == 0 and not told.empirical.refuted
     assert {one.rule: one.state for one in told.verdicts.rules}["attacked"] == "shown"
+
+
+def test_a_kept_model_stands_beside_the_released_one_and_no_epsilon_covers_it(report: Report) -> None:
+    """Accuracies follow from the evidence with their intervals; the sentence also stands where only the settings tell
+    that the site trained on, and nowhere else."""
+    accuracies = {
+        name: Accuracy(accuracy=value, low=value - 0.1, high=value + 0.1)
+        for name, value in {"private": 0.5, "without": 0.6, "prior": 0.4, "finished": 0.7, "alone": 0.55}.items()
+    }
+    measured = Measured(**accuracies, alone_equal=None, same_settings=True, kept="alone")
+    told = sections_of(report.evidence.model_copy(update={"measured": measured})).empirical
+    assert (told.accuracy_private, told.accuracy_finished) == (0.5, accuracies["finished"])
+    assert (told.accuracy_alone, told.accuracy_alone_equal, told.kept) == (accuracies["alone"], None, "alone")
+    assert told.kept_said == f"By validation rows the site keeps the model that it trained alone. {NOT_COVERED}"
+    run = report.evidence.run
+    assert run
+    for epochs, sentence in ((5, NOT_COVERED), (0, None)):
+        trained_on = run.model_copy(update={"options": run.options | {"finish_epochs": epochs}})
+        evidence = report.evidence.model_copy(update={"run": trained_on, "measured": None})
+        assert sections_of(evidence).empirical.kept_said == sentence
+    assert sections_of(report.evidence.model_copy(update={"run": None, "measured": None})).empirical.kept_said is None
+
+
+def test_accuracies_of_the_kept_model_come_from_the_results_that_are_given(
+    private_run: Path, config: SiteConfig, tmp_path: Path
+) -> None:
+    """Those of the site itself, each rounded to three digits; a model that was not trained has none."""
+    results = json.loads((private_run / "results.json").read_text())
+    entry = {"correct": 7, "accuracy": 0.61237, "interval": [0.50004, 0.71999]}
+    for name, own in results["sites"].items():
+        chosen = name == SITE
+        own |= {"finished": entry if chosen else None, "kept": "finished" if chosen else None, **entry}
+        own["baselines"] |= {"alone": {**entry, "accuracy": 0.58}, "alone_equal": None}
+    (tmp_path / "private.json").write_text(json.dumps(results))
+    (tmp_path / "open.json").write_text(json.dumps({**results, "dp": None}))
+    given_files = (tmp_path / "private.json", tmp_path / "open.json")
+    measured = evidence_of(config, None, *given_files, None, [private_run], False).measured
+    assert measured
+    assert measured.finished == Accuracy(accuracy=0.612, low=0.5, high=0.72) and measured.kept == "finished"
+    assert measured.alone == Accuracy(accuracy=0.58, low=0.5, high=0.72) and measured.alone_equal is None
 
 
 def test_a_report_supports_and_never_complies(report: Report) -> None:

@@ -6,6 +6,7 @@ Each stands beside a table of the same figures; a figure that is not known is no
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 from math import ceil, floor, isfinite, log10
+from typing import Literal
 
 from medfedvqa.evaluation.privacy_report.drawing import SERIES, Box, Drawing, Line, Mark, Role, Words
 from medfedvqa.evaluation.privacy_report.parts import at_least, at_most, percent, plain, words
@@ -16,6 +17,7 @@ WIDTH, LEFT, RIGHT, TOP, ROW = 460.0, 52.0, 438.0, 44.0, 34.0
 FLOOR = 208.0
 """Where a picture's horizontal axis lies, if its height is not that of its rows."""
 DRAWN_JOBS = 10
+MARKS: tuple[Literal["circle", "square", "diamond"], ...] = ("circle", "square", "diamond")
 KIBIBYTE = 1024
 
 Shapes = list[Line | Box | Mark | Words]
@@ -110,16 +112,25 @@ def egress_by_round(egress: Egress) -> Drawing | None:
 
 
 def accuracy(empirical: Empirical) -> Drawing | None:
-    """Accuracy with and without differential privacy, with intervals, and the prior."""
+    """Accuracy with and without differential privacy, finished at the site and alone, with intervals; the prior."""
     private, low, high = empirical.accuracy_private, empirical.accuracy_private_low, empirical.accuracy_private_high
     without = empirical.accuracy_without
     lines: list[tuple[str, Role, float | None, float | None, float | None]] = [
         ("without DP", "first", without, empirical.accuracy_without_low, empirical.accuracy_without_high),
         ("with DP", "second", private, low, high),
+        *(
+            (name, role, model.accuracy, model.low, model.high)
+            for name, role, model in (
+                ("finished", "third", empirical.accuracy_finished),
+                ("alone", "fourth", empirical.accuracy_alone),
+                ("alone, equal", "fifth", empirical.accuracy_alone_equal),
+            )
+            if model
+        ),
     ]
     if private is None and without is None:
         return None
-    begin, bottom = LEFT + 86, TOP + ROW * len(lines)
+    begin, bottom = LEFT + 96, TOP + ROW * len(lines)
     ticks = [0.0, 25.0, 50.0, 75.0, 100.0]
     shapes: Shapes = _widths(ticks, [f"{tick:g} %" for tick in ticks], bottom, begin)
     if empirical.accuracy_prior is not None:
@@ -135,7 +146,7 @@ def accuracy(empirical: Empirical) -> Drawing | None:
         ends = [_across(100 * end, ticks, begin) for end in (least, most) if end is not None]
         if len(ends) == 2:
             shapes.append(Line(((ends[0], y), (ends[1], y)), role, 3.0))
-        shapes.append(Mark(_across(100 * value, ticks, begin), y, role, "square" if place else "circle"))
+        shapes.append(Mark(_across(100 * value, ticks, begin), y, role, MARKS[place % len(MARKS)]))
     said = "; ".join(f"{name}: {words([percent(value)])}" for name, _, value, _, _ in lines)
     prior = f"; prior: {words([percent(empirical.accuracy_prior)])}"
     title = "Accuracy on the site's test rows, 95 % intervals"

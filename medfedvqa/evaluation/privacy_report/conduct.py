@@ -187,6 +187,7 @@ def empirical(report: Report) -> Section:
     blocks.append(Text((it.utility_said,)))
     if it.accuracy_private is not None or it.accuracy_without is not None:
         blocks.append(_utility(it))
+    blocks += [Text((it.kept_said,))] if it.kept_said else []
     return Section("J", "Empirical audit and cost", tuple(blocks))
 
 
@@ -228,9 +229,15 @@ def _attacks(it: Empirical) -> Table:
 
 
 def _utility(it: Empirical) -> Table:
+    trained = (
+        ("The same, finished at the site without noise", it.accuracy_finished),
+        ("Trained by the site alone, without noise", it.accuracy_alone),
+        ("Trained alone with equal steps, without noise", it.accuracy_alone_equal),
+    )
     lines = (
         ("Without differential privacy", it.accuracy_without, it.accuracy_without_low, it.accuracy_without_high),
         ("With differential privacy", it.accuracy_private, it.accuracy_private_low, it.accuracy_private_high),
+        *((name, model.accuracy, model.low, model.high) for name, model in trained if model),
         ("Prior: majority answer to the question", it.accuracy_prior, None, None),
         ("Cost of privacy", it.cost_of_privacy, None, None),
     )
