@@ -1,7 +1,7 @@
 """What differential privacy by patient costs a training step: against the same step without, and against Opacus.
 
-Both take the same rows of the same patients through the same model, in turns, in one process: forward and backward pass,
-clipping, noise and optimiser. Opacus' own way has one gradient for each row (which bounds rows, not patients); it
+Both take the same rows of the same patients through the same model, in turns, in one process: forward and backward
+pass, clipping, noise and optimiser. Opacus' own way has one gradient for each row (which bounds rows, not patients); it
 is measured on the answer head over frozen features and on prompts, which are what its hooks can see.
 
     python benchmarks/dp_overhead.py --data-root "$MEDFEDVQA_DATA/vqa-rad"
@@ -45,24 +45,24 @@ def settings(chunk: int) -> DPSettings:
     return DPSettings(noise=1.0, count_noise=1.0, physical_patients=chunk)
 
 
-def drawn(site: Site, patients: int) -> tuple[torch.Tensor, ...]:
-    """The rows of this many patients, at most 8 of each."""
-    sampler = PatientSampler(site.data.train.patients, site.data.patients, 1.0, 8, site.randomness)
+def drawn(trainer: Trainer, patients: int) -> tuple[torch.Tensor, ...]:
+    """The training rows of this many patients, at most 8 of each."""
+    site = trainer.site
+    sampler = PatientSampler(trainer.train_rows.patients, site.data.patients, 1.0, 8, site.randomness)
     return tuple(sampler.sample()[:patients])
 
 
 def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: int) -> tuple[Step, Step]:
     """A plain and a private step of a method on the same rows. FedDAT's has two passes: student, then teacher."""
     options = {**options, "answers": "closed"} | ({} if name == "prompt_pfl" else {"weighting": "uniform"})
-    rows = drawn(site, patients)
+    rows = drawn(create(name, options).trainer(site), patients)
 
     def step_of(dp: DPSettings | None) -> Step:
         method: Any = create(name, options, dp)
         trainer: Trainer = method.trainer(site)
         state = method.setup(site)
-        if dp is None:
-            draw: Any = Batch(torch.cat(rows), SeededChance(0))
-        else:
+        draw: Any = Batch(torch.cat(rows), SeededChance(0))
+        if dp is not None:
             draw = Sample(rows, PatientStreams(site.randomness.secret()))
         trainer.draws = lambda seed, passes=1: iter([(draw,) * passes])  # type: ignore[method-assign]
         return lambda: method.local(trainer, state, state["values"], 2, 0)
@@ -108,7 +108,7 @@ def opacus_step(site: Site, patients: int) -> Step:
     """prompt_pfl's step by Opacus' hooks, row by row."""
     method: Any = create("prompt_pfl", {"answers": "closed"})
     trainer: Trainer = method.trainer(site)
-    rows = torch.cat(drawn(site, patients))
+    rows = torch.cat(drawn(trainer, patients))
     module = RowModel(trainer.model, method.setup(site)["values"])
     wrapped = GradSampleModule(module, loss_reduction="sum")
     adam = torch.optim.Adam(module.parameters(), 1e-4)
@@ -149,8 +149,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data = load_site("vqa-rad" if arguments.data_root else "phantom", arguments.data_root, arguments.organ, Split())
     site = Site(arguments.organ, data, load_backbone("medclip-slake"), "cpu", 0)
-    rows = sum(map(len, drawn(site, arguments.patients)))
-    print(f"{arguments.organ}: {arguments.patients} patients at most, {rows} rows, chunks of {arguments.chunk}")
+    print(f"{arguments.organ}: {arguments.patients} patients at most, chunks of {arguments.chunk}")
     print("system               | plain, s | by patient, s | ratio | target")
     for label in arguments.only:
         name, options, target = SYSTEMS[label]
