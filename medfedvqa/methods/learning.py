@@ -114,8 +114,7 @@ class Learner:
         """
         self.site, self.model, self.config = site, model, config
         self._answers, self._private = answers or site.data.answers, private
-        train = self.encoded(site.data.train)
-        self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
+        self.train_rows = self.encoded(site.data.train).answered
         self._cache = cached(site, depth or model.depth, model.cache)
 
     def train(

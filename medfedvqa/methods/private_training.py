@@ -39,7 +39,8 @@ class PrivateTrainer(SiteTrainer):
         self, model: SiteModel, optimizer: torch.optim.Optimizer, shared: Prompts | None, generator: torch.Generator
     ) -> None:
         dp, randomness = self._dp, self._site.randomness
-        sampler = PatientSampler(self._site.data.train.patients, dp.sample_rate, dp.patient_rows, randomness)
+        owners = self._site.data.train.answered.patients
+        sampler = PatientSampler(owners, dp.sample_rate, dp.patient_rows, randomness)
         for _ in range(private_steps(self._config, dp)):
             step = PrivateStep(model.parameters(), dp.clip)
             drawn, shown = sampler.sample(), self._shown(generator)
@@ -61,7 +62,7 @@ class PrivateTrainer(SiteTrainer):
         """What these patients, given by their rows, contribute to the gradient of the summed loss."""
         count, device = len(patients), self._site.device
         owners = torch.arange(count).repeat_interleave(torch.tensor([len(rows) for rows in patients]))
-        batch = self._batch(self._site.data.train, torch.cat(list(patients)), shown, owners)
+        batch = self._batch(self._site.data.train.answered, torch.cat(list(patients)), shown, owners)
         leaves = {
             name: prompt.detach().expand(count, *prompt.shape).clone().requires_grad_()
             for name, prompt in model.prompts.items()

@@ -107,7 +107,7 @@ class SiteTrainer:
     ) -> None:
         """All steps of one round."""
         for rows in self._rows(generator):
-            batch = self._batch(self._site.data.train, rows, self._shown(generator))
+            batch = self._batch(self._site.data.train.answered, rows, self._shown(generator))
             loss = answer_loss(model(batch, shared, generator), batch.answers) + self._penalty(model, shared)
             optimizer.zero_grad()
             loss.backward()
@@ -123,7 +123,7 @@ class SiteTrainer:
         return penalty
 
     def _rows(self, generator: torch.Generator) -> Iterator[torch.Tensor]:
-        train, config = self._site.data.train, self._config
+        train, config = self._site.data.train.answered, self._config
         if config.local_unit == "epochs":
             for _ in range(config.local_epochs):
                 yield from batches(train, config.batch_rows, generator)
