@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -34,6 +35,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.questions)
+
+    @cached_property
+    def answered(self) -> "Examples":
+        """The rows whose answer is in the answer space: those that a model can learn from."""
+        return self.chosen((self.answers >= 0).nonzero().flatten())
 
     def chosen(self, rows: torch.Tensor) -> "Examples":
         """These rows, int64 [rows]."""
@@ -137,6 +143,8 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
+    if not len(train.answered):
+        raise DataError("no train row has one of the declared answers: check the list against the kind of questions")
     trained = frozenset(row.patient for row in (*rows.train, *rows.validate))
     return SiteData(
         name=data.name,

@@ -229,7 +229,7 @@ class UniCon(Method[UniConConfig]):
         self, site: Site, values: Mapping[str, torch.Tensor], round: int, step: int
     ) -> dict[str, torch.Tensor]:
         """Of the rows of a step, which follow from the site's seed and the round: nothing of them is kept."""
-        networks, train = self._networks(site), site.data.train
+        networks, train = self._networks(site), site.data.train.answered
         generator = torch.Generator().manual_seed(site.task_seed("rows", round))
         rows = _drawn(len(train), self.config.steps, self.config.batch_rows, generator)[step - 1]
         answers = networks.answers(values, self._words(site), self.config.mask_padding)

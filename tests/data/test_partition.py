@@ -108,7 +108,7 @@ def test_shares_are_met_within_binomial_error(seed: int) -> None:
 def test_places_lie_evenly_in_0_to_1() -> None:
     """Kolmogorov's distance of 4000 places to the uniform law is below its 0.1 % point."""
     places = sorted(Split(seed=7).place(f"p{number}") for number in range(4000))
-    assert 0 <= places[0] and places[-1] < 1
+    assert places[0] >= 0 and places[-1] < 1
     assert max(abs(place - (rank + 0.5) / 4000) for rank, place in enumerate(places)) < 1.95 / math.sqrt(4000)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfedvqa.data import Row, Split, VQAData, build_site, load_site, united
+from medfedvqa.data import CLOSED_ANSWERS, Row, Split, VQAData, build_site, load_site, united
 from medfedvqa.errors import DataError
 
 FACTS = [  # split, answer, patient, image
@@ -18,13 +18,15 @@ FACTS = [  # split, answer, patient, image
 ]
 
 
-def site_of(facts: list[tuple[str, str, str, str]], load: object = None) -> object:
+def site_of(
+    facts: list[tuple[str, str, str, str]], load: object = None, answers: tuple[str, ...] | None = None
+) -> object:
     rows = [
         Row(index, "chest", split, True, f"Question {index}?", answer, patient, Path(image))
         for index, (split, answer, patient, image) in enumerate(facts)
     ]
     data = VQAData("made", ("chest",), rows, load) if load else VQAData("made", ("chest",), rows)
-    return build_site(data, "chest", Split(validation=0.0))
+    return build_site(data, "chest", Split(validation=0.0), answers)
 
 
 def test_answers_are_folded_sorted_and_come_from_train_alone() -> None:
@@ -35,6 +37,51 @@ def test_answers_are_folded_sorted_and_come_from_train_alone() -> None:
 
 def test_an_answer_unknown_to_train_is_minus_one() -> None:
     assert site_of(FACTS).test.answers.tolist() == [2, 0, -1]
+
+
+def test_a_declared_list_is_the_answer_space_whatever_the_rows_say() -> None:
+    """In its own order; rows are folded to find their answer, and those outside get -1 in train too."""
+    site = site_of(FACTS, answers=("unheard of", "yes", "left side"))
+    assert site.public_answers and site.answers == ("unheard of", "yes", "left side")
+    assert site.train.answers.tolist() == [1, -1, 2] and site.test.answers.tolist() == [1, 2, 0]
+    assert site.train.answered.questions == ("Question 0?", "Question 2?")
+    assert site.trained_patients == {"a", "b"}
+
+
+def test_a_list_made_of_rows_is_not_public() -> None:
+    """Nothing that is drawn from patients may pass for declared."""
+    assert not site_of(FACTS).public_answers and not load_site("phantom", None, "chest", Split()).public_answers
+
+
+@pytest.mark.parametrize("answers", [("yes",), ("yes", "yes"), ("Yes", "no"), ()])
+def test_a_bad_declared_list_is_refused(answers: tuple[str, ...]) -> None:
+    """The same rule as for the list of a job, as an error of the site's data that quotes no answer."""
+    with pytest.raises(DataError, match="at least two answers, each once"):
+        site_of(FACTS, answers=answers)
+
+
+def test_a_declared_list_that_fits_no_train_row_is_refused() -> None:
+    """There would be nothing to learn from."""
+    with pytest.raises(DataError, match="no train row has one of the declared answers"):
+        site_of(FACTS, answers=("benign", "malignant"))
+
+
+def test_a_declared_list_reaches_a_loaded_site() -> None:
+    """By `load_site`, with the bundled list."""
+    site = load_site("phantom", None, "chest", Split(), 0, CLOSED_ANSWERS)
+    plain = load_site("phantom", None, "chest", Split(), 0)
+    assert site.answers == CLOSED_ANSWERS and site.public_answers
+    for part, same in zip(site.parts, plain.parts, strict=True):
+        assert [site.answers[a] for a in part.answers] == [plain.answers[a] for a in same.answers]
+
+
+def test_united_sites_have_a_public_list_only_if_each_has_one() -> None:
+    """In the order of the declared lists, the same list if all declare the same; else sorted and not public."""
+    declared = [load_site("phantom", None, name, Split(), 0, CLOSED_ANSWERS) for name in ("site-001", "site-002")]
+    union = united(declared)
+    assert union.public_answers and union.answers == CLOSED_ANSWERS
+    mixed = united([declared[0], load_site("phantom", None, "site-002", Split(), 0)])
+    assert not mixed.public_answers and mixed.answers == tuple(sorted(CLOSED_ANSWERS))
 
 
 def test_pictures_and_patients_are_numbered_alike_in_all_parts() -> None:

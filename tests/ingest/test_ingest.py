@@ -107,6 +107,29 @@ def test_new_changed_moved_and_removed_files_are_followed(store, make_dicom: Mak
     assert images == {row.image for row in read_store(store.out)[2]} and len(images & set(before)) == 3
 
 
+@pytest.mark.parametrize("patient", range(3))
+def test_without_one_patient_every_other_row_and_picture_is_the_same(store, patient: int) -> None:
+    """Files and questions of one patient are taken away: part, pseudonym, picture and views of the others stay."""
+
+    def facts() -> dict[str, tuple[object, ...]]:
+        _, images, rows = read_store(store.out)
+        site = load_site("store", store.out, "chest", Split("patient", fractions=(1, 0, 0)), 0, ("yes", "no"))
+        seeds = dict(zip(site.train.questions, [site.view_seeds(0)[p] for p in site.train.pictures], strict=True))
+        pixels = {row.image: (store.out / "images" / f"{row.image}.dcm").read_bytes() for row in rows}
+        return {
+            row.question: (row.split, row.answer, images[row.image], pixels[row.image], seeds[row.question])
+            for row in rows
+        }
+
+    whole, numbers = facts(), [number for number in range(5) if number // 2 != patient]
+    lines = store.questions.read_text().splitlines(keepends=True)
+    store.questions.write_text("".join([lines[0], *(lines[1 + number] for number in numbers)]))
+    for number in {2 * patient, 2 * patient + 1}:
+        (store.dicom / "deep" / "er" / f"{number}.dcm").unlink()
+    store.ingest()
+    assert facts() == {f"Question {number}?": whole[f"Question {number}?"] for number in numbers}
+
+
 def test_other_options_make_all_pictures_anew_and_another_key_is_refused(store) -> None:
     before = {path.name: path.read_bytes() for path in (store.out / "images").iterdir()}
     store.ingest(retain=("dates",))
