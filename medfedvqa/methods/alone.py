@@ -15,6 +15,7 @@ from audits import Exchange, TaskSpec
 from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import (
+    FINISHED,
     SCORED,
     Hub,
     Method,
@@ -28,6 +29,7 @@ from medfedvqa.methods.base import (
     trained_by_rounds,
     validated,
 )
+from medfedvqa.methods.keeping import KEPT, Keeping
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
 from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings
@@ -110,8 +112,13 @@ class Alone(Method[Config]):
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Nothing until the counts of test answers."""
-        evaluate = TaskSpec("evaluate", counts(*SCORED), ())
+        evaluate = TaskSpec("evaluate", counts(*self.scores), ())
         return Exchange(self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), evaluate))
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What `evaluate` counts."""
+        return (*SCORED, *FINISHED) if self.config.finish_epochs else SCORED
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """The first round, the others, and the evaluation."""
@@ -146,9 +153,29 @@ class Alone(Method[Config]):
         return {}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows that the model answers right, and what the free baselines score."""
+        """Test rows that the model answers right, and what the free baselines score; then a model for the site.
+
+        Whatever is trained here is trained after the last release, without noise, and never leaves.
+        """
+        right = self.answered(site, state, received, site.data.test)
+        if not self.config.finish_epochs:
+            return scored(state, site.data, right)
+        keeping = Keeping(self, site, state, received, round)
+        return scored({**state, KEPT: keeping.kept}, site.data, right, **keeping.counted)
+
+    def answered(self, site: Site, state: State, received: Tensors, examples: Examples) -> torch.Tensor:
+        """Whether a site with this state and message answers each row right, bool [rows]."""
         tested = self.tested(site, state, tensors_of(received, site.device))
-        return scored(state, site.data, self.right(self.trainer(site), tested, site.data.test))
+        return self.right(self.trainer(site), tested, examples)
+
+    def used(self, received: Tensors) -> Tensors:
+        """What of the last message a model goes on using that its site trains on by itself."""
+        return {}
+
+    def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
+        """The same method for a site by itself, without noise; `local_epochs` if other than the method's own."""
+        own = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
+        return type(self)(self.config.model_copy(update=own))
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""

@@ -11,7 +11,7 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import SCORED, Hub, MethodConfig, State, Tensors, counts
+from medfedvqa.methods.base import Hub, MethodConfig, State, Tensors, counts
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
@@ -67,6 +67,13 @@ class Averaging(Alone[Config]):
         super().__init__(config, dp, secagg)
         if self._common and config.answers == "site":
             raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
+        if config.finish_epochs and self.shares and self._common and config.evaluated == "shared":
+            raise ConfigError(
+                "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "
+                "'evaluated' as 'personal'"
+            )
+        if config.finish_epochs and config.unseen:
+            raise ConfigError("sites in 'unseen' never train: leave out 'finish_epochs'")
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
@@ -103,7 +110,7 @@ class Averaging(Alone[Config]):
             up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
         return Exchange(
             self.name,
-            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*SCORED), down)),
+            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*self.scores), down)),
         )
 
     def setup(self, site: Site) -> State:

@@ -18,7 +18,6 @@ from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import (
-    SCORED,
     Hub,
     MethodConfig,
     State,
@@ -150,7 +149,7 @@ class CreamFL(Averaging[CreamFLConfig]):
             TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
             for kind in self.config.kinds
         ]
-        return Exchange(self.name, (*tasks, TaskSpec("evaluate", counts(*SCORED), ())))
+        return Exchange(self.name, (*tasks, TaskSpec("evaluate", counts(*self.scores), ())))
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """Rounds of training, and the evaluation."""
@@ -198,6 +197,11 @@ class CreamFL(Averaging[CreamFLConfig]):
         state = self._learned(trainer, public, state, glob, round)
         state |= validated(state, self.right(trainer, state["values"], site.data.validate))
         return state, _arrays(public.represent(self.trained(state)))
+
+    def without_others(self, local_epochs: int | None = None) -> "CreamFL":
+        """See `Alone.without_others`: without the contrast, which needs the server's representations."""
+        alone = super().without_others(local_epochs)
+        return CreamFL(alone.config.model_copy(update={"gamma": 0.0}))
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds: the server learns from pairs, the sites from it, it from their ensemble. Raises `ConfigError`."""

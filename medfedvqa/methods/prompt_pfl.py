@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
 from medfedvqa.methods.base import (
@@ -27,6 +28,7 @@ from medfedvqa.methods.base import (
     tensors_of,
     validated,
 )
+from medfedvqa.methods.keeping import Keeping
 from medfedvqa.methods.on_shares import MixOnShares, OnShares
 from medfedvqa.models import (
     HEAD,
@@ -135,15 +137,19 @@ class PromptPFL(Alone[PromptPFLConfig]):
         own = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
-        alone = ("alone_correct",) if self._trains_alone else ()
         return Exchange(
             self.name,
             (
                 TaskSpec("start", up=(*own, accuracy), down=()),
                 TaskSpec("train", up=(*own, accuracy), down=mixed),
-                TaskSpec("evaluate", up=counts(*SCORED, *alone), down=mixed),
+                TaskSpec("evaluate", up=counts(*self.scores), down=mixed),
             ),
         )
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What `evaluate` counts: with the baseline, also what the same model trained alone answers right."""
+        return (*SCORED, "alone_correct") if self._trains_alone else super().scores
 
     def prompts(self, shape: BackboneShape) -> Shapes:
         """The prompts that a site trains, by name. Raises `ConfigError` if the backbone has no such towers."""
@@ -192,13 +198,21 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return {name: value.numpy(force=True) for name, value in state["values"].items() if name.startswith(PROMPT)}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows answered right by this model, by the free baselines, and by the same model trained alone."""
-        trainer, others = self._trainer(site, tensors_of(received, site.device)), {}
-        right = trainer.right(state["values"], site.data.test)
-        if self._trains_alone:
-            alone = self._alone(site, round)
-            others["alone_correct"] = int(self._plain(site).right(alone["values"], site.data.test).sum())
-        return scored(state, site.data, right, **others)
+        """See `Alone.evaluate`; with the baseline, also rows answered right by the same model trained alone."""
+        if not self._trains_alone:
+            return super().evaluate(site, state, received, round)
+        alone = Keeping(self, site, state, received, round).alone
+        right = self.without_others().answered(site, alone, {}, site.data.test)
+        released = self.answered(site, state, received, site.data.test)
+        return scored(state, site.data, released, alone_correct=int(right.sum()))
+
+    def answered(self, site: Site, state: State, received: Tensors, examples: Examples) -> torch.Tensor:
+        """See `Alone.answered`: with the shared prompts."""
+        return self._trainer(site, tensors_of(received, site.device)).right(state["values"], examples)
+
+    def used(self, received: Tensors) -> Tensors:
+        """The last shared prompts."""
+        return received
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
         """See `Method.probe`: prompts and head, with the shared prompts as constants."""
@@ -222,27 +236,16 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def _trains_alone(self) -> bool:
-        return self.config.local_baseline and self.config.sharing
+        # Where a site keeps a model, the one trained alone is counted anyway.
+        return self.config.local_baseline and self.config.sharing and not self.config.finish_epochs
 
     @property
     def _reliability(self) -> Reliability:
         return Reliability(self.config.mode, by_block=self.config.similarity == "block")
 
-    def _alone(self, site: Site, rounds: int) -> State:
-        """The same model, trained without the other sites and without noise: neither it nor its score is released
-        where a site is under differential privacy."""
-        trainer, state = self._plain(site), self.setup(site)
-        for number in range(1, rounds + 1):
-            state = self.local(trainer, state, state["values"], number, site.task_seed("train", number))
-        return state
-
     def _trainer(self, site: Site, shared: Values) -> Trainer:
         """As `trainer`, of a model with these shared prompts."""
         return Trainer(site, self.model(site, shared), self.config.training, self.answers, self.privacy)
-
-    def _plain(self, site: Site) -> Trainer:
-        """A trainer without shared prompts and without noise."""
-        return Trainer(site, self.model(site), self.config.training, self.answers)
 
     def _accuracy(self, site: Site, right: torch.Tensor) -> float:
         """The share of validation rows that are `right`, bool [rows], as it is released; 0 without any.
