@@ -27,7 +27,7 @@ from medfedvqa.methods.private_training import PrivateTrainer
 from medfedvqa.methods.prompt_pfl import PromptPFLConfig
 from medfedvqa.methods.training import SiteTrainer
 from medfedvqa.models import Batch, SiteModel, answer_loss, load_backbone
-from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, SecureRandomness
+from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, SampledGaussian, SecureRandomness
 
 NOISE = 1.0
 SETTINGS = DPSettings(noise=NOISE, count_noise=1.0, patient_rows=8)
@@ -69,7 +69,9 @@ def steps(site: Site, hidden: int, patients: int, repeats: int) -> dict[str, flo
     """Median seconds of a step of each kind, over the same patients."""
     config = PromptPFLConfig(hidden=hidden)
     plain = SiteTrainer(site, config.model, config.training)
-    private = PrivateTrainer(site, config.model, config.training, SETTINGS, NoiseLevels(NOISE, 1.0))
+    private = PrivateTrainer(
+        site, config.model, config.training, SETTINGS, NoiseLevels(NOISE, SampledGaussian.for_counts(1.0))
+    )
     drawn = PatientSampler(site.data.train.patients, 1.0, SETTINGS.patient_rows, SecureRandomness()).sample()[:patients]
     rows, shown = torch.cat(drawn), torch.zeros(len(site.data.pictures), dtype=torch.int64)
     generator = torch.Generator().manual_seed(0)

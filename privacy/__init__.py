@@ -1,6 +1,6 @@
 """Differential privacy by patient, the site's budget, and how contributions of sites are combined."""
 
-from privacy.accounting import AccountingError, DPEvent, Spent, calibrate, fitting, spent
+from privacy.accounting import Spent, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
     Mixture,
@@ -9,9 +9,12 @@ from privacy.aggregation import (
     mix,
     reliability_weights,
 )
-from privacy.errors import PrivacyError, SettingsError
+from privacy.errors import AccountingError, PrivacyError, SettingsError
 from privacy.gradients import Contribution, PrivateStep, Recorder, Separate
 from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
+from privacy.mechanisms import CountsMechanism, DPEvent, Use, summed
+from privacy.mechanisms.laplace import Laplace
+from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
 from privacy.releases import noisy_share
 from privacy.sampling import PatientSampler
@@ -25,9 +28,11 @@ __all__ = [
     "Charge",
     "Contribution",
     "Cost",
+    "CountsMechanism",
     "DPEvent",
     "DPSettings",
     "JobAccount",
+    "Laplace",
     "Ledger",
     "LedgerError",
     "Limits",
@@ -41,10 +46,12 @@ __all__ = [
     "Recorder",
     "Reliability",
     "RepeatableRandomness",
+    "SampledGaussian",
     "SecureRandomness",
     "Separate",
     "SettingsError",
     "Spent",
+    "Use",
     "calibrate",
     "fitting",
     "mean",
@@ -52,4 +59,5 @@ __all__ = [
     "noisy_share",
     "reliability_weights",
     "spent",
+    "summed",
 ]

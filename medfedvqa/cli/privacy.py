@@ -19,7 +19,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent
+from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
 app.command("report")(report.report_command)
@@ -55,8 +55,8 @@ def plan(
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
     built, console = job.build(), Console()
     rounds = [one.events for one in built.plan()]
-    levels = f"noise multipliers: {built.noise.gradients:g} on gradients, {built.noise.counts:g} on counts"
-    console.print(levels, highlight=False)
+    for event in summed(event for events in rounds for event in events):
+        console.print(f"{event.noise_words} on each {event.applied_to}, {event.steps} times", highlight=False)
     table = Table("after task", *SPENT)
     for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
         events = [event for one in rounds[:done] for event in one]

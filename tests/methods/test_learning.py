@@ -36,7 +36,7 @@ def learner(site, config=PLAIN, answers=None, dropout=0.2, dp=None, kind="adapte
     model = TunedModel(
         site.backbone, TuningConfig(kind, reduction=4), HeadConfig(len(answers or site.data.answers), 8, dropout)
     )
-    return Learner(site, model, config, answers, dp and (dp, NoiseLevels(dp.noise, 0.0)))
+    return Learner(site, model, config, answers, dp and (dp, NoiseLevels(dp.noise)))
 
 
 def start_of(learner: Learner) -> dict[str, torch.Tensor]:

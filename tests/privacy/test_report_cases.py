@@ -14,7 +14,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import DPEvent, DPSettings, Ledger, Limits, Planned, spent
+from privacy import DPSettings, Ledger, Limits, Planned, SampledGaussian, spent
 from privacy.report import ReportError, Sections, registry_entry, report_of
 from privacy.report.replay import Replay, quote_ledger
 
@@ -105,7 +105,9 @@ def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> 
 
 
 def plan(*steps: int) -> list[Planned]:
-    return [Planned("train", number, (DPEvent(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)]
+    return [
+        Planned("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
+    ]
 
 
 def spend(ledger: Ledger, job: str, patients: list[str], *steps: int) -> None:
