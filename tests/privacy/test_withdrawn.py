@@ -65,5 +65,7 @@ def test_a_list_that_names_no_code_or_gives_no_reason_is_refused(tmp_path: Path,
 
 
 def test_code_without_a_name_is_covered_by_no_entry() -> None:
-    """An entry by version says nothing of an entry of the log that names none."""
+    """An entry by version or by digest says nothing of an entry of the log that names neither, or the other alone."""
+    assert not Withdrawal(code_digest="cd" * 32, **ENTRY).covers(CodeIdentity(None, "ab" * 32))
+    assert not Withdrawal(version="7.0", **ENTRY).covers(CodeIdentity("8.0", None))
     assert not Withdrawal(version="0.1.0", **ENTRY).covers(CodeIdentity(None, None))

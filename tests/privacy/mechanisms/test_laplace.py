@@ -73,6 +73,12 @@ def test_whole_numbers_are_uniform(most: int, words: list[int]) -> None:
         assert laplace._below(most, Words(words)) == fit[0] % most
 
 
+@pytest.mark.parametrize(("words", "drawn"), [([2**53 - 1, 5], 2), ([2**53 - 2, 6], 0), ([2**53 - 3, 0], 2)])
+def test_the_last_words_are_drawn_again_where_they_would_favour_small_numbers(words: list[int], drawn: int) -> None:
+    """2^53 is 2 more than a multiple of 3: of its last three words two are refused."""
+    assert laplace._below(3, Words(words)) == drawn
+
+
 @pytest.mark.parametrize(("top", "bottom"), [(0, 3), (1, 1), (1, 2), (9, 10)])
 def test_coins_fall_with_an_exponential_probability(top: int, bottom: int) -> None:
     """exp(-top / bottom)."""
