@@ -2,16 +2,17 @@
 
 import hashlib
 from functools import lru_cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+VERSION = "0.1.1"
+"""As in pyproject.toml. The metadata of an editable installation may be older than the code that runs."""
 PACKAGES = ("medfedvqa", "privacy", "audits")
 
 
 def code_version() -> str:
-    """The installed version of the distribution."""
-    return version("medfedvqa")
+    """The version of the code that runs."""
+    return VERSION
 
 
 @lru_cache

@@ -1,6 +1,6 @@
 """Differential privacy by patient, the site's budget, and how contributions of sites are combined."""
 
-from privacy.accounting import AccountingError, DPEvent, Spent, calibrate, fitting, spent
+from privacy.accounting import Spent, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
     Mixture,
@@ -10,9 +10,12 @@ from privacy.aggregation import (
     reliability_weights,
 )
 from privacy.chance import Chance, PatientChance, PatientStreams, SeededChance
-from privacy.errors import PrivacyError, SettingsError
+from privacy.errors import AccountingError, PrivacyError, SettingsError
 from privacy.gradients import PrivateStep, expanded
 from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
+from privacy.mechanisms import CountsMechanism, DPEvent, Use, summed
+from privacy.mechanisms.laplace import Laplace
+from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
 from privacy.owners import current_owners, owned
 from privacy.recorder import Recorder
@@ -28,9 +31,11 @@ __all__ = [
     "Charge",
     "Chance",
     "Cost",
+    "CountsMechanism",
     "DPEvent",
     "DPSettings",
     "JobAccount",
+    "Laplace",
     "Ledger",
     "LedgerError",
     "Limits",
@@ -46,10 +51,12 @@ __all__ = [
     "Recorder",
     "Reliability",
     "RepeatableRandomness",
+    "SampledGaussian",
     "SecureRandomness",
     "SeededChance",
     "SettingsError",
     "Spent",
+    "Use",
     "calibrate",
     "current_owners",
     "expanded",
@@ -60,4 +67,5 @@ __all__ = [
     "owned",
     "reliability_weights",
     "spent",
+    "summed",
 ]

@@ -1,76 +1,41 @@
 """What training on patients has cost: epsilon replayed from recorded events by two independent accountants.
 
-Neighbours differ by one patient, added or removed. Sources: Mironov, Talwar and Zhang, "Renyi Differential Privacy of
-the Sampled Gaussian Mechanism", 2019, and Gopi, Lee and Wutschitz, "Numerical Composition of Differential Privacy",
-2021, both as implemented in Opacus; Bu, Dong, Long and Su, "Deep Learning with Gaussian Differential Privacy", 2020.
+Neighbours differ by one patient, added or removed. Each mechanism (`privacy.mechanisms`) brings its Renyi divergence
+and the variable of its privacy loss; here they are composed and turned into epsilon. Sources: Mironov, "Renyi
+Differential Privacy", 2017, and Gopi, Lee and Wutschitz, "Numerical Composition of Differential Privacy", 2021, both
+with the functions of Opacus.
 """
 
 import math
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from privacy.errors import PrivacyError
+from privacy.errors import AccountingError
+from privacy.mechanisms import DPEvent
+from privacy.mechanisms.base import LEAST_NOISE, MOST_NOISE, is_number
 
 LARGE_ORDERS = (72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
 ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 64), *LARGE_ORDERS)
 """Renyi orders: Opacus' own, and larger ones that bind where the noise is large (above 1024 binomials overflow)."""
-LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
-"""Below the first every epsilon is in the thousands: taken as infinite. Noise above the second counts as the second,
-which never understates. Outside of these the series behind RDP take minutes or do not converge."""
 PRV_ERROR = 0.01
 """Discretisation error of PRV's epsilon, Opacus' default ..."""
 PRV_RELATIVE_ERROR = 1 / 500
 """... or this share of RDP's epsilon where that is more, so that large epsilons do not take minutes."""
+PRV_DELTA_PARTS = 1000
+"""One such part of delta is PRV's error in delta, Opacus' default."""
 PRV_MOST_EPSILON, PRV_MOST_STEPS = 1e3, 10**6
 """Beyond these PRV would need more memory than its figure is worth."""
 CALIBRATED_DIGITS = 4
 """Significant digits of a calibrated noise multiplier: neighbours differ by at most a thousandth."""
 
-Canonical = tuple[tuple[float, float, int], ...]
-"""(noise, rate, steps), sorted, each pair of noise and rate once: the history that Opacus' accountants take."""
-
-
-class AccountingError(PrivacyError):
-    """Parameters outside of what can be accounted for."""
-
-
-@dataclass(frozen=True)
-class DPEvent:
-    """`steps` times the Gaussian mechanism on a Poisson sample of patients.
-
-    Each patient takes part with probability `rate` (1: everybody); the noise has a standard deviation of `noise`
-    times the sensitivity. Raises `AccountingError` unless 0 < rate <= 1, noise is finite and above 0, and steps >= 1.
-    """
-
-    rate: float
-    noise: float
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        if not (_is_number(self.rate) and 0 < self.rate <= 1):
-            raise AccountingError("a sampling rate is a probability above 0: give a number in (0, 1]")
-        if not (_is_number(self.noise) and self.noise > 0):
-            raise AccountingError("a noise multiplier of 0 or less protects nothing: give a finite number above 0")
-        if type(self.steps) is not int or self.steps < 1:
-            raise AccountingError("an event has happened: give its steps as a whole number from 1")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers that survive JSON exactly."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "DPEvent":
-        """The event that `to_dict` wrote. Raises `AccountingError` on a missing, unknown or unfit value."""
-        if set(values) != {"rate", "noise", "steps"}:
-            raise AccountingError("an event is written as exactly rate, noise and steps: add or remove fields")
-        return cls(**values)
+Canonical = tuple[DPEvent, ...]
+"""Each mechanism with its parameters once, sorted, with all its steps."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +44,8 @@ class Spent:
 
     `epsilon` binds: the smaller of two upper bounds at `delta`, `rdp` (Renyi accountant) and `prv` (privacy random
     variables, discretisation error included; infinite where it cannot be computed).
-    `mu`: Gaussian DP, exact if everybody took part in each step; otherwise its central limit approximation, which is
-    asymptotic in the number of steps and no bound.
+    `mu`: Gaussian DP, exact for Gaussian noise with everybody in each step; otherwise its central limit
+    approximation, which is asymptotic in the number of steps and no bound.
     """
 
     epsilon: float
@@ -100,11 +65,11 @@ def spent(events: Iterable[DPEvent], delta: float) -> Spent:
 
 
 def calibrate(target: float, delta: float, plan: Callable[[float], Sequence[DPEvent]]) -> float:
-    """The smallest noise multiplier, of `CALIBRATED_DIGITS` digits, whose `plan` costs at most `target` at `delta`.
+    """The smallest noise, of `CALIBRATED_DIGITS` digits, whose `plan` costs at most `target` at `delta`.
 
-    `plan` maps a noise multiplier to its events; more noise must not cost more. Sites with
-    the same package versions get the same result.
-    Raises `AccountingError` if no multiplier between 0.01 and 10,000 reaches the target, and as `spent` does.
+    `plan` maps the noise, a multiplier or scale, to its events; more must not cost more. Sites with the same package
+    versions get the same result. Raises `AccountingError` if no noise between 0.01 and 10,000 reaches the target, and
+    as `spent` does.
     """
     _check_delta(delta)
     per_decade = 9 * 10 ** (CALIBRATED_DIGITS - 1)
@@ -147,10 +112,15 @@ def fitting(limit: float, delta: float, already: Sequence[DPEvent], rounds: Sequ
 
 
 def _canonical(events: Iterable[DPEvent]) -> Canonical:
-    steps: Counter[tuple[float, float]] = Counter()
+    steps: Counter[DPEvent] = Counter()
     for event in events:
-        steps[min(float(event.noise), MOST_NOISE), float(event.rate)] += event.steps
-    return tuple(sorted((noise, rate, count) for (noise, rate), count in steps.items()))
+        steps[event.accounted] += event.steps
+    return tuple(once.times(count) for once, count in sorted(steps.items(), key=lambda item: _place(item[0])))
+
+
+def _place(event: DPEvent) -> tuple[str, tuple[float, ...]]:
+    """Noise before rate: sums of floats depend on the order, and figures on record come out to the last bit."""
+    return event.mechanism, tuple(reversed(event.parameters.values()))
 
 
 @lru_cache(maxsize=4096)
@@ -164,33 +134,63 @@ def _spent(history: Canonical, delta: float) -> Spent:
 
 @lru_cache(maxsize=4096)
 def _rdp(history: Canonical, delta: float) -> float:
+    """The best of all orders; the infinite one, at which delta is 0, is the sum of pure epsilons."""
     if not history:
         return 0.0
-    if min(noise for noise, _, _ in history) < LEAST_NOISE:
+    if not all(event.is_accountable for event in history):
         return math.inf
-    # Opacus takes seconds to import, and jobs without differential privacy do without it.
-    from opacus.accountants import RDPAccountant
+    pure = sum(event.steps * event.pure_epsilon for event in history)
+    return min(pure, _epsilon(lambda: _rdp_epsilon(history, delta, ORDERS)))
 
-    return _epsilon(RDPAccountant(), history, delta, alphas=list(ORDERS))
+
+def _rdp_epsilon(history: Canonical, delta: float, orders: Sequence[float]) -> float:
+    # Opacus takes seconds to import, and jobs without differential privacy do without it.
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    divergence = sum(event.rdp(orders) * event.steps for event in history)
+    epsilon, _ = get_privacy_spent(orders=list(orders), rdp=divergence, delta=delta)
+    return float(epsilon)
 
 
 def _prv(history: Canonical, delta: float, rdp: float) -> float:
-    if rdp > PRV_MOST_EPSILON or sum(steps for _, _, steps in history) > PRV_MOST_STEPS:
+    if rdp > PRV_MOST_EPSILON or sum(event.steps for event in history) > PRV_MOST_STEPS:
         return math.inf
-    from opacus.accountants import PRVAccountant
+    error = max(PRV_ERROR, PRV_RELATIVE_ERROR * rdp)
+    return _epsilon(lambda: _prv_epsilon(history, delta, error))
 
-    return _epsilon(PRVAccountant(), history, delta, eps_error=max(PRV_ERROR, PRV_RELATIVE_ERROR * rdp))
+
+def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
+    """As Opacus' PRVAccountant, which knows one mechanism; here each brings the variable of its own loss."""
+    from opacus.accountants.analysis.prv import Domain, compose_heterogeneous, discretize
+
+    delta_error, steps = delta / PRV_DELTA_PARTS, [event.steps for event in history]
+    largest = _largest_loss(history, delta_error, error)
+    mesh = error / np.sqrt(sum(steps) * np.log(12 / delta_error) / 2)
+    domain = Domain.create_aligned(-largest, largest, mesh)
+    losses = [discretize(event.loss(domain.t_min, domain.t_max), domain) for event in history]
+    _, _, upper = compose_heterogeneous(losses, steps).compute_epsilon(delta, delta_error, error)
+    return float(upper)
 
 
-def _epsilon(accountant: Any, history: Canonical, delta: float, **options: Any) -> float:
+def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
+    """The losses outside of this may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
+    from opacus.accountants import RDPAccountant
+
+    orders, steps = RDPAccountant.DEFAULT_ALPHAS, sum(event.steps for event in history)
+    whole = _rdp_epsilon(history, delta_error / 4, orders)
+    each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), orders) for event in history]
+    bounded = [event.pure_epsilon for event in history if math.isfinite(event.pure_epsilon)]
+    return max(whole, *each, *bounded, error) + 3
+
+
+def _epsilon(figure: Callable[[], float]) -> float:
     """Infinite where Opacus finds no figure."""
-    accountant.history = list(history)
     # PRV takes the logarithm of 0 at a rate of 1, as it should; what is not finite in the end is caught below.
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # With so much or so little noise that an extreme order is the best one, the bound is loose, not wrong.
         warnings.filterwarnings("ignore", "Optimal order is the (smallest|largest) alpha")
         try:
-            epsilon = float(accountant.get_epsilon(delta, **options))
+            epsilon = figure()
         except (ArithmeticError, ValueError, RuntimeError):
             return math.inf
     return max(0.0, epsilon) if math.isfinite(epsilon) else math.inf
@@ -199,18 +199,11 @@ def _epsilon(accountant: Any, history: Canonical, delta: float, **options: Any) 
 def _mu(history: Canonical) -> float:
     """Mechanisms of mu_1, mu_2, ... compose to the root of the sum of their squares."""
     try:
-        squares = [
-            steps / noise**2 if rate == 1 else steps * rate**2 * math.expm1(noise**-2) for noise, rate, steps in history
-        ]
+        return math.sqrt(math.fsum(event.mu_squared for event in history))
     except ArithmeticError:
         return math.inf
-    return math.sqrt(math.fsum(squares))
 
 
 def _check_delta(delta: float) -> None:
-    if not (_is_number(delta) and 0 < delta < 1):
+    if not (is_number(delta) and 0 < delta < 1):
         raise AccountingError("delta is a probability of failure: give a number above 0 and below 1")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

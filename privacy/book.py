@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from privacy.accounting import DPEvent, Spent, spent
+from privacy.accounting import Spent, spent
 from privacy.errors import PrivacyError
 from privacy.journal import Head, LedgerError, Record, Row
+from privacy.mechanisms import DPEvent
 
 Slot: TypeAlias = tuple[str, int]
 """A task's name and its round."""

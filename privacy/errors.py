@@ -7,3 +7,7 @@ class PrivacyError(Exception):
 
 class SettingsError(PrivacyError):
     """A job's privacy settings contradict themselves, or a model cannot be trained under them."""
+
+
+class AccountingError(PrivacyError):
+    """Parameters outside of what can be accounted for."""

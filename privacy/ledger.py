@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from privacy.accounting import DPEvent, Spent, fitting, spent
+from privacy.accounting import Spent, fitting, spent
 from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
 from privacy.cohorts import load_key
 from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+from privacy.mechanisms import DPEvent
 
 __all__ = [
     "Account",

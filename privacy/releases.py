@@ -2,16 +2,27 @@
 
 import torch
 
+from privacy.errors import SettingsError
+from privacy.mechanisms.base import UNITS, CountsMechanism
 from privacy.noise import Randomness
 
 
-def noisy_share(shares: torch.Tensor, noise: float, randomness: Randomness) -> float:
-    """The mean of `shares` [patients], each in 0..1, by one Gaussian mechanism of noise multiplier `noise`.
+def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness: Randomness) -> float:
+    """The mean of `shares` [patients], each in 0..1, by one application of a mechanism for pairs of counts.
 
-    Each patient adds (share, 1 - share) to a pair of sums, a vector no longer than 1, so that adding or removing a
-    patient moves the pair by at most 1: that is its sensitivity, and it hides the number of patients too. What is
-    computed from the noisy pair is free: it is drawn to 1/2 by as much as the noise makes up for, and lies in 0..1.
+    Each patient adds (share, 1 - share) to a pair of sums, in whole numbers of `UNITS`, so that adding or removing a
+    patient moves the pair by exactly 1 in the L1 norm and at most 1 in the L2 norm: that is its sensitivity, and it
+    hides the number of patients too. What is computed from the noisy pair is free: it is drawn to 1/2 by as much as
+    the noise makes up for, and lies in 0..1. Raises `SettingsError` without a mechanism.
     """
-    pair = torch.stack([shares.sum(), (1 - shares).sum()]).double() + randomness.normal((2,), noise).double()
-    good, bad = (pair.clamp(min=0) + noise).tolist()
-    return float(good / (good + bad))
+    if counts is None:
+        raise SettingsError("the job's noise was not made for an accuracy: plan its counts in the job's cost")
+    noisy = counts.noisy(pair_of(shares), randomness)
+    good, bad = (max(0.0, count) + counts.deviation for count in noisy)
+    return good / (good + bad)
+
+
+def pair_of(shares: torch.Tensor) -> tuple[int, int]:
+    """The sums of the shares and of what they lack to 1, in `UNITS` of a patient."""
+    parts = (shares.double().clamp(0, 1) * UNITS).round().long()
+    return int(parts.sum()), int((UNITS - parts).sum())

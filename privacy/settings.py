@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from privacy.accounting import DPEvent, calibrate
-from privacy.errors import SettingsError
+from privacy.accounting import calibrate
+from privacy.errors import AccountingError, SettingsError
+from privacy.mechanisms import CountsMechanism, DPEvent, Use, counts_mechanisms
+from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """Standard deviations of noise in units of the sensitivity."""
+    """The noise of a job."""
 
     gradients: float
-    """Of the sum of clipped patient gradients, in each step."""
-    counts: float
-    """Of each released pair of counts."""
+    """Standard deviation on the sum of clipped patient gradients in each step, in units of `clip`; 0 without steps."""
+    counts: CountsMechanism | None = None
+    """The mechanism that releases each pair of counts, with its parameter; None where none is released."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class DPSettings:
     noise: float | None = None
     """Noise multiplier of the gradients, instead of a target."""
     count_noise: float | None = None
-    """Noise multiplier of the counts behind each released accuracy, instead of a target."""
+    """Multiplier of Gaussian noise on the counts behind each released accuracy, instead of a target."""
     count_share: float = 0.1
     """Share of `epsilon` that the accuracies of the whole job may cost by themselves."""
     delta: float = 1e-5
@@ -75,22 +77,46 @@ class DPSettings:
     def levels(self, job: Cost) -> NoiseLevels:
         """The noise given, or the least that keeps the whole job within the target.
 
-        Deterministic: server and sites arrive at the same figures. Raises `AccountingError` if no noise suffices.
+        Counts get the mechanism whose noise deviates least. Deterministic: server and sites arrive at the same figures.
+        Raises `AccountingError` if no noise suffices.
         """
-        if self.epsilon is None:
-            return NoiseLevels(self.noise or 0.0, self.count_noise or 0.0)
-        counts, steps = Cost(counts=job.counts), Cost(steps=job.steps)
-        target, least = self.epsilon, 0.0
-        if job.counts:
-            share = self.count_share * target if job.steps else target
-            least = calibrate(share, self.delta, lambda noise: self.events(counts, NoiseLevels(0.0, noise)))
+        if self.noise is not None and self.count_noise is not None:
+            return NoiseLevels(self.noise, SampledGaussian.for_counts(self.count_noise))
+        assert self.epsilon is not None
+        counts, steps = self._counts(job), Cost(steps=job.steps)
         if not job.steps:
-            return NoiseLevels(0.0, least)
-        fixed = self.events(counts, NoiseLevels(0.0, least))
-        noise = calibrate(target, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise, 0.0)), *fixed])
-        return NoiseLevels(noise, least)
+            return NoiseLevels(0.0, counts)
+        fixed = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
+        noise = calibrate(self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *fixed])
+        return NoiseLevels(noise, counts)
+
+    def _counts(self, job: Cost) -> CountsMechanism | None:
+        """The mechanism whose noise deviates least at the share of `epsilon` that counts may cost."""
+        if not job.counts or self.epsilon is None:
+            return None
+        share = self.count_share * self.epsilon if job.steps else self.epsilon
+        offers, refused = [], AccountingError("no mechanism releases counts")
+        for kind in counts_mechanisms():
+            try:
+                offers.append(_least(kind, share, self.delta, job.counts))
+            except AccountingError as error:
+                refused = error
+        if not offers:
+            raise refused
+        return min(offers, key=lambda offer: offer.deviation)
 
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:
         """What the accountants compose for this cost."""
-        training = (DPEvent(self.sample_rate, levels.gradients, cost.steps),) if cost.steps else ()
-        return (*training, *((DPEvent(1.0, levels.counts, cost.counts),) if cost.counts else ()))
+        events: list[DPEvent] = []
+        if cost.steps:
+            events.append(SampledGaussian(self.sample_rate, levels.gradients, cost.steps, Use.GRADIENTS))
+        if cost.counts:
+            if levels.counts is None:
+                raise SettingsError("counts are released that the job's noise was not made for: plan them in its cost")
+            events.append(levels.counts.times(cost.counts))
+        return tuple(events)
+
+
+def _least(kind: type[CountsMechanism], target: float, delta: float, releases: int) -> CountsMechanism:
+    """One release by this mechanism, with the least noise at which as many releases keep within the target."""
+    return kind.for_counts(calibrate(target, delta, lambda noise: [kind.for_counts(noise).times(releases)]))

@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from audits import Guesses, guess
-from privacy import DPEvent, PatientSampler, PrivateStep, Randomness, Recorder, RepeatableRandomness, calibrate, spent
+from privacy import (
+    DPEvent,
+    PatientSampler,
+    PrivateStep,
+    Randomness,
+    Recorder,
+    RepeatableRandomness,
+    SampledGaussian,
+    calibrate,
+    spent,
+)
 
 OTHERS = 32
 """Patients who are no canaries, and features of theirs."""
@@ -61,7 +71,7 @@ class Trial:
         return spent([self._event(fault)], self.delta).epsilon
 
     def _event(self, fault: Fault) -> DPEvent:
-        return DPEvent(self.sample_rate, self.noise, 1 if fault is Fault.FORGETFUL else self.rounds)
+        return SampledGaussian(self.sample_rate, self.noise, 1 if fault is Fault.FORGETFUL else self.rounds)
 
     def run(self, fault: Fault, seed: int, share: float = 0.5) -> Guesses:
         """Train, then guess about this share of the canaries by how far their features' weights have moved."""

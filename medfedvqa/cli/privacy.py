@@ -1,7 +1,7 @@
 """`medfedvqa privacy`: what a job would cost, what a site's patients have spent, the ledger that says so, reports."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from audits import SitePolicy
+from audits import SitePolicy, read
 from medfedvqa.cli import report
 from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.cli.sites import SiteFile, config_of
@@ -19,7 +19,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent
+from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
+from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
 app.command("report")(report.report_command)
@@ -55,8 +56,8 @@ def plan(
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
     built, console = job.build(), Console()
     rounds = [one.events for one in built.plan()]
-    levels = f"noise multipliers: {built.noise.gradients:g} on gradients, {built.noise.counts:g} on counts"
-    console.print(levels, highlight=False)
+    for event in summed(event for events in rounds for event in events):
+        console.print(f"{event.noise_words} on each {event.applied_to}, {event.steps} times", highlight=False)
     table = Table("after task", *SPENT)
     for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
         events = [event for one in rounds[:done] for event in one]
@@ -89,6 +90,8 @@ def spent_command(site: SiteFile) -> None:
             left = max(0.0, config.policy.max_epsilon - account.authorised.epsilon)
             console.print(f"{left:.4g} left of {config.policy.max_epsilon:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
+    for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
+        console.print(f"[bold red]job {job} has no valid epsilon[/]: {withdrawal.sentence}", highlight=False)
 
 
 @app.command("ledger")
@@ -114,6 +117,17 @@ def ledger_command(
         console.print(f"[green]intact[/], {seq} records, head {head[:16]}", highlight=False)
         if export is not None:
             ledger.export(export)
+
+
+def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawal]:
+    """Jobs that ran under a withdrawn version, as the audit log tells; a job that is not in the log is not known."""
+    own = config.ledger / WITHDRAWN
+    listed, ran = withdrawals(own if own.exists() else None), dict[str, set[CodeIdentity]]()
+    for entry in read(config.audit) if config.audit.is_dir() else ():
+        if entry.job in jobs:
+            ran.setdefault(entry.job, set()).add(CodeIdentity(entry.code_version, entry.code_digest))
+    found = {job: withdrawal_of(codes, listed) for job, codes in ran.items()}
+    return {job: withdrawal for job, withdrawal in found.items() if withdrawal}
 
 
 def _jobs(accounts: tuple[JobAccount, ...]) -> Table:

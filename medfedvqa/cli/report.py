@@ -77,13 +77,16 @@ def verify_command(
     key: KeyOption = None,
     log: Annotated[Path | None, typer.Option(help="The site's audit folder, to compare with what is quoted.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="An export of the site's ledger, to compare with.")] = None,
+    withdrawn: Annotated[
+        Path | None, typer.Option(help="Further versions whose epsilons are withdrawn, as JSON; see docs/privacy.md.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Check who signed a report, its proofs, and every figure in it, anywhere and offline.
 
     Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
     """
-    found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger)
+    found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger, withdrawn)
     if as_json:
         typer.echo(json.dumps(as_record(found), indent=2))
     else:

@@ -12,12 +12,12 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
 from medfedvqa.files import write_whole
+from medfedvqa.version import code_version
 
 SCHEMA_VERSION = 3
 BASELINES = ("majority", "question_prior", "alone", "alone_equal")
 RESULTS = "results.json"
 DISTRIBUTIONS = {
-    "medfedvqa": "medfedvqa",
     "torch": "torch",
     "nvflare": "nvflare",
     "open_clip": "open_clip_torch",
@@ -267,4 +267,5 @@ def _versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             return None
 
-    return {"python": platform.python_version()} | {name: installed(dist) for name, dist in DISTRIBUTIONS.items()}
+    ours = {"python": platform.python_version(), "medfedvqa": code_version()}
+    return ours | {name: installed(dist) for name, dist in DISTRIBUTIONS.items()}

@@ -60,7 +60,7 @@ class JobBudget:
 def logged(charge: Charge) -> Charged:
     """The charge as the audit log says it; the ledger's head lets the log notice a ledger that was set back."""
     event = {
-        "mechanism": "gaussian",
+        "mechanisms": sorted({event.mechanism for event in charge.events}),
         "unit": "patient",
         "events": [event.to_dict() for event in charge.events],
         "delta": charge.delta,

@@ -14,6 +14,7 @@ from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.methods import Method
 from medfedvqa.models import seen_by, shape_of
+from privacy import DPSettings, summed
 
 
 def serve_job(
@@ -46,7 +47,7 @@ def serve_job(
         sites=sites,
         rounds_planned=method.config.rounds,
         secagg=job.secagg,
-        dp=job.dp and {**asdict(job.dp), "noise": method.noise.gradients, "count_noise": method.noise.counts},
+        dp=job.dp and _privacy(job.dp, method),
     )
 
     def ended(history: History) -> None:
@@ -64,6 +65,12 @@ def serve_job(
     save_transcript(out, hub.history)
     draw_plots(out, results, hub.history)
     return results
+
+
+def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
+    """The settings with the noise in force, and what the whole job applies to each patient."""
+    mechanisms = summed(event for planned in method.plan() for event in planned.events)
+    return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [one.to_dict() for one in mechanisms]}
 
 
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:

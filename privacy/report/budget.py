@@ -85,15 +85,33 @@ class Unit(Frozen):
     bounds: tuple[Bound, ...]
 
 
+class Parameter(Frozen):
+    """A figure of a mechanism."""
+
+    name: str
+    value: float
+
+
+class EventFigures(Frozen):
+    """A mechanism with its parameters, applied so many times."""
+
+    mechanism: str
+    """Its name in the registry of mechanisms."""
+    use: str | None
+    """What it was applied to; none in charges of versions that did not note it."""
+    parameters: tuple[Parameter, ...]
+    steps: int
+
+
 class Mechanism(Frozen):
     """One mechanism of D, summed over the job's charges."""
 
-    name: str
+    event: EventFigures
+    applied_to: str
     sampler: str
-    rate: float
-    noise_multiplier: float
-    steps: int
+    noise: str
     sensitivity: str
+    """The most that one patient changes the value before noise: a setting of the job or a number, and the norm."""
 
 
 class Executed(Frozen):
@@ -109,14 +127,6 @@ class Executed(Frozen):
     void: bool
     """Whether the noise could be repeated, so that it protects nobody."""
     source: str
-
-
-class EventFigures(Frozen):
-    """Steps of the Gaussian mechanism on a Poisson sample."""
-
-    rate: float
-    noise: float
-    steps: int
 
 
 class Charge(Frozen):

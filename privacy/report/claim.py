@@ -4,7 +4,18 @@ import hashlib
 import math
 
 from audits import Kind
-from privacy.report.budget import Bound, Claim, Executed, Identity, Mechanism, Named, Unit
+from privacy.mechanisms import DPEvent, summed
+from privacy.report.budget import (
+    Bound,
+    Claim,
+    EventFigures,
+    Executed,
+    Identity,
+    Mechanism,
+    Named,
+    Parameter,
+    Unit,
+)
 from privacy.report.evidence import Run
 from privacy.report.facts import Facts, plain
 
@@ -12,8 +23,9 @@ UNIT = "patient"
 RECORD = "all questions about all pictures of one patient together"
 NEIGHBOURS = "data sets that differ by all rows of one patient, added or removed"
 OBSERVER = "whoever sees all that leaves the site: the server and, through it, the other sites"
-MECHANISM = "Gaussian noise, added at the site, on sums over Poisson samples of patients"
 NOT_COVERED = (
+    "The kept model: epsilon covers what was released. A model that the site finishes by itself after its last "
+    "release without noise, and answers of it that are shown outside, are not covered.",
     "Whoever reads the site's own disk: models, features and test results there are as personal as the data.",
     "A patient whom two hospitals treat: each hospital's claim is about its own records, and the losses add up.",
     "Choices made by looking at data outside of jobs: answer space, hyperparameters, which runs are published.",
@@ -80,11 +92,12 @@ def claim(facts: Facts) -> Claim:
         sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
         return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
     found = facts.spent
-    exact = all(event.rate == 1 for event in facts.replay.events(facts.evidence.job))
+    events = facts.replay.events(facts.evidence.job)
+    exact = all(event.mu_is_exact for event in events)
     return Claim(
         made=True,
-        sentence=_sentence(facts, exact),
-        mechanism=MECHANISM,
+        sentence=_sentence(facts, events, exact),
+        mechanism=_mechanism(events),
         unit=UNIT,
         neighbours=NEIGHBOURS,
         epsilon=finite(found.epsilon),
@@ -123,7 +136,12 @@ def _is_open(facts: Facts) -> bool:
     return facts.state == "running" or bool(job and job.reserved)
 
 
-def _sentence(facts: Facts, exact: bool) -> str:
+def _mechanism(events: list[DPEvent]) -> str:
+    """Kinds of noise, each once, in the order of the charges."""
+    return f"{' and '.join(dict.fromkeys(event.sentence for event in events))}, added at the site"
+
+
+def _sentence(facts: Facts, events: list[DPEvent], exact: bool) -> str:
     found, evidence = facts.spent, facts.evidence
     exactness = "exact" if exact else "the central limit's approximation and no bound"
     mu = f"Gaussian DP mu {rounded_up(found.mu)}, {exactness}"
@@ -131,7 +149,7 @@ def _sentence(facts: Facts, exact: bool) -> str:
     return (
         f"What site {evidence.site} has released for job {evidence.job} {so_far}is differentially private by {UNIT} "
         f"with epsilon {rounded_up(found.epsilon)} at delta {facts.delta:g} ({mu}): "
-        f"by {MECHANISM}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
+        f"by {_mechanism(events)}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
     )
 
 
@@ -183,7 +201,7 @@ def _bounds(run: Run | None) -> tuple[Bound, ...]:
         for name, unit, meaning in _SETTINGS
     ]
     pair = "one patient on a released pair of counts (share right, share wrong)"
-    return *found, Bound(name="counts", value=1.0, unit="L2 norm", meaning=pair, source="the mechanism")
+    return *found, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
 
 
 def _number(value: object) -> float | None:
@@ -197,14 +215,14 @@ def executed(facts: Facts) -> Executed:
     expected = told.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
     return Executed(
-        mechanisms=_mechanisms(facts, noise, _number(told.get("count_noise"))),
+        mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.evidence.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
         expected_patients=expected if isinstance(expected, int) else None,
         batch_sizes=f"{secret}; each is Poisson binomial with the given rate." if facts.is_private else "Not recorded.",
         randomness=_randomness(facts),
         void=facts.void,
-        source="rates, multipliers and steps: the ledger's charges; clip and divisor: the job's settings"
+        source="mechanisms and steps: the ledger's charges; clip and divisor: the job's settings"
         if facts.is_private
         else "the ledger, which has no charge of this job",
     )
@@ -218,27 +236,17 @@ def _randomness(facts: Facts) -> str:
     return "ChaCha20 keystreams under fresh keys of the operating system, for noise and for who takes part."
 
 
-def _mechanisms(facts: Facts, gradients: float | None, counts: float | None) -> tuple[Mechanism, ...]:
-    """The job's charges in sum, by noise and rate."""
-    steps: dict[tuple[float, float], int] = {}
-    for event in facts.replay.events(facts.evidence.job):
-        steps[event.noise, event.rate] = steps.get((event.noise, event.rate), 0) + event.steps
-    return tuple(
-        Mechanism(
-            name=_called(noise, rate, gradients, counts),
-            sampler="Poisson, by patient" if rate < 1 else "none: every patient takes part",
-            rate=rate,
-            noise_multiplier=noise,
-            steps=done,
-            sensitivity="1" if noise == counts else "clip",
-        )
-        for (noise, rate), done in steps.items()
+def _executed(event: DPEvent) -> Mechanism:
+    return Mechanism(
+        event=figures(event),
+        applied_to=event.applied_to,
+        sampler=event.sampler,
+        noise=event.noise_words,
+        sensitivity=event.sensitivity,
     )
 
 
-def _called(noise: float, rate: float, gradients: float | None, counts: float | None) -> str:
-    if noise == gradients:
-        return "sum of clipped gradients of patients"
-    if noise == counts:
-        return "pair of counts behind a released accuracy"
-    return "sampled sum over patients" if rate < 1 else "sum over all patients"
+def figures(event: DPEvent) -> EventFigures:
+    """As a report holds it."""
+    parameters = tuple(Parameter(name=name, value=value) for name, value in event.parameters.items())
+    return EventFigures(mechanism=event.mechanism, use=event.use, parameters=parameters, steps=event.steps)

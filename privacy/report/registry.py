@@ -7,6 +7,7 @@ patients it has.
 
 from typing import Any
 
+from privacy.report.budget import EventFigures
 from privacy.report.claim import NEIGHBOURS, UNIT
 from privacy.report.facts import ReportError
 from privacy.report.model import Report, Sections
@@ -80,9 +81,13 @@ def _model(told: Sections) -> dict[str, Any]:
     }
 
 
+def _parameters(event: EventFigures) -> str:
+    return f" ({', '.join(f'{one.name} {one.value:g}' for one in event.parameters)})"
+
+
 def _implementation(told: Sections) -> dict[str, Any]:
     ran = "; ".join(
-        f"{one.name}: {one.sampler}, rate {one.rate:g}, noise multiplier {one.noise_multiplier:g}, {one.steps} steps"
+        f"{one.applied_to}: {one.noise}{_parameters(one.event)}, {one.event.steps} times; sampling: {one.sampler}"
         for one in told.mechanism.mechanisms
     )
     accountants = " and ".join(one.implementation for one in told.accounting.accountants)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from privacy.accounting import PRV_ERROR, DPEvent, Spent, spent
+from privacy.accounting import PRV_ERROR, Spent, spent
 from privacy.book import Book, Charge, Debit, events_of
 from privacy.journal import Head, LedgerError, Row, link
+from privacy.mechanisms import DPEvent
 from privacy.report.evidence import LedgerRow
 
 TOLERANCE = 1e-6

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from audits import Entry, Event, Outcome
-from privacy.accounting import DPEvent, spent
-from privacy.report.budget import Accountant, Accounting, Charge, EventFigures, Figures, JobFigures, Refusal, Restart
-from privacy.report.claim import finite
+from privacy.accounting import spent
+from privacy.mechanisms import DPEvent
+from privacy.report.budget import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
+from privacy.report.claim import figures, finite
 from privacy.report.facts import Facts
 from privacy.report.replay import Charged
 
-RDP = "Mironov, Talwar and Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism, 2019"
+RDP = "Mironov, Renyi Differential Privacy, 2017"
 PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2021"
 
 
@@ -24,7 +25,7 @@ def accounting(facts: Facts) -> Accounting:
     return Accounting(
         delta=facts.delta,
         charges=tuple(_charge(facts, one) for one in ledger.charges),
-        accountants=_accountants(facts.evidence.tool.opacus),
+        accountants=_accountants(facts.evidence.tool.opacus, ledger.events(reserved=True)),
         job=_figures(ledger.events(job), facts.delta) if facts.is_private else None,
         projected=_figures(ledger.events(job, reserved=True), facts.delta) if facts.is_private else None,
         reserved_tasks=len(known.reserved) if known else 0,
@@ -61,10 +62,13 @@ def _figures(events: Iterable[DPEvent], delta: float) -> Figures:
     return Figures(epsilon=finite(found.epsilon), rdp=finite(found.rdp), prv=finite(found.prv), mu=finite(found.mu))
 
 
-def _accountants(opacus: str) -> tuple[Accountant, ...]:
+def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ...]:
+    """The two, with the sources of the divergences of every mechanism in the ledger."""
+    rdp = "; ".join(dict.fromkeys([RDP, *(event.rdp_source for event in events)]))
+    prv = f"Opacus {opacus}, its analysis of privacy random variables, the error included"
     return (
-        Accountant(name="RDP", implementation=f"Opacus {opacus}, RDPAccountant", source=RDP),
-        Accountant(name="PRV", implementation=f"Opacus {opacus}, PRVAccountant, its error included", source=PRV),
+        Accountant(name="RDP", implementation=f"Opacus {opacus}, its analysis of Renyi divergences", source=rdp),
+        Accountant(name="PRV", implementation=prv, source=PRV),
     )
 
 
@@ -83,7 +87,7 @@ def _charge(facts: Facts, one: Charged) -> Charge:
         settled=ledger.settled(one),
         void=debit.void,
         imported=told is None,
-        events=tuple(EventFigures(rate=each.rate, noise=each.noise, steps=each.steps) for each in debit.events),
+        events=tuple(figures(event) for event in debit.events),
         delta=told.delta if told else None,
         job_epsilon_after=told.job_epsilon_after if told else None,
         replayed=finite(found.epsilon) if found else None,

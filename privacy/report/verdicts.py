@@ -1,8 +1,13 @@
 """Section L: rule by rule, whether the report shows that it was kept; then who signs off."""
 
 from collections.abc import Callable
+from typing import cast
 
-from audits import Event, Kind, PolicyError, SitePolicy, TensorRecord
+from audits import Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
+from privacy.book import decoded
+from privacy.errors import AccountingError
+from privacy.journal import Record
+from privacy.mechanisms import DPEvent
 from privacy.report.evidence import Policy
 from privacy.report.facts import Facts
 from privacy.report.measured import empirical
@@ -104,12 +109,19 @@ def _charged(facts: Facts) -> Found:
     for entry in private:
         named = charge_of(entry)
         debit = known.get(named) if named else None
-        told = [dict(event) for event in (entry.dp_event or {}).get("events", [])]
-        if debit is None or told != [event.to_dict() for event in debit.events]:
+        if debit is None or _events(entry) != debit.events:
             return BROKEN, f"entry {entry.seq} left without the charge that it should name"
     if not private:
         return NOT_SHOWN, "nothing left under differential privacy"
     return SHOWN, f"each release under differential privacy names a charge made before it ({len(private)})"
+
+
+def _events(entry: Entry) -> tuple[DPEvent, ...]:
+    """Of the charge, as the log has them; none if this version cannot read them."""
+    try:
+        return decoded((entry.dp_event or {})["events"])
+    except (AccountingError, KeyError, TypeError, ValueError):
+        return ()
 
 
 def _protected(facts: Facts) -> Found:
@@ -166,10 +178,15 @@ def _in_settings(facts: Facts) -> Found:
         return NOT_SHOWN, "the run's results.json was not given"
     if run.method != facts.method or (run.dp is not None) != facts.is_private:
         return BROKEN, "the settings that were given are of another job"
-    noise = {(run.dp or {}).get("noise"), (run.dp or {}).get("count_noise")}
-    if any(event.noise not in noise for event in facts.replay.events(facts.evidence.job)):
+    if run.dp is None:
+        return SHOWN, "the method of the settings is that of the log, and neither adds noise"
+    try:
+        planned = {event.times(1) for event in decoded(cast(list[Record], run.dp["mechanisms"]))}
+    except (AccountingError, KeyError, TypeError, ValueError):
+        return NOT_SHOWN, "the settings that were given do not name the job's mechanisms"
+    if not planned.issuperset(event.times(1) for event in facts.replay.events(facts.evidence.job)):
         return BROKEN, "the settings that were given have another noise than the ledger charged"
-    return SHOWN, "method and noise of the settings are those of log and ledger"
+    return SHOWN, "method and mechanisms of the settings are those of log and ledger"
 
 
 def _hidden(facts: Facts) -> Found:

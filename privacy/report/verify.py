@@ -6,7 +6,7 @@ that what follows from it is computed again.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -23,30 +23,41 @@ from privacy.report.facts import Facts, ReportError
 from privacy.report.files import ENVELOPE, HTML, JSON, PDF, PREDICATE, predicate, read_report
 from privacy.report.model import Report
 from privacy.report.replay import same
+from privacy.withdrawn import CodeIdentity, Withdrawal, withdrawal_of, withdrawals
+
+CODE = "code"
+"""The part about withdrawn versions."""
 
 
 def verify_report(
-    path: Path, key: VerifierKey | None = None, log: Path | None = None, ledger: Path | None = None
+    path: Path,
+    key: VerifierKey | None = None,
+    log: Path | None = None,
+    ledger: Path | None = None,
+    withdrawn: Path | None = None,
 ) -> Judgement:
     """What is shown of a report, and what is not.
 
     `path`: its folder, or its JSON in the folder of the others. `key`: the site's, where it is known for sure.
     `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
+    `withdrawn`: versions whose epsilons are withdrawn, besides those that this package lists.
 
-    Raises `ReportError` if there is no report to read.
+    Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
     """
+    listed = withdrawals(withdrawn)
     folder = path if path.is_dir() else path.parent
     said = _read(folder / JSON if path.is_dir() else path)
     try:
         report = read_report(said)
     except ReportError as error:
-        return Judgement((Part("schema", State.BROKEN, str(error)),))
+        return Judgement((Part("schema", State.BROKEN, str(error)), *_withdrawn_tool(said, listed)))
     parts = (
         Part("schema", State.SHOWN, "the report is one of this version, and written as such"),
         _key(report, key, log),
         *_signature(report, said, key, folder),
         _proofs(report),
         _figures(report),
+        _code(report, listed),
         *((_log(report, log),) if log else ()),
         *((_ledger(report, ledger),) if ledger else ()),
         _complete(report, log),
@@ -123,6 +134,35 @@ def _figures(report: Report) -> Part:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
         return Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")
     return Part("figures", State.SHOWN, "all figures and sentences follow from what is quoted, by both accountants")
+
+
+def _code(report: Report, listed: Sequence[Withdrawal]) -> Part:
+    """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
+    if not report.sections.claim.made:
+        return Part(CODE, State.SHOWN, "the report claims no epsilon that could be withdrawn")
+    quoted = [one.record for one in report.evidence.log.entries if one.record["job"] == report.evidence.job]
+    ran = [CodeIdentity(one.get("code_version"), one.get("code_digest")) for one in quoted]
+    tool = report.evidence.tool
+    if found := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listed):
+        return _withdrawn(found)
+    if not any(code.version for code in ran):
+        return Part(CODE, State.NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
+    return Part(CODE, State.SHOWN, "no version that ran the job or made the report is withdrawn")
+
+
+def _withdrawn(found: Withdrawal) -> Part:
+    return Part(CODE, State.NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {found.sentence}")
+
+
+def _withdrawn_tool(said: bytes, listed: Sequence[Withdrawal]) -> Iterator[Part]:
+    """Of a report of another version: whether the version that it says made it is withdrawn."""
+    try:
+        tool = json.loads(said)["evidence"]["tool"]
+        found = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listed)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    if found:
+        yield _withdrawn(found)
 
 
 def differences(one: Any, other: Any, where: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`medfedvqa privacy` as a compliance reviewer types it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.version import VERSION
 from privacy import DPSettings
 
 Command = Callable[..., Any]
@@ -69,3 +71,44 @@ def test_a_ledger_moves_to_another_machine_with_its_key(medfedvqa: Command, used
     assert medfedvqa("privacy", "ledger", "--site", str(used)).returncode == 1, "an empty ledger is not the one logged"
     assert medfedvqa("privacy", "ledger", "--site", str(used), "--import", str(export)).returncode == 0
     assert medfedvqa("privacy", "spent", "--site", str(used)).stdout == before
+
+
+def test_spent_names_jobs_whose_epsilon_is_withdrawn(
+    medfedvqa: Command,
+    sites: Callable[..., dict[str, SiteConfig]],
+    quick_job: Callable[..., JobSpec],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the version that the audit log names, from the list that ships and from the site's own beside its ledger."""
+    config = sites("chest")["chest"]
+    job = quick_job().model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
+    for name, version in (("study-1", "0.1.0"), ("study-2", "0.7.0"), ("study-3", VERSION)):
+        monkeypatch.setattr("medfedvqa.federation.site.code_version", lambda version=version: version)
+        runtime = SiteRuntime(config, job, name)
+        runtime.handle("start", 1, {})
+        runtime.close()
+    site = str(config.ledger.parent / "site.yml")
+
+    def withdrawn() -> dict[str, str]:
+        done = medfedvqa("privacy", "spent", "--site", site)
+        assert done.returncode == 0
+        told = " ".join(done.stdout.split())
+        return dict(part.split(" has no valid epsilon: ", 1) for part in told.split("job ") if "no valid" in part)
+
+    found = withdrawn()
+    assert list(found) == ["study-1"] and "0.1.0 is withdrawn" in found["study-1"] and "no proof" in found["study-1"]
+    entry = {"version": "0.7.0", "reason": "Its noise was too small.", "since": "2027-01-02"}
+    (config.ledger / "withdrawn.json").write_text(json.dumps([entry]))
+    found = withdrawn()
+    assert list(found) == ["study-1", "study-2"] and "Its noise was too small." in found["study-2"]
+    (config.ledger / "withdrawn.json").write_text("[{}]")
+    broken = medfedvqa("privacy", "spent", "--site", site)
+    assert broken.returncode == 1 and "list of withdrawn versions" in broken.stderr
+
+
+def test_plan_names_the_mechanism_of_the_counts(medfedvqa: Command) -> None:
+    """Laplace for few releases, Gaussian where the job sets the noise itself."""
+    few = medfedvqa("privacy", "plan", "prompt_pfl", "-O", "rounds=2", "--epsilon", "3")
+    assert few.returncode == 0 and "Laplace noise of scale" in few.stdout and "sum of clipped gradients" in few.stdout
+    own = medfedvqa("privacy", "plan", "prompt_pfl", *QUICK)
+    assert "Gaussian noise of multiplier 10 on each pair of counts" in " ".join(own.stdout.split())

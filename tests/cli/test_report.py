@@ -151,3 +151,20 @@ def test_a_wrong_place_is_one_sentence(medfedvqa: Command, reports: dict[str, Pa
         assert joined.returncode == 1 and "already holds something" in joined.stderr
     found = medfedvqa("privacy", "verify-report", str(report), "--log", str(private_run / "plots"))
     assert found.returncode == 1 and "lacks entries" in found.stdout and "Traceback" not in found.stderr
+
+
+def test_a_report_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
+    medfedvqa: Command, reports: dict[str, Path], keys: dict[str, str], tmp_path: Path
+) -> None:
+    """By a list that a site adds; the reason is printed."""
+    evidence = json.loads((reports["chest"] / "report.json").read_text())["evidence"]
+    entry = {
+        "code_digest": evidence["tool"]["code_digest"],
+        "reason": "Its noise was too small.",
+        "since": "2027-01-02",
+    }
+    (tmp_path / "more.json").write_text(json.dumps([entry]))
+    asked = ("privacy", "verify-report", str(reports["chest"]), "--key", keys["chest"])
+    assert medfedvqa(*asked, "--json").stdout.count("withdrawn") == 1  # that none is
+    found = medfedvqa(*asked, "--withdrawn", str(tmp_path / "more.json"))
+    assert found.returncode == 2 and "Its noise was too small." in found.stdout and "code: not shown" in found.stdout

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from medfedvqa.methods.private_training import PrivateTrainer
 
 from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
 from medfedvqa.data.pictures import Pictures
@@ -20,10 +21,9 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods.private_training import PrivateTrainer
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
-from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
+from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SampledGaussian, SecureRandomness, spent
 
 pytestmark = pytest.mark.slow
 
@@ -277,7 +277,9 @@ def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, p
     """The model's prompts and head get the gradient of the summed loss: clipping and noise are all that differs."""
     config, job = sites("chest")["chest"], private_job()
     site, options = SiteRuntime(config, job, "job").site, job.build().config
-    trainer = PrivateTrainer(site, options.model, options.training, DP, NoiseLevels(1.0, 1.0))
+    trainer = PrivateTrainer(
+        site, options.model, options.training, DP, NoiseLevels(1.0, SampledGaussian.for_counts(1.0))
+    )
     model = trainer._restore(trainer.new(0))
     shown = torch.zeros(len(site.data.pictures), dtype=torch.int64)
     patients = [torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([3, 4, 5])]

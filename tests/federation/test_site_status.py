@@ -27,13 +27,13 @@ from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.status import EXCHANGE, NAME, StatusRuntime, serve_status
 from medfedvqa.methods import Tensors, method_names
-from privacy import DPEvent, Ledger, Limits, Planned
+from privacy import Ledger, Limits, Planned, SampledGaussian
 
 Sites = Callable[..., dict[str, SiteConfig]]
 
 BUDGET = {"methods": [NAME], "kinds": ["public"], "require_dp": True, "max_epsilon": 8.0, "delta": 1e-3}
 """The policy of a site that lets nothing out but what is private or public."""
-EVENT = DPEvent(0.5, 4.0, 10)
+EVENT = SampledGaussian(0.5, 4.0, 10)
 
 
 def spend(config: SiteConfig, job: str, patients: list[str], rounds: int = 2) -> None:

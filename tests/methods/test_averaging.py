@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from medfedvqa.methods.learning import answer_losses
 
 from audits import Kind
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import create
-from medfedvqa.methods.learning import answer_losses
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from medfedvqa.methods.learning import Rows
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.distillation import contrast, decoupled, likeness
-from medfedvqa.methods.learning import Rows
 from medfedvqa.methods.preserving import Outputs, Preserving
 from medfedvqa.models import divergence
 from privacy import DPSettings

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from medfedvqa.methods.learning import Rows
 
 from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
-from medfedvqa.methods.learning import Rows
 from medfedvqa.methods.preserving import Outputs
 from medfedvqa.models import divergence
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from medfedvqa.methods.learning import Learner, LearningConfig, answer_losses
 
 from medfedvqa.data import batches
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
-from medfedvqa.methods.learning import Learner, LearningConfig, answer_losses
 from medfedvqa.models import HeadConfig, TunedModel, TuningConfig
 from privacy import DPSettings, NoiseLevels, PatientSampler
 
@@ -36,7 +36,7 @@ def learner(site, config=PLAIN, answers=None, dropout=0.2, dp=None, kind="adapte
     model = TunedModel(
         site.backbone, TuningConfig(kind, reduction=4), HeadConfig(len(answers or site.data.answers), 8, dropout)
     )
-    return Learner(site, model, config, answers, dp and (dp, NoiseLevels(dp.noise, 0.0)))
+    return Learner(site, model, config, answers, dp and (dp, NoiseLevels(dp.noise)))
 
 
 def start_of(learner: Learner) -> dict[str, torch.Tensor]:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from medfedvqa.models.vqa import AnswerHead
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Cache, ModelConfig, SiteModel, answer_loss, prompt_depth
 from medfedvqa.models.clip import towers
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import join
-from medfedvqa.models.vqa import AnswerHead
 
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
 PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.accounting import DPEvent, Spent
+from privacy import DPEvent
+from privacy.accounting import Spent
 from privacy.ledger import Ledger
 
 Events = Sequence[DPEvent]

@@ -16,13 +16,13 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy import integrate, optimize, stats
 
+from privacy import DPEvent, SampledGaussian
 from privacy.accounting import (
     LEAST_NOISE,
     ORDERS,
     PRV_ERROR,
     PRV_RELATIVE_ERROR,
     AccountingError,
-    DPEvent,
     calibrate,
     fitting,
     spent,
@@ -31,20 +31,22 @@ from privacy.accounting import (
 DELTA = 1e-5
 WHOLE_ORDERS = [order for order in ORDERS if order > 1 and float(order).is_integer()]
 KNOWN = {
-    "training": [DPEvent(0.05, 1.0, 300)],
-    "little noise": [DPEvent(0.01, 0.6, 50)],
-    "much noise": [DPEvent(0.1, 30.0, 300)],
-    "everybody": [DPEvent(1.0, 5.0, 3)],
-    "training and counts": [DPEvent(0.1, 1.5, 30), DPEvent(1.0, 20.0, 30)],
+    "training": [SampledGaussian(0.05, 1.0, 300)],
+    "little noise": [SampledGaussian(0.01, 0.6, 50)],
+    "much noise": [SampledGaussian(0.1, 30.0, 300)],
+    "everybody": [SampledGaussian(1.0, 5.0, 3)],
+    "training and counts": [SampledGaussian(0.1, 1.5, 30), SampledGaussian(1.0, 20.0, 30)],
 }
 PLANS = {
-    "training": (2.0, lambda noise: [DPEvent(0.05, noise, 300)]),
-    "everybody": (1.0, lambda noise: [DPEvent(1.0, noise, 10)]),
-    "beside fixed counts": (1.0, lambda noise: [DPEvent(0.05, noise, 20), DPEvent(1.0, 20.0, 5)]),
+    "training": (2.0, lambda noise: [SampledGaussian(0.05, noise, 300)]),
+    "everybody": (1.0, lambda noise: [SampledGaussian(1.0, noise, 10)]),
+    "beside fixed counts": (1.0, lambda noise: [SampledGaussian(0.05, noise, 20), SampledGaussian(1.0, 20.0, 5)]),
 }
 
 few_events = st.lists(
-    st.builds(DPEvent, st.sampled_from([0.02, 0.1, 1.0]), st.sampled_from([1.5, 4.0, 20.0]), st.integers(1, 20)),
+    st.builds(
+        SampledGaussian, st.sampled_from([0.02, 0.1, 1.0]), st.sampled_from([1.5, 4.0, 20.0]), st.integers(1, 20)
+    ),
     min_size=1,
     max_size=4,
 )
@@ -132,7 +134,7 @@ def test_prv_agrees_with_googles_loss_distributions(events: list[DPEvent]) -> No
 def test_without_sampling_both_bound_the_exact_figure(mu: float) -> None:
     """With everybody in each step, mu is exact; both figures are above the analytic epsilon, PRV by its error."""
     steps = 25
-    cost = spent([DPEvent(1.0, math.sqrt(steps) / mu, steps)], DELTA)
+    cost = spent([SampledGaussian(1.0, math.sqrt(steps) / mu, steps)], DELTA)
     exact = gaussian_epsilon(mu)
     assert cost.mu == pytest.approx(mu)
     assert exact <= cost.epsilon <= cost.rdp
@@ -141,7 +143,7 @@ def test_without_sampling_both_bound_the_exact_figure(mu: float) -> None:
 
 def test_mu_composes_in_squares_and_follows_the_central_limit() -> None:
     """mu of sampled steps is q sqrt(T (exp(1 / sigma^2) - 1)), and different events add their squares."""
-    sampled, full = DPEvent(0.1, 2.0, 400), DPEvent(1.0, 4.0, 4)
+    sampled, full = SampledGaussian(0.1, 2.0, 400), SampledGaussian(1.0, 4.0, 4)
     expected = 0.1 * math.sqrt(400 * (math.exp(1 / 4) - 1))
     assert spent([sampled], DELTA).mu == pytest.approx(expected)
     assert spent([sampled, full], DELTA).mu == pytest.approx(math.hypot(expected, 0.5))
@@ -149,9 +151,9 @@ def test_mu_composes_in_squares_and_follows_the_central_limit() -> None:
 
 def test_an_accountant_made_anew_each_round_understates() -> None:
     """Thirty rounds cost what their events cost together: several times what a fresh accountant says of the last."""
-    rounds = [DPEvent(0.1, 1.0, 10)] * 30
+    rounds = [SampledGaussian(0.1, 1.0, 10)] * 30
     total, last = spent(rounds, DELTA), spent(rounds[-1:], DELTA)
-    assert total.rdp == pytest.approx(opacus(RDPAccountant(), [DPEvent(0.1, 1.0, 300)], alphas=list(ORDERS)))
+    assert total.rdp == pytest.approx(opacus(RDPAccountant(), [SampledGaussian(0.1, 1.0, 300)], alphas=list(ORDERS)))
     assert total.epsilon > 4 * last.epsilon
 
 
@@ -159,7 +161,7 @@ def test_an_accountant_made_anew_each_round_understates() -> None:
 @settings(max_examples=8, deadline=None)
 def test_order_and_grouping_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """Live or replayed, merged or step by step, the same events cost the same to the last bit."""
-    single = [DPEvent(event.rate, event.noise) for event in events for _ in range(event.steps)]
+    single = [SampledGaussian(event.rate, event.noise) for event in events for _ in range(event.steps)]
     assert spent(data.draw(st.permutations(single)), DELTA) == spent(events, DELTA)
     assert spent(iter(events), DELTA) == spent(events, DELTA)
 
@@ -172,9 +174,9 @@ def test_events_survive_json(events: list[DPEvent]) -> None:
 
 
 GROWING = {
-    "steps": [DPEvent(0.1, 1.2, steps) for steps in (1, 2, 5, 20, 100)],
-    "rate": [DPEvent(rate, 1.2, 20) for rate in (0.01, 0.05, 0.2, 0.6, 1.0)],
-    "noise": [DPEvent(0.1, noise, 20) for noise in (40.0, 5.0, 2.0, 1.0, 0.5)],
+    "steps": [SampledGaussian(0.1, 1.2, steps) for steps in (1, 2, 5, 20, 100)],
+    "rate": [SampledGaussian(rate, 1.2, 20) for rate in (0.01, 0.05, 0.2, 0.6, 1.0)],
+    "noise": [SampledGaussian(0.1, noise, 20) for noise in (40.0, 5.0, 2.0, 1.0, 0.5)],
 }
 
 
@@ -197,11 +199,13 @@ def test_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize("noise", [1e-300, LEAST_NOISE / 2])
 def test_next_to_no_noise_is_no_privacy(noise: float) -> None:
     """Where the accountants cannot compute, the cost is infinite and never a small number."""
-    cost = spent([DPEvent(0.5, noise), DPEvent(1.0, 5.0)], DELTA)
+    cost = spent([SampledGaussian(0.5, noise), SampledGaussian(1.0, 5.0)], DELTA)
     assert cost.epsilon == cost.rdp == cost.prv == math.inf
 
 
-@pytest.mark.parametrize("event", [DPEvent(1.0, 1e300), DPEvent(1e-12, 1.0), DPEvent(1.0, 50.0, 10**9)])
+@pytest.mark.parametrize(
+    "event", [SampledGaussian(1.0, 1e300), SampledGaussian(1e-12, 1.0), SampledGaussian(1.0, 50.0, 10**9)]
+)
 def test_extreme_events_have_a_cost(event: DPEvent) -> None:
     """Huge noise, tiny rates and huge counts end quickly in a finite figure that is not negative."""
     assert 0 <= spent([event], DELTA).epsilon < math.inf
@@ -219,14 +223,14 @@ def test_calibrated_noise_is_enough_and_hardly_more(name: str) -> None:
 def test_a_target_out_of_reach_is_refused() -> None:
     """Noise cannot undo what other releases cost."""
     with pytest.raises(AccountingError, match="no amount of noise"):
-        calibrate(0.5, DELTA, lambda noise: [DPEvent(1.0, noise), DPEvent(1.0, 2.0)])
+        calibrate(0.5, DELTA, lambda noise: [SampledGaussian(1.0, noise), SampledGaussian(1.0, 2.0)])
 
 
 @pytest.mark.parametrize("limit", [0.1, 1.3, 1.6, 100.0])
 def test_fitting_counts_every_round_that_fits(limit: float) -> None:
     """The count is what adding rounds one by one until the limit gives, none if what was spent is over it already."""
-    already = [DPEvent(1.0, 5.0)]
-    rounds = [[DPEvent(0.1, 2.0, 5), DPEvent(1.0, 20.0)]] * 8
+    already = [SampledGaussian(1.0, 5.0)]
+    rounds = [[SampledGaussian(0.1, 2.0, 5), SampledGaussian(1.0, 20.0)]] * 8
     costs = [spent([*already, *sum(rounds[:count], [])], DELTA).epsilon for count in range(1, 9)]
     assert fitting(limit, DELTA, already, rounds) == sum(cost <= limit for cost in costs)
     assert fitting(costs[4], DELTA, already, rounds) == 5
@@ -271,6 +275,6 @@ def test_unfit_deltas_are_refused(delta: float) -> None:
     with pytest.raises(AccountingError):
         spent([], delta)
     with pytest.raises(AccountingError):
-        calibrate(1.0, delta, lambda noise: [DPEvent(1.0, noise)])
+        calibrate(1.0, delta, lambda noise: [SampledGaussian(1.0, noise)])
     with pytest.raises(AccountingError):
         fitting(1.0, delta, [], [])

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privacy.accounting import DPEvent, Spent, fitting, spent
+from privacy import DPEvent, SampledGaussian
+from privacy.accounting import Spent, fitting, spent
 from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, Limits, Planned, State
 
 DELTA = 1e-3
@@ -20,7 +21,7 @@ Opener = Callable[..., Ledger]
 
 def steps(number: int) -> tuple[DPEvent, ...]:
     """A task's events; under the simple accountant, a step costs epsilon 1."""
-    return (DPEvent(rate=0.1, noise=1.0, steps=number),)
+    return (SampledGaussian(rate=0.1, noise=1.0, steps=number),)
 
 
 def rounds(*sizes: int) -> list[Planned]:
@@ -136,7 +137,7 @@ def test_a_cohort_has_spent_what_its_worst_patient_has(
 def test_epsilon_is_the_accountants(opened: Opener) -> None:
     """With the real accountant: jobs compose as one run of all their steps, and the refusal names what fits."""
     ledger = opened()
-    event = DPEvent(rate=0.05, noise=1.0, steps=20)
+    event = SampledGaussian(rate=0.05, noise=1.0, steps=20)
     plan = [Planned("train", number, (event,)) for number in range(1, 4)]
     limits = Limits(spent([event] * 5, 1e-5).epsilon, 1e-5)
     ledger.reserve("a", "prompt_pfl", ["p"], plan, limits)

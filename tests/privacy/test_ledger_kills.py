@@ -25,7 +25,8 @@ FORK_SITES = """
 import os, signal, sys
 from pathlib import Path
 import privacy.book, privacy.ledger
-from privacy.accounting import DPEvent, Spent
+from privacy import SampledGaussian
+from privacy.accounting import Spent
 from privacy.ledger import BudgetRefused, Ledger, Limits, Planned
 
 folder, outside = map(Path, sys.argv[1:])
@@ -42,7 +43,7 @@ def say(wire, *words):
 
 def spend_for_ever(name, wire):
     ledger, limits = Ledger(folder, "chest"), Limits(1e9, 1e-3)
-    plan = [Planned("train", round, (DPEvent(0.1, 1.0, 1 + round),)) for round in (1, 2)]
+    plan = [Planned("train", round, (SampledGaussian(0.1, 1.0, 1 + round),)) for round in (1, 2)]
     for number in range(1_000_000):
         job = f"{name}-{number}"
         ledger.reserve(job, "m", ["p"], plan, limits)
@@ -57,7 +58,7 @@ def reserve_until_refused(name, wire):
         pass
     ledger = Ledger(folder, "chest")
     for number in range(10):
-        plan = [Planned("train", 1, (DPEvent(0.1, 1.0, 3),))]
+        plan = [Planned("train", 1, (SampledGaussian(0.1, 1.0, 3),))]
         try:
             ledger.reserve(f"{name}-{number}", "m", ["shared", name], plan, Limits(50, 1e-3))
             say(wire, "granted")

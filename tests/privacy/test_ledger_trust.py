@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privacy.accounting import DPEvent
+from privacy import SampledGaussian
 from privacy.ledger import BudgetRefused, Ledger, LedgerError, Limits, Planned, State
 
 DELTA = 1e-3
@@ -18,7 +18,7 @@ Opener = Callable[..., Ledger]
 
 def reserve(ledger: Ledger, job: str, patients: Iterable[str], steps: int) -> None:
     """One round of so many steps; the accountant of these tests takes a step for epsilon 1."""
-    plan = [Planned("train", 1, (DPEvent(rate=0.1, noise=1.0, steps=steps),))]
+    plan = [Planned("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=steps),))]
     ledger.reserve(job, "prompt_pfl", patients, plan, LIMITS)
 
 

@@ -1,22 +1,29 @@
 """Reports of jobs that are not finished, not private, or not alone."""
 
+import json
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from audits import AuditKey, AuditLog, Event, JobRefused, expire, origin_of
+from audits import AuditKey, AuditLog, Event, JobRefused, State, expire, origin_of
 from medfedvqa.cli.report_inputs import evidence_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.local import LocalEngine
+from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import DPEvent, DPSettings, Ledger, Limits, Planned, spent
-from privacy.report import ReportError, Sections, registry_entry, report_of
+from medfedvqa.version import VERSION
+from privacy import DPSettings, Ledger, Limits, Planned, SampledGaussian, spent
+from privacy.report import ReportError, Sections, registry_entry, report_of, sections_of, verify_report, written
+from privacy.report.files import JSON
 from privacy.report.replay import Replay, quote_ledger
+from privacy.report.verify import CODE
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
@@ -105,7 +112,9 @@ def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> 
 
 
 def plan(*steps: int) -> list[Planned]:
-    return [Planned("train", number, (DPEvent(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)]
+    return [
+        Planned("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
+    ]
 
 
 def spend(ledger: Ledger, job: str, patients: list[str], *steps: int) -> None:
@@ -154,3 +163,69 @@ def test_what_another_ledger_charged_is_composed_without_its_figures(ledger: Led
     assert [(one.debit.job, one.charge is None) for one in replay.charges] == [("third", False), ("first", True)]
     assert replay.at(replay.charges[1]) is None and not list(replay.recorded_wrongly("third"))
     assert sum(event.steps for event in replay.events()) == 5
+
+
+@pytest.mark.parametrize("withdrawn", ["of the list that ships", "of a file", "by digest"])
+def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
+    sites: Sites, quick_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, withdrawn: str
+) -> None:
+    """Whatever version made the report; a report of a job of this version says that none is withdrawn."""
+    config = sites("chest")["chest"]
+    version = "0.1.0" if withdrawn == "of the list that ships" else "0.7.0"
+    for job, ran in (("old", version), ("new", VERSION)):
+        with monkeypatch.context() as patched:
+            patched.setattr("medfedvqa.federation.site.code_version", lambda ran=ran: ran)
+            patched.setattr("medfedvqa.federation.site.code_digest", lambda ran=ran: sha256(ran.encode()).hexdigest())
+            runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), job)
+            runtime.handle("start", 1, {})
+            runtime.close()
+    entry = {"version": version} if withdrawn == "of a file" else {"code_digest": sha256(version.encode()).hexdigest()}
+    more = tmp_path / "more.json"
+    more.write_text(json.dumps([{**entry, "reason": "Its noise was too small.", "since": "2027-01-02"}]))
+    file = None if withdrawn == "of the list that ships" else more
+    found = {}
+    for job in ("old", "new"):
+        (tmp_path / job).mkdir()
+        (tmp_path / job / JSON).write_bytes(written(report_of(evidence_of(config, job, None, None, None, (), False))))
+        [found[job]] = [one for one in verify_report(tmp_path / job, withdrawn=file).parts if one.name == CODE]
+    assert found["new"].state is State.SHOWN and found["old"].state is State.NOT_SHOWN
+    reason = "no proof" if file is None else "Its noise was too small."
+    assert "computed by a withdrawn version" in found["old"].said and reason in found["old"].said
+
+
+def test_a_report_that_a_withdrawn_version_made_is_named_as_such_even_if_it_cannot_be_read(tmp_path: Path) -> None:
+    """Its form may be of that version alone; what names no tool gives no such finding."""
+    told = {"evidence": {"tool": {"version": "0.1.0", "code_digest": "ab" * 32}}}
+    (tmp_path / JSON).write_text(json.dumps(told))
+    found = {one.name: one.state for one in verify_report(tmp_path).parts}
+    assert found == {"schema": State.BROKEN, CODE: State.NOT_SHOWN}
+    for nothing in ({}, [], {"evidence": {"tool": {"version": VERSION, "code_digest": None}}}):
+        (tmp_path / JSON).write_text(json.dumps(nothing))
+        assert [one.name for one in verify_report(tmp_path).parts] == ["schema"]
+
+
+def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
+    sites: Sites, quick_job: Job, tmp_path: Path
+) -> None:
+    """A job of few releases; log, ledger and the run's settings agree on both mechanisms."""
+    configs = sites("chest", "head")
+    job = quick_job().model_copy(update={"dp": DPSettings(epsilon=20.0, sample_rate=0.1)})
+    serve_job(job, ("chest", "head"), LocalEngine(configs, job, "study-5").call, tmp_path / "out", "local")
+    report = report_of(
+        evidence_of(configs["chest"], "study-5", tmp_path / "out" / "results.json", None, None, (), False)
+    )
+    told = report.sections
+    assert {(one.event.mechanism, one.event.use, one.event.steps) for one in told.mechanism.mechanisms} == {
+        ("sampled_gaussian", "gradients", 4), ("laplace", "counts", 2)
+    }  # fmt: skip
+    assert "Gaussian noise" in told.claim.sentence and "Laplace noise on pairs of counts" in told.claim.sentence
+    assert "Table II" in told.accounting.accountants[0].source
+    assert rules(told)["settings"] == rules(told)["charged first"] == rules(told)["replay"] == "shown"
+    [laplace] = [one for one in told.mechanism.mechanisms if one.event.mechanism == "laplace"]
+    assert (
+        laplace.sensitivity == "1 (L1 norm)"
+        and "Laplace noise of scale" in registry_entry(report)["deployment"]["implementation"]["mechanisms"]
+    )
+    noisier = report.evidence.run.model_copy(update={"dp": {**report.evidence.run.dp, "mechanisms": []}})
+    other = sections_of(report.evidence.model_copy(update={"run": noisier}))
+    assert rules(other)["settings"] == "broken"

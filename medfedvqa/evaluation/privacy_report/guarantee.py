@@ -34,7 +34,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     spread,
     yes,
 )
-from privacy.report.budget import Accounting, Charge, Executed, Figures, Refusal
+from privacy.report.budget import Accounting, Charge, EventFigures, Executed, Figures, Refusal
 from privacy.report.model import Report
 
 NAMED_PLACE = re.compile(r"(record|entry) (\d+)")
@@ -117,9 +117,17 @@ def mechanism(report: Report) -> Section:
     it, run = report.sections.mechanism, report.evidence.run
     mechanisms = Table(
         "Mechanisms, over all charges of the job",
-        ("Mechanism", "Sampler", "#Rate", "#Noise multiplier", "#Steps", "Sensitivity"),
+        ("Applied to", "Mechanism", "Sampler", "Parameters", "Noise", "#Steps", "Sensitivity"),
         tuple(
-            row(m.name, m.sampler, figure(m.rate), figure(m.noise_multiplier), count(m.steps), m.sensitivity)
+            row(
+                m.applied_to,
+                _named(m.event),
+                m.sampler,
+                tuple(_parameters(m.event)),
+                m.noise,
+                count(m.event.steps),
+                m.sensitivity,
+            )
             for m in it.mechanisms
         ),
         "No mechanism was charged.",
@@ -252,7 +260,16 @@ def _charges(charges: Sequence[Charge]) -> Table:
 def _events(charge: Charge) -> Iterator[Inline]:
     for place, event in enumerate(charge.events):
         yield "\n" if place else ""
-        yield from (count(event.steps), " at rate ", figure(event.rate), ", noise ", figure(event.noise))
+        yield from (count(event.steps), f" × {_named(event)}: ", *_parameters(event))
+
+
+def _named(event: EventFigures) -> str:
+    return f"{event.mechanism}, {event.use}" if event.use else event.mechanism
+
+
+def _parameters(event: EventFigures) -> Iterator[Inline]:
+    for place, one in enumerate(event.parameters):
+        yield from (", " if place else "", f"{one.name} ", figure(one.value))
 
 
 def _states(charge: Charge) -> Iterator[str]:

@@ -1,0 +1,216 @@
+"""What a mechanism is to the rest of the project, and the registry that finds one by its name."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, fields, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.errors import AccountingError
+from privacy.noise import Randomness
+
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
+"""Noise is calibrated between these, in units of the sensitivity. Noise above the second counts as the second, which
+never understates epsilon."""
+UNITS = 2**20
+"""Counts are whole numbers of these parts of a patient, so that a patient adds at most 1 without any rounding."""
+UNNAMED = "sampled_gaussian"
+"""The mechanism of records that name none: versions up to 0.1.0 knew no other."""
+
+
+class Use(StrEnum):
+    """What a mechanism was applied to."""
+
+    GRADIENTS = "gradients"
+    COUNTS = "counts"
+
+    @property
+    def words(self) -> str:
+        """The noisy value, for reports."""
+        return _USES[self][0]
+
+    @property
+    def bound(self) -> str:
+        """The most that one patient changes it, for reports: a setting of the job, or a number."""
+        return _USES[self][1]
+
+
+_USES = {
+    Use.GRADIENTS: ("sum of clipped gradients of patients", "clip"),
+    Use.COUNTS: ("pair of counts behind a released accuracy", "1"),
+}
+
+
+class PrivacyLoss(Protocol):
+    """A privacy random variable: the logarithm of the ratio of both neighbours' densities, drawn from the first's."""
+
+    def cdf(self, t: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probability that the loss is at most `t`."""
+        ...
+
+    def mean(self) -> float:
+        """The expected loss."""
+        ...
+
+
+class DPEvent(ABC):
+    """A mechanism with its parameters, applied `steps` times for one `use`.
+
+    Subclasses are frozen dataclasses. Their fields other than `steps` and `use` are the parameters, numbers.
+    `use` is None in records of versions that did not note it. Raises `AccountingError` for unfit parameters.
+    """
+
+    mechanism: ClassVar[str]
+    """Its name in records."""
+    rdp_source: ClassVar[str]
+    """Where its Renyi divergence is derived."""
+    norm: ClassVar[str]
+    """The norm in which its sensitivity is measured, for reports."""
+    steps: int
+    use: Use | None
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "mechanism" in vars(cls):
+            _REGISTRY[cls.mechanism] = cls
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Its figures by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("steps", "use")}
+
+    def times(self, steps: int) -> Self:
+        """The same mechanism, applied so many times."""
+        return replace(self, steps=steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that survive JSON exactly."""
+        use = None if self.use is None else self.use.value
+        return {"mechanism": self.mechanism, "use": use, **self.parameters, "steps": self.steps}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "DPEvent":
+        """The event that `to_dict` wrote. Raises `AccountingError` on a missing, unknown or unfit value."""
+        told = dict(values)
+        if "mechanism" not in told and "use" not in told:
+            told |= {"mechanism": UNNAMED, "use": None}
+        name = told.pop("mechanism", None)
+        kind = _REGISTRY.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise AccountingError("an event names a mechanism that this version lacks: use the version that wrote it")
+        if set(told) != {one.name for one in fields(kind)}:
+            raise AccountingError("an event is written as exactly its mechanism's fields: add or remove fields")
+        if told["use"] is not None:
+            if told["use"] not in list(Use):
+                raise AccountingError("an event is of a use that this version lacks: use the version that wrote it")
+            told["use"] = Use(told["use"])
+        return kind(**told)
+
+    @property
+    @abstractmethod
+    def accounted(self) -> Self:
+        """One step as the accountants see it: of no use, with no more noise than they count."""
+
+    @property
+    def is_accountable(self) -> bool:
+        """Whether the accountants have a figure; without one epsilon is infinite."""
+        return True
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon of one step at delta 0, infinite if there is none."""
+        return math.inf
+
+    @abstractmethod
+    def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
+        """The Renyi divergence of one step at these orders."""
+
+    @abstractmethod
+    def loss(self, least: float, most: float) -> PrivacyLoss:
+        """The privacy loss of one step, given that it lies between `least` and `most`."""
+
+    @property
+    @abstractmethod
+    def mu_squared(self) -> float:
+        """The square of Gaussian DP's mu of all its steps. May raise `ArithmeticError`."""
+
+    @property
+    @abstractmethod
+    def mu_is_exact(self) -> bool:
+        """Whether mu is exact, and not the central limit's approximation."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> str:
+        """Who takes part in a step, for reports."""
+
+    @property
+    @abstractmethod
+    def noise_words(self) -> str:
+        """The noise with its figure, for people."""
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """The kind of noise and what it is added to, for the claim."""
+
+    @property
+    def applied_to(self) -> str:
+        """The noisy value, for reports."""
+        return self.use.words if self.use else "sum over patients (an earlier version, which noted no use)"
+
+    @property
+    def sensitivity(self) -> str:
+        """The most that one patient changes the value before noise, for reports."""
+        return f"{self.use.bound if self.use else 'not recorded'} ({self.norm})"
+
+
+class CountsMechanism(DPEvent):
+    """A mechanism that can release a pair of counts to which each patient adds at most 1, over both together."""
+
+    @classmethod
+    @abstractmethod
+    def for_counts(cls, noise: float) -> Self:
+        """One release with this much noise, in the mechanism's own parameter; more never costs more."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """The standard deviation of the noise on each count, in patients."""
+
+    @abstractmethod
+    def noisy(self, pair: tuple[int, int], randomness: Randomness) -> tuple[float, float]:
+        """Counts in `UNITS` of a patient, as noisy numbers of patients."""
+
+
+_REGISTRY: dict[str, type[DPEvent]] = {}
+
+
+def counts_mechanisms() -> list[type[CountsMechanism]]:
+    """All that can release pairs of counts, by name."""
+    return [kind for _, kind in sorted(_REGISTRY.items()) if issubclass(kind, CountsMechanism)]
+
+
+def summed(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
+    """The events, in the order of their first steps, with those that differ in steps alone put together."""
+    steps: dict[DPEvent, int] = {}
+    for event in events:
+        once = event.times(1)
+        steps[once] = steps.get(once, 0) + event.steps
+    return tuple(once.times(count) for once, count in steps.items())
+
+
+def check_steps(steps: object) -> None:
+    """Raises `AccountingError` unless it is a whole number from 1."""
+    if type(steps) is not int or steps < 1:
+        raise AccountingError("an event has happened: give its steps as a whole number from 1")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite int or float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

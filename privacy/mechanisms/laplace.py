@@ -1,0 +1,151 @@
+"""The Laplace mechanism for a pair of counts, exact on a grid.
+
+The noise is a Laplace variable that is rounded to a whole number of grid units. Counts are whole numbers of them
+too, so that the noisy counts are the rounded values of the continuous mechanism: a function of its output, which
+costs no more than the continuous mechanism does. No floating-point number takes part until the result is on the grid,
+so that the low bits of a result tell nothing (Mironov, "On Significance of the Least Significant Bits for
+Differential Privacy", 2012). The sampler is exact and needs nothing but uniform whole numbers: Canonne, Kamath and
+Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2.
+
+A patient changes the two counts by a and 1 - a. This costs at most as much as a change of one count by 1, at every
+delta: where the loss of the latter is 1/b or -1/b, that of the former is less often so, and every loss between is more
+likely, at the same expectation of the likelihood ratio.
+
+Source of the Renyi divergence: Mironov, "Renyi Differential Privacy", 2017, Table II.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.errors import AccountingError
+from privacy.mechanisms.base import MOST_NOISE, UNITS, CountsMechanism, PrivacyLoss, Use, check_steps, is_number
+from privacy.noise import Randomness
+
+WORD = 53
+"""Bits of each uniform number."""
+
+
+@dataclass(frozen=True)
+class Laplace(CountsMechanism):
+    """`steps` releases with Laplace noise whose `scale` (b) is in units of the sensitivity, everybody taking part.
+
+    Raises `AccountingError` unless the scale is finite and above 0, and steps >= 1.
+    """
+
+    mechanism: ClassVar[str] = "laplace"
+    rdp_source: ClassVar[str] = "Mironov, Renyi Differential Privacy, 2017, Table II"
+    norm: ClassVar[str] = "L1 norm"
+
+    scale: float
+    steps: int = 1
+    use: Use | None = None
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.scale) and self.scale > 0 and math.isfinite(1 / self.scale)):
+            raise AccountingError("a scale of 0 or less protects nothing: give a finite number above 0")
+        check_steps(self.steps)
+
+    @property
+    def accounted(self) -> Self:
+        return type(self)(min(float(self.scale), MOST_NOISE))
+
+    @property
+    def pure_epsilon(self) -> float:
+        return 1 / self.scale
+
+    def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
+        """Table II, with the larger power of e taken out of the sum, so that no order overflows or cancels."""
+        order, largest = np.asarray(orders, dtype=np.float64), 1 / self.scale
+        inner = (order - 1) / (2 * order - 1) * np.expm1(-(2 * order - 1) * largest)
+        return np.asarray(largest + np.log1p(inner) / (order - 1))
+
+    def loss(self, least: float, most: float) -> PrivacyLoss:
+        """The loss is bounded by `pure_epsilon`: nothing lies outside of that."""
+        return _LaplaceLoss(1 / self.scale)
+
+    @property
+    def mu_squared(self) -> float:
+        """The chi-squared divergence, as for the sampled Gaussian."""
+        return self.steps * (2 * math.expm1(1 / self.scale) + math.expm1(-2 / self.scale)) / 3
+
+    @property
+    def mu_is_exact(self) -> bool:
+        return False
+
+    @property
+    def sampler(self) -> str:
+        return "none: every patient takes part"
+
+    @property
+    def noise_words(self) -> str:
+        return f"Laplace noise of scale {self.scale:g}"
+
+    @property
+    def sentence(self) -> str:
+        return "Laplace noise on pairs of counts over all patients"
+
+    @classmethod
+    def for_counts(cls, noise: float) -> Self:
+        return cls(noise, use=Use.COUNTS)
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(2) * self.scale
+
+    def noisy(self, pair: tuple[int, int], randomness: Randomness) -> tuple[float, float]:
+        first, second = (count + _rounded_laplace(self.scale, randomness) for count in pair)
+        return first / UNITS, second / UNITS
+
+
+@dataclass(frozen=True)
+class _LaplaceLoss:
+    """`largest` with probability 1/2; else less by 2 E with E standard exponential, but not below -`largest`."""
+
+    largest: float
+
+    def cdf(self, t: NDArray[np.float64]) -> NDArray[np.float64]:
+        between = np.exp(np.minimum(t - self.largest, 0) / 2) / 2
+        return np.where(t < -self.largest, 0.0, np.where(t < self.largest, between, 1.0))
+
+    def mean(self) -> float:
+        return self.largest + math.expm1(-self.largest)
+
+
+def _rounded_laplace(scale: float, randomness: Randomness) -> int:
+    """A Laplace variable of at least this scale, in patients, rounded to the nearest whole number of `UNITS`.
+
+    With `halves` the scale in half units, the whole half units of an exponential variable are geometric; rounding
+    needs no more of it than these.
+    """
+    halves = math.ceil(scale * 2 * UNITS)  # a product with a power of two is exact
+    while not _coin(part := _below(halves, randomness), halves, randomness):
+        pass
+    while _coin(1, 1, randomness):
+        part += halves
+    magnitude = (part + 1) // 2
+    return magnitude if _below(2, randomness) else -magnitude
+
+
+def _coin(top: int, bottom: int, randomness: Randomness) -> bool:
+    """True with probability exp(-top / bottom), exactly; 0 <= top <= bottom."""
+    count = 1
+    while _below(bottom * count, randomness) < top:
+        count += 1
+    return count % 2 == 1
+
+
+def _below(most: int, randomness: Randomness) -> int:
+    """A whole number from 0 to `most` - 1, exactly uniform."""
+    words = most.bit_length() // WORD + 1
+    span = 1 << (WORD * words)
+    while True:
+        number = 0
+        for uniform in randomness.uniform(words).tolist():
+            number = (number << WORD) | int(uniform * 2**WORD)
+        if number < span - span % most:
+            return number % most

@@ -1,0 +1,73 @@
+"""Versions of this software whose epsilons are withdrawn, since a fault voids the proof behind them.
+
+The list ships with the package (`withdrawn.json`). A site extends it with a file of the same form beside its ledger:
+a list of entries with `version`, `code_digest` or both, the `reason` as a sentence, and the day `since` when it holds.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+
+from privacy.errors import SettingsError
+
+WITHDRAWN = "withdrawn.json"
+"""Name of the list, in the package and beside a ledger."""
+
+
+class CodeIdentity(NamedTuple):
+    """Which code ran, as log entries name it."""
+
+    version: str | None
+    digest: str | None
+
+
+class Withdrawal(BaseModel):
+    """Code whose epsilons are withdrawn: all that has this version, and all that has this digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: str | None = None
+    code_digest: str | None = None
+    reason: str
+    since: str
+
+    @model_validator(mode="after")
+    def _names_code(self) -> "Withdrawal":
+        if self.version is None and self.code_digest is None:
+            raise ValueError("neither version nor code_digest")
+        return self
+
+    def covers(self, code: CodeIdentity) -> bool:
+        """Whether the epsilons of this code are withdrawn."""
+        by_version = self.version is not None and self.version == code.version
+        return by_version or (self.code_digest is not None and self.code_digest == code.digest)
+
+    @property
+    def sentence(self) -> str:
+        """What is withdrawn, since when and why."""
+        named = f"version {self.version}" if self.version else f"code {(self.code_digest or '')[:16]}"
+        return f"{named} is withdrawn since {self.since}. {self.reason}"
+
+
+_LIST = TypeAdapter(tuple[Withdrawal, ...])
+
+
+def withdrawals(more: Path | None = None) -> tuple[Withdrawal, ...]:
+    """The list that ships, and the entries of the file `more`. Raises `SettingsError` if that is no such list."""
+    shipped = _LIST.validate_json(files(__package__).joinpath(WITHDRAWN).read_bytes())
+    if more is None:
+        return shipped
+    try:
+        return (*shipped, *_LIST.validate_json(more.read_bytes()))
+    except (OSError, ValueError):
+        raise SettingsError(
+            "the list of withdrawn versions cannot be read: write a JSON list of entries with 'version' or "
+            "'code_digest', 'reason' and 'since'"
+        ) from None
+
+
+def withdrawal_of(codes: Iterable[CodeIdentity], among: Sequence[Withdrawal]) -> Withdrawal | None:
+    """The first entry that covers any of these, None if there is none."""
+    return next((one for code in codes for one in among if one.covers(code)), None)

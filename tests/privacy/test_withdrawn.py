@@ -1,0 +1,71 @@
+"""Versions whose epsilons are withdrawn."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from medfedvqa.version import VERSION, code_digest
+from privacy import SettingsError
+from privacy.withdrawn import CodeIdentity, Withdrawal, withdrawal_of, withdrawals
+
+ROOT = Path(__file__).parents[2]
+DIGEST_OF_0_1_0 = "4eb05199b4284b0d0c008d7ee7e37d29529ead599a8deda38ea3492ffdd45b81"
+"""Of commit 1bcfca7, the last of version 0.1.0."""
+ENTRY = {"reason": "Its noise was too small.", "since": "2027-01-02"}
+
+
+@pytest.mark.parametrize(
+    "code", [CodeIdentity("0.1.0", "ab" * 32), CodeIdentity("0.1.0", None), CodeIdentity("9.9", DIGEST_OF_0_1_0)]
+)
+def test_version_0_1_0_is_withdrawn_whatever_commit_and_its_code_whatever_version(code: CodeIdentity) -> None:
+    """With the reason, as a sentence."""
+    found = withdrawal_of([code], withdrawals())
+    assert found and "0.1.0 is withdrawn since 2026-11-22" in found.sentence and "no proof" in found.sentence
+
+
+def test_this_version_is_not_withdrawn_and_is_the_one_that_is_packaged() -> None:
+    """New jobs have valid epsilons; an installation's metadata, which may be older, is not asked."""
+    assert withdrawal_of([CodeIdentity(VERSION, code_digest()), CodeIdentity(None, None)], withdrawals()) is None
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
+
+
+def test_a_site_extends_the_list(tmp_path: Path) -> None:
+    """By version, by digest or by both; what ships stays in it."""
+    file = tmp_path / "withdrawn.json"
+    file.write_text(json.dumps([{**ENTRY, "version": "7.0"}, {**ENTRY, "code_digest": "cd" * 32}]))
+    listed = withdrawals(file)
+    assert len(listed) == len(withdrawals()) + 2
+    for code in (CodeIdentity("7.0", None), CodeIdentity("8.0", "cd" * 32)):
+        found = withdrawal_of([CodeIdentity(VERSION, None), code], listed)
+        assert found and "Its noise was too small." in found.sentence
+    assert withdrawal_of([CodeIdentity("8.0", "ab" * 32)], listed) is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "{}",
+        json.dumps([ENTRY]),
+        json.dumps([{"version": "7.0", "since": "2027-01-02"}]),
+        json.dumps([{**ENTRY, "version": "7.0", "surplus": 1}]),
+        json.dumps([{**ENTRY, "version": 7}]),
+    ],
+)
+def test_a_list_that_names_no_code_or_gives_no_reason_is_refused(tmp_path: Path, written: str) -> None:
+    """An entry that is misread would withdraw nothing, silently."""
+    file = tmp_path / "withdrawn.json"
+    file.write_text(written)
+    with pytest.raises(SettingsError, match="withdrawn versions"):
+        withdrawals(file)
+    with pytest.raises(SettingsError, match="withdrawn versions"):
+        withdrawals(tmp_path / "missing.json")
+
+
+def test_code_without_a_name_is_covered_by_no_entry() -> None:
+    """An entry by version or by digest says nothing of an entry of the log that names neither, or the other alone."""
+    assert not Withdrawal(code_digest="cd" * 32, **ENTRY).covers(CodeIdentity(None, "ab" * 32))
+    assert not Withdrawal(version="7.0", **ENTRY).covers(CodeIdentity("8.0", None))
+    assert not Withdrawal(version="0.1.0", **ENTRY).covers(CodeIdentity(None, None))
