@@ -256,14 +256,11 @@ def test_the_weights_of_distillation_may_grow():
 
 def test_both_steps_are_paid_for(small):
     """The teacher's target depends on an adapter that saw the same patients, so it is trained privately, too."""
-    private = {
-        name: create(name, {**small, "weighting": "uniform", "answers": "closed"}, DP) for name in ("fedavg", "feddat")
-    }
+    options = {**small, "weighting": "uniform", "answers": "closed"}
+    private = {name: create(name, options, DP) for name in ("fedavg", "feddat")}
     steps = {name: method.cost("train").steps for name, method in private.items()}
     assert steps["feddat"] == 2 * steps["fedavg"]
-    assert (
-        create("feddat", {**options, "ablation": "local"}, DP).cost("train").steps == steps["fedavg"]
-    )
+    assert create("feddat", {**options, "ablation": "local"}, DP).cost("train").steps == steps["fedavg"]
 
 
 def test_under_differential_privacy_what_stays_is_noisy_as_well(site, small):
