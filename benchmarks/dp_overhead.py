@@ -22,12 +22,20 @@ from torch import nn
 
 from medfedvqa.data import load_site
 from medfedvqa.data.partition import Split
-from medfedvqa.methods import Site
-from medfedvqa.methods.private_training import PrivateTrainer
-from medfedvqa.methods.prompt_pfl import PromptPFLConfig
-from medfedvqa.methods.training import SiteTrainer
-from medfedvqa.models import Batch, SiteModel, answer_loss, load_backbone
-from privacy import DPSettings, NoiseLevels, PatientSampler, PrivateStep, SecureRandomness
+from medfedvqa.methods.prompt_pfl import PromptPFL, PromptPFLConfig
+from medfedvqa.models import HEAD, PROMPT, Batch, TunedModel, Values, load_backbone
+from medfedvqa.models.tuned import dropped
+from medfedvqa.training import Privacy, Site, Trainer, answer_losses
+from medfedvqa.training.private import Sample
+from privacy import (
+    Chance,
+    DPSettings,
+    NoiseLevels,
+    PatientSampler,
+    PatientStreams,
+    SecureRandomness,
+    SeededChance,
+)
 
 NOISE = 1.0
 SETTINGS = DPSettings(noise=NOISE, count_noise=1.0, patient_rows=8)
@@ -51,55 +59,66 @@ def _expand_rule(layer: Expand, inputs: list[torch.Tensor], outputs: torch.Tenso
 
 
 class RowModel(nn.Module):
-    """The same model with every row's prompts apart."""
+    """The same model with every row's prompts apart, as layers that Opacus' hooks know."""
 
-    def __init__(self, model: SiteModel) -> None:
+    def __init__(self, model: TunedModel, values: Values) -> None:
         super().__init__()
-        self.expand = nn.ModuleDict({tower: Expand(prompt) for tower, prompt in model.prompt.items()})
-        self.head = model.head
-        self._model = [model]  # not a submodule: its parameters are those above
+        prompts = {name.removeprefix(PROMPT): value for name, value in values.items() if name.startswith(PROMPT)}
+        self.expand = nn.ModuleDict({tower: Expand(nn.Parameter(value)) for tower, value in prompts.items()})
+        self.layers = nn.ModuleDict(
+            {
+                layer: _linear(values[f"{HEAD}{layer}.weight"], values[f"{HEAD}{layer}.bias"])
+                for layer in ("hidden", "answers")
+            }
+        )
+        self._model = model
 
-    def forward(self, rows: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, batch: Batch, chance: Chance) -> torch.Tensor:
         """Logits [rows, answers]; `batch` was gathered with a row per owner."""
-        local = {f"prompt.{tower}": expand(rows) for tower, expand in self.expand.items()}
-        return self._model[0](batch, None, generator, local)
+        local = {PROMPT + tower: expand(rows) for tower, expand in self.expand.items()}
+        hidden = self.layers["hidden"](self._model.features(local, batch)).relu()
+        logits: torch.Tensor = self.layers["answers"](dropped(hidden, self._model.head.dropout, chance))
+        return logits
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    return layer
 
 
 def steps(site: Site, hidden: int, patients: int, repeats: int) -> dict[str, float]:
     """Median seconds of a step of each kind, over the same patients."""
-    config = PromptPFLConfig(hidden=hidden)
-    plain = SiteTrainer(site, config.model, config.training)
-    private = PrivateTrainer(site, config.model, config.training, SETTINGS, NoiseLevels(NOISE, 1.0))
-    drawn = PatientSampler(site.data.train.patients, 1.0, SETTINGS.patient_rows, SecureRandomness()).sample()[:patients]
-    rows, shown = torch.cat(drawn), torch.zeros(len(site.data.pictures), dtype=torch.int64)
-    generator = torch.Generator().manual_seed(0)
-    models = [private._build(torch.Generator().manual_seed(0)) for _ in range(3)]
-    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-4) for model in models]
-
+    method = PromptPFL(PromptPFLConfig(hidden=hidden, learning_rate=1e-4))
+    model, start = method.model(site), method.setup(site)["values"]
+    privacy = Privacy(SETTINGS, NoiseLevels(NOISE, 1.0))
+    plain, private = (Trainer(site, model, method.config.training, privacy=each) for each in (None, privacy))
+    penalty, loss, chance = method._penalty(plain), answer_losses(model), SeededChance(0)
+    train, keys = plain.train_rows, site.data.patients
+    sampler = PatientSampler(train.patients, keys, 1.0, SETTINGS.patient_rows, SecureRandomness())
+    drawn = tuple(sampler.sample()[:patients])
+    rows = torch.cat(drawn)
     owners = torch.arange(len(drawn)).repeat_interleave(torch.tensor([len(one) for one in drawn]))
+    parts = [trainer.part(start, 1) for trainer in (plain, private)]
 
     def without(owners: torch.Tensor | None = None) -> None:
-        batch = plain._batch(site.data.train, rows, shown, owners)
-        loss = answer_loss(models[0](batch, None, generator), batch.answers) + plain._penalty(models[0], None)
-        optimizers[0].zero_grad()
-        loss.backward()
-        optimizers[0].step()
+        seen = plain._rows.rows(train, rows, chance, owners)
+        (loss(parts[0].values, seen).mean() + penalty(parts[0].values)).backward()
+        parts[0].step()
 
     def by_patient() -> None:
-        step = PrivateStep(models[1].parameters(), SETTINGS.clip)
-        step.add(private._contributions(models[1], drawn, shown, None, generator))
-        step.finish(NOISE, SETTINGS.expected_patients, site.randomness)
-        private._penalty(models[1], None).backward()
-        optimizers[1].step()
+        private.step([parts[1]], loss, Sample(drawn, PatientStreams(site.randomness.secret())), penalty)
 
-    wrapped = GradSampleModule(RowModel(models[2]), loss_reduction="sum")
-    bounded = DPOptimizer(optimizers[2], noise_multiplier=NOISE, max_grad_norm=1.0, expected_batch_size=len(rows))
+    row_model = RowModel(model, start)
+    optimizer = torch.optim.Adam(row_model.parameters(), lr=1e-4)
+    wrapped = GradSampleModule(row_model, loss_reduction="sum")
+    bounded = DPOptimizer(optimizer, noise_multiplier=NOISE, max_grad_norm=1.0, expected_batch_size=len(rows))
 
     def by_hooks() -> None:
-        batch = plain._batch(site.data.train, rows, shown, torch.arange(len(rows)))
+        seen = plain._rows.rows(train, rows, chance, torch.arange(len(rows)))
         bounded.zero_grad()
-        logits = wrapped(torch.zeros(len(rows)), batch, generator)
-        F.cross_entropy(logits, batch.answers, reduction="sum").backward()
+        logits = wrapped(torch.zeros(len(rows)), seen.batch, chance)
+        F.cross_entropy(logits, seen.answers, reduction="sum").backward()
         bounded.step()
 
     kinds: dict[str, Callable[[], None]] = {
