@@ -27,8 +27,7 @@ OPTIONS = {
     "rounds": 5, "local_epochs": 4, "hidden": 16, "blocks": 2, "learning_rate": 0.005, "local_baseline": False,
     "answers": "closed",
 }  # fmt: skip
-"""Few parameters and few rounds, since noise grows with both, and a public answer space. The last row is the same without
-differential privacy."""
+"""Few parameters and few rounds, since noise grows with both, and a public answer space; the last row has no noise."""
 
 
 def job(data: str, epsilon: float | None, seed: int) -> JobSpec:
