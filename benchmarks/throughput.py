@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,26 +24,28 @@ from open_clip.transformer import ResidualAttentionBlock
 from medfedvqa.data import Examples, Split, batches, load_site, organs
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.models import (
+    HEAD,
+    PROMPT,
     Cache,
     ClipBackbone,
-    ModelConfig,
-    SiteModel,
-    answer_loss,
+    HeadConfig,
+    TunedModel,
+    TuningConfig,
+    Values,
     bundled_for,
     load_backbone,
-    prompt_depth,
     prompt_distance,
     weight_penalty,
 )
+from privacy import SeededChance
 
 TARGET = 4.0
 """Ratio of rows per second that the project promises on VQA-RAD."""
 TOLERANCE = 1e-5
 """Largest difference of a gradient, relative to that gradient's largest entry."""
 
-Tensors = dict[str, torch.Tensor]
-Logits = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
-"""Row indices and the generator of dropout to logits."""
+Logits = Callable[[torch.Tensor, SeededChance], torch.Tensor]
+"""Row indices, and what dropout draws from, to logits."""
 
 
 @dataclass(frozen=True)
@@ -77,54 +79,54 @@ def attend(
 
 
 def straightforward(
-    backbone: ClipBackbone, model: SiteModel, shared: Tensors, examples: Examples, pictures: torch.Tensor
+    backbone: ClipBackbone, model: TunedModel, values: Values, examples: Examples, pictures: torch.Tensor
 ) -> Logits:
     """One row, one picture, one padded question. Pictures are normalised and questions tokenised beforehand."""
     clip, tokens = backbone.clip, backbone.tokenize(list(examples.questions))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
     images = (pictures.expand(-1, 3, -1, -1) - mean) / std
-    mask = F.pad(clip.attn_mask, (model.config.length, 0))
+    mask, shared = F.pad(clip.attn_mask, (model.tuning.length, 0)), model.shared or {}
 
-    def logits(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def logits(rows: torch.Tensor, chance: SeededChance) -> torch.Tensor:
         hidden = clip.visual._embeds(images[examples.pictures[rows]])
         for index, block in enumerate(clip.visual.transformer.resblocks):
-            prompts = [model.prompts["prompt.image"][index], shared["prompt.image"][index]]
+            prompts = [values["prompt.image"][index], shared["prompt.image"][index]]
             hidden = attend(block, hidden, prompts, None)
         seen = clip.visual.ln_post(hidden[:, 0])
         hidden = clip.token_embedding(tokens[rows]) + clip.positional_embedding
         for index, block in enumerate(clip.transformer.resblocks):
-            prompts = [model.prompts["prompt.text"][index], shared["prompt.text"][index]]
+            prompts = [values["prompt.text"][index], shared["prompt.text"][index]]
             hidden = attend(block, hidden, prompts, mask)
         ends = tokens[rows].argmax(dim=-1)
         read = clip.ln_final(hidden[torch.arange(len(rows)), ends])
-        return model.head(torch.cat([seen, read], dim=-1), generator)
+        return model.answer(values, torch.cat([seen, read], dim=-1), chance)
 
     return logits
 
 
-def ours(cache: Cache, model: SiteModel, shared: Tensors, examples: Examples) -> Logits:
+def ours(cache: Cache, model: TunedModel, values: Values, examples: Examples) -> Logits:
     """The site's model on batches gathered from its cache."""
     questions = cache.question_ids(examples.questions)
 
-    def logits(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def logits(rows: torch.Tensor, chance: SeededChance) -> torch.Tensor:
         batch = cache.batch(examples.pictures[rows], questions[rows], examples.answers[rows])
-        return model(batch, shared, generator)
+        return model.logits(values, batch, chance)
 
     return logits
 
 
 def step(
-    logits: Logits, model: SiteModel, shared: Tensors, rows: torch.Tensor, answers: torch.Tensor
-) -> tuple[float, Tensors]:
+    logits: Logits, model: TunedModel, values: Values, rows: torch.Tensor, answers: torch.Tensor
+) -> tuple[float, Values]:
     """Seconds and gradients of one forward and backward pass of the whole loss."""
-    generator = torch.Generator().manual_seed(0)
-    model.zero_grad()
+    prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
+    head = [value for name, value in values.items() if name.startswith(HEAD)]
     start = time.process_time()
-    loss = answer_loss(logits(rows, generator), answers)
-    loss = loss + 0.5 * prompt_distance(model.prompts, shared) + 0.001 * weight_penalty(model.head)
-    loss.backward()
+    loss = F.cross_entropy(logits(rows, SeededChance(0)), answers)
+    loss = loss + 0.5 * prompt_distance(prompts, model.shared or {}) + 0.001 * weight_penalty(head)
+    gradients = torch.autograd.grad(loss, list(values.values()))
     seconds = time.process_time() - start
-    return seconds, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return seconds, dict(zip(values, gradients, strict=True))
 
 
 def measure(site: str, arguments: argparse.Namespace, backbone: ClipBackbone, rows: int) -> list[Measured]:
@@ -132,20 +134,22 @@ def measure(site: str, arguments: argparse.Namespace, backbone: ClipBackbone, ro
     data = load_site(arguments.data, arguments.data_root, site, Split())
     pictures, examples = data.pictures.load(backbone.shape.image_size), data.train
     generator = torch.Generator().manual_seed(0)
-    model = SiteModel(backbone, ModelConfig(), len(data.answers), generator)
-    shared = {name: torch.randn(prompt.shape, generator=generator) * 0.02 for name, prompt in model.prompts.items()}
-    cache = backbone.cache(prompt_depth(backbone.shape, model.config), pictures, examples.questions)
-    ways = ours(cache, model, shared, examples), straightforward(backbone, model, shared, examples, pictures)
+    tuning = TuningConfig("prompt")
+    model = TunedModel(backbone, tuning, HeadConfig(len(data.answers)))
+    values = {name: value.requires_grad_() for name, value in model.initial(generator, generator).items()}
+    model = replace(model, shared=tuning.initial(backbone.shape, backbone, generator))
+    cache = model.cache(model.depth, pictures, examples.questions)
+    ways = ours(cache, model, values, examples), straightforward(backbone, model, values, examples, pictures)
     measured: list[Measured] = []
     for chosen in itertools.islice(batches(examples, rows, generator), arguments.batches + 1):
         order = (0, 1) if len(measured) % 2 else (1, 0)
-        results = {way: step(ways[way], model, shared, chosen, examples.answers[chosen]) for way in order}
+        results = {way: step(ways[way], model, values, chosen, examples.answers[chosen]) for way in order}
         (fast, found), (slow, expected) = results[0], results[1]
         measured.append(Measured(len(chosen), fast, slow, difference(found, expected)))
     return measured[1:]  # the first batch warms up
 
 
-def difference(found: Tensors, expected: Tensors) -> float:
+def difference(found: Values, expected: Values) -> float:
     """The largest difference of any gradient, relative to the largest entry of that gradient."""
     return max(float((found[name] - grad).abs().max() / grad.abs().max()) for name, grad in expected.items())
 

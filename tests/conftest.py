@@ -1,4 +1,4 @@
-"""What all tests share: the data folder, small backbones, and sites on disk."""
+"""What all tests share: the data folder, small backbones, and sites in memory and on disk."""
 
 import os
 
@@ -15,15 +15,18 @@ import pytest
 import torch
 from open_clip.model import CLIP
 
+from medfedvqa.data import Row, Split, VQAData, build_site
 from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.models import BackboneShape, ClipBackbone, TowerShape, load_backbone
+from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone
 from medfedvqa.models.bundled import build
 from medfedvqa.models.vilt import ViltBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES
 from medfedvqa.pretraining.train import write_weights
+from medfedvqa.training import Site
+from privacy import RepeatableRandomness
 
 RANDOM = "medclip@random"
 """Name of a backbone with random weights, for tests of everything but accuracy."""
@@ -94,6 +97,37 @@ def backbone() -> ClipBackbone:
 def single(backbone: ClipBackbone) -> ClipBackbone:
     """The tiny CLIP in float32, as sites have it."""
     return replace(backbone, clip=copy.deepcopy(backbone.clip).float())
+
+
+ASKED = (("is it bright", "yes"), ("is it dark", "no"), ("which side", "left"), ("what is this", "something odd"))
+PARTS = ("train", "train", "train", "validate", "test", "test")
+
+
+def drawn(row: Row, size: int) -> torch.Tensor:
+    """The picture that a row names by its seed."""
+    return torch.rand(1, size, size, generator=torch.Generator().manual_seed(int(row.image.name)))
+
+
+def small_site(backbone: Backbone, name: str, questions: int = 3, seed: int = 0) -> Site:
+    """A site with three training patients, of whom the first has twice as many rows."""
+    number = sum(map(ord, name))
+    rows = [
+        Row(index, "chest", part, True, question, answer, f"{name}{patient}", Path(str(1000 * number + patient)))
+        for index, (patient, part) in enumerate(enumerate(PARTS))
+        for question, answer in (ASKED[:questions] * 2)[: questions * (2 if patient == 0 else 1)]
+    ]
+    data = build_site(VQAData("small", ("chest",), rows, drawn, publishes_validation=True), "chest", Split())
+    return Site(name, data, backbone, "cpu", seed, RepeatableRandomness(number))
+
+
+@pytest.fixture
+def site(single: Backbone) -> Callable[..., Site]:
+    """Makes a small site of this name, on the tiny CLIP or another backbone."""
+
+    def make(name: str = "here", backbone: Backbone = single, **options: int) -> Site:
+        return small_site(backbone, name, **options)
+
+    return make
 
 
 TINY_VILT = {
@@ -216,7 +250,8 @@ def private_run(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path)
     """The folder of a finished job of three phantom sites, under differential privacy and on shares."""
     out = tmp_path_factory.mktemp("runs") / "study-1"
     options = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
-    job = {"method": "prompt_pfl", "options": {**options, "local_baseline": False}, "data": "phantom"}
+    options |= {"local_baseline": False, "answers": "closed"}
+    job = {"method": "prompt_pfl", "options": options, "data": "phantom"}
     private = {"dp": {"noise": 1.5, "count_noise": 10.0}, "secagg": True, "backbone": RANDOM}
     launch = plan(JobSpec.from_dict(job | private), None, out, (), 1, {RANDOM: random_backbone})
     run(launch, "local", lambda event: None)

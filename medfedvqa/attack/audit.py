@@ -20,8 +20,7 @@ from audits import (
 from medfedvqa.attack.canaries import Canaries, draw
 from medfedvqa.attack.inversion import Inverted, invert
 from medfedvqa.attack.membership import membership
-from medfedvqa.attack.observed import observe
-from medfedvqa.data import load_site
+from medfedvqa.attack.observed import data_of, observe
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.launch import Launch
 from medfedvqa.version import code_version
@@ -110,8 +109,7 @@ def write(findings: dict[str, Any], folder: Path) -> Path:
 
 
 def _drawn(launch: Launch, site: str, seed: int, plan: AuditPlan) -> Canaries:
-    data = load_site(launch.job.data, launch.root, site, launch.job.split, launch.job.seed)
-    return draw(plan.canaries, plan.rows, len(data.answers), (seed, site))
+    return draw(plan.canaries, plan.rows, len(data_of(launch, site).answers), (seed, site))
 
 
 def _findings(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from medfedvqa.attack.canaries import Canaries, everybody, planted
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
@@ -16,6 +18,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Method, Site, State, Tensors
+from medfedvqa.methods.alone import Alone
 from medfedvqa.models import load_backbone
 from privacy import DPSettings, Ledger
 
@@ -40,7 +43,7 @@ class Observed:
     site: Site
     """With all canaries among its training rows."""
     base: Examples
-    """The training rows that are not canaries'."""
+    """The training rows that are not canaries', of those whose answers the model can give."""
     canaries: Canaries
     rows: Examples
     """All canaries' rows, with the pictures' numbers of `site`."""
@@ -56,7 +59,7 @@ def observe(
     job, method = launch.job, launch.job.build()
     if job.secagg:
         raise ConfigError("with secure aggregation no single upload is seen: attack the same job without it")
-    data = {site: load_site(job.data, launch.root, site, job.split, job.seed) for site in launch.sites}
+    data = {site: data_of(launch, site) for site in launch.sites}
 
     def load_planted(
         reader: str, root: Path | None, organ: str, split: Split, seed: int, answers: tuple[str, ...] | None
@@ -93,10 +96,22 @@ def observe(
         serve_job(job, launch.sites, call, launch.out, "local", watch)
     return {
         name: Observed(
-            method, site, data[name].train, canaries[name], rows[name], _claimed(configs[name], job.dp), seen[name]
+            method, site, _answered(data[name]), canaries[name], rows[name], _claimed(configs[name], job.dp), seen[name]
         )
         for name, site in sites.items()
     }
+
+
+def data_of(launch: Launch, site: str) -> SiteData:
+    """A site's data, with the job's list of answers in the place of the site's own if the job brings one: then
+    canaries, whose answers are drawn from the data's, are all trained with."""
+    job, method = launch.job, launch.job.build()
+    answers = method.answers if isinstance(method, Alone) else None
+    return load_site(job.data, launch.root, site, job.split, job.seed, answers)
+
+
+def _answered(data: SiteData) -> Examples:
+    return data.train.chosen(torch.where(data.train.answers >= 0)[0])
 
 
 def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:

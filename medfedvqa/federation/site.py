@@ -91,8 +91,9 @@ class SiteRuntime:
         if refusal := self.config.policy.refusal(self._job.offer()):
             gate.refuse_job(refusal)
         try:
+            self._method.check_answers(self.site)
             self._budget.reserve(self.site.data.trained_patients)
-        except PrivacyError as error:
+        except (ConfigError, PrivacyError) as error:
             gate.refuse_job(str(error))
         gate.open()
         return gate

@@ -208,6 +208,11 @@ class Method(ABC, Generic[Config]):
         """
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
+    def check_answers(self, site: Site) -> None:
+        """Called before a site charges anything. Raises `ConfigError` if its answer space would have to be public and
+        is not; a method without an answer space has nothing to check."""
+        return
+
     @abstractmethod
     def setup(self, site: Site) -> State:
         """What a site keeps before its first task."""

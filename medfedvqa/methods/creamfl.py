@@ -44,7 +44,7 @@ from medfedvqa.models import (
 )
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
-from privacy import Cost, DPSettings
+from privacy import Cost, DPSettings, SeededChance
 
 Sees = Literal["image", "text", "multimodal"]
 MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
@@ -172,7 +172,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         own = self.config.of(site.name)
         plain = self.model_of(site, own.tuned)
         head = replace(plain.head, hidden=own.hidden)
-        return PairedModel(site.backbone, plain.tuning, head, MODALITIES[own.sees], self.config.space)
+        return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[own.sees], space=self.config.space)
 
     def setup(self, site: Site) -> State:
         """A model as that of local training, and projections. Raises `ConfigError`."""
@@ -233,8 +233,9 @@ class CreamFL(Averaging[CreamFLConfig]):
         own, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
         contrasts = public.contrasts(self.trained(state), projection.values, glob, seed + 1)
         joint, apart = (config.gamma > 0 and config.order == order for order in ("joint", "alternating"))
-        for turn in range(config.turns):
-            for (draw,) in trainer.draws(seed + 2 + turn):
+        chance = SeededChance(seed)
+        for _ in range(config.turns):
+            for (draw,) in trainer.draws(chance):
                 trainer.step([own], loss, draw, next(contrasts) if joint else None)
                 if joint:
                     projection.step()

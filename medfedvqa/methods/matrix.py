@@ -12,15 +12,16 @@ CELLS: dict[str, tuple[DPSettings | None, bool]] = {
     "secure aggregation": (None, True),
     "both": (PRIVACY, True),
 }
-UNIFORM = {"weighting": "uniform"}
-"""Under differential privacy row counts are not released, so that all sites weigh the same."""
+PUBLIC = {"weighting": "uniform", "answers": "closed"}
+"""Under differential privacy no public figure follows from a site's rows: all sites weigh the same, since row counts
+are not released, and the answer space is a public list."""
 
 
 def refusal(method: str, cell: str) -> str | None:
     """Why such a job is refused when it is made; None if it runs."""
     dp, secagg = CELLS[cell]
     try:
-        options = {} if dp is None else _uniform(method)
+        options = {} if dp is None else public_options(method)
         built = create(method, options, dp, secagg)
         built.plan()
     except (ConfigError, PrivacyError) as error:
@@ -43,6 +44,7 @@ def markdown_matrix() -> str:
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
 
 
-def _uniform(method: str) -> dict[str, str]:
-    known = method_type(method).config_type.model_fields
-    return {name: value for name, value in UNIFORM.items() if name in known}
+def public_options(method: str) -> dict[str, str]:
+    """Options with which the method, if it can, runs under differential privacy."""
+    fields = method_type(method).config_type.model_fields
+    return {name: value for name, value in PUBLIC.items() if name in fields}

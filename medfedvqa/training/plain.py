@@ -30,9 +30,9 @@ class PlainGradients:
     train: Examples
     config: TrainingConfig
 
-    def draws(self, seed: int, passes: int) -> Iterator[tuple[Batch, ...]]:
-        """The batches of one round; all passes see the same."""
-        chance = SeededChance(seed)
+    def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[Batch, ...]]:
+        """The batches of one round; all passes see the same. A chance continues where earlier draws left it."""
+        chance = seed if isinstance(seed, SeededChance) else SeededChance(seed)
         epochs = (batches(self.train, self.config.batch_rows, chance.generator) for _ in count())
         if self.config.local_unit == "batches":
             chosen = islice(chain.from_iterable(epochs), self.config.local_epochs)

@@ -23,6 +23,7 @@ from privacy import (
     PatientStreams,
     PrivateStep,
     Recorder,
+    SeededChance,
     expanded,
     owned,
 )
@@ -56,7 +57,7 @@ class PrivateGradients:
     config: TrainingConfig
     privacy: Privacy
 
-    def draws(self, seed: int, passes: int) -> Iterator[tuple[Sample, ...]]:
+    def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[Sample, ...]]:
         """The samples of one round; each pass draws patients for itself, as its accounting assumes.
 
         The seed of the job is not looked at.

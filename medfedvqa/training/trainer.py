@@ -1,5 +1,6 @@
 """Local steps on named values: batches or samples, gradients, optimiser; the same for every method."""
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from medfedvqa.training.plain import PlainGradients
 from medfedvqa.training.private import Privacy, PrivateGradients
 from medfedvqa.training.rows import Penalty, RowLoss, Rows, SiteRows
 from medfedvqa.training.site import Site
+from privacy import SeededChance
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +90,14 @@ class Trainer:
         optimizer = self.config.make(values.values(), round)
         if memory:
             rate = optimizer.param_groups[0]["lr"]
-            optimizer.load_state_dict(dict(memory))
+            optimizer.load_state_dict(copy.deepcopy(dict(memory)))  # torch would share its tensors and change them
             optimizer.param_groups[0]["lr"] = rate
         return Part(values, optimizer)
 
-    def draws(self, seed: int, passes: int = 1) -> Iterator[tuple[Any, ...]]:
+    def draws(self, seed: int | SeededChance, passes: int = 1) -> Iterator[tuple[Any, ...]]:
         """What one round's steps are on, for methods that take `passes` steps in turn; each draw serves one step.
 
-        `seed`: of plain training, for the order of rows and for dropout.
+        `seed`: of plain training, for the order of rows and for dropout; a chance for a round that draws in parts.
         """
         return self._gradients.draws(seed, passes)
 

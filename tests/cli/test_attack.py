@@ -25,7 +25,7 @@ JOB = [
 ]  # fmt: skip
 PRIVATE = [
     "--canaries", "48", "--dp", "noise=8", "--dp", "count_noise=60", "--dp", "sample_rate=1.0",
-    "--dp", "patient_rows=24",
+    "--dp", "patient_rows=24", "-O", "answers=closed",
 ]  # fmt: skip
 """Everybody takes part in both steps: as little chance as possible for an attack to fail by bad luck."""
 
@@ -82,8 +82,9 @@ def test_a_job_that_bounds_rows_instead_of_patients_is_caught(
 
     def by_row(*arguments: Any) -> SiteData:
         data = planted(*arguments)
-        rows = torch.arange(len(data.train)) + 1000
-        return replace(data, train=replace(data.train, patients=rows))
+        rows = torch.arange(len(data.train)) + len(data.patients)
+        keys = tuple(f"row-{number}" for number in range(len(rows)))
+        return replace(data, train=replace(data.train, patients=rows), patients=data.patients + keys)
 
     monkeypatch.setattr(observed, "planted", by_row)
     done, findings = attacked(*PRIVATE)

@@ -14,14 +14,14 @@ from medfedvqa.version import VERSION
 from privacy import DPSettings
 
 Command = Callable[..., Any]
-QUICK = ["-O", "rounds=2", "--dp", "noise=1.5", "--dp", "count_noise=10"]
+QUICK = ["-O", "rounds=2", "-O", "answers=closed", "--dp", "noise=1.5", "--dp", "count_noise=10"]
 
 
 @pytest.fixture
 def used(sites: Callable[..., dict[str, SiteConfig]], quick_job: Callable[..., JobSpec]) -> Path:
     """The site.yml of a site where one round of a private job has run, and the process then vanished."""
     config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
-    job = quick_job().model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
+    job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
     SiteRuntime(config, job, "study-1").handle("start", 1, {})
     return config.ledger.parent / "site.yml"
 

@@ -26,7 +26,7 @@ def job_on_shares(
     ) -> tuple[dict[str, SiteConfig], JobSpec]:
         monkeypatch.setitem(base._METHODS, method.name, method)
         configs = introduced(*names, organ="chest", methods=[method.name], **(allowed or {}))
-        job = quick_job(rounds=rounds).to_dict() | {"method": method.name, "secagg": True, **fields}
+        job = quick_job(rounds=rounds, answers="closed").to_dict() | {"method": method.name, "secagg": True, **fields}
         return configs, JobSpec.from_dict(job)
 
     return made

@@ -57,7 +57,7 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
 
     Under differential privacy, with noise that repeats: every entry of a release carries its charge.
     """
-    job = quick_job().model_copy(update={"dp": DPSettings(noise=1.0, count_noise=5.0)})
+    job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.0, count_noise=5.0)})
     paths = site_files("abdomen", "chest", "head", repeatable_noise=3)
     events: list[Event] = []
     results = run_on_flare(job, paths, tmp_path / "flare", "simulator", events.append)

@@ -5,14 +5,13 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from medfedvqa.methods.private_training import PrivateTrainer
 
 from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
 from medfedvqa.data.pictures import Pictures
@@ -23,7 +22,8 @@ from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
-from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SampledGaussian, SecureRandomness, spent
+from medfedvqa.training import Privacy, Trainer, answer_losses
+from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, ph
 @pytest.fixture
 def private_job(quick_job: Job) -> Job:
     """A quick job under differential privacy; keywords are options of the method."""
-    return lambda **options: quick_job(**options).model_copy(update={"dp": DP})
+    return lambda **options: quick_job(answers="closed", **options).model_copy(update={"dp": DP})
 
 
 def cost(job: JobSpec) -> float:
@@ -275,21 +275,21 @@ def test_without_that_flag_the_same_job_with_the_same_seed_gives_other_bytes(
 
 def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, private_job: Job) -> None:
     """The model's prompts and head get the gradient of the summed loss: clipping and noise are all that differs."""
-    config, job = sites("chest")["chest"], private_job()
-    site, options = SiteRuntime(config, job, "job").site, job.build().config
-    trainer = PrivateTrainer(
-        site, options.model, options.training, DP, NoiseLevels(1.0, SampledGaussian.for_counts(1.0))
-    )
-    model = trainer._restore(trainer.new(0))
-    shown = torch.zeros(len(site.data.pictures), dtype=torch.int64)
-    patients = [torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([3, 4, 5])]
-    parts = trainer._contributions(model, patients, shown, None, torch.Generator().manual_seed(0))
-    found = {p: each for part in parts for p, each in part.weighted_sum(torch.ones(3)).items()}
-    batch = trainer._batch(site.data.train, torch.cat(patients), shown)
-    loss = F.cross_entropy(model(batch, None, torch.Generator().manual_seed(0)), batch.answers, reduction="sum")
-    parameters = list(model.parameters())
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        torch.testing.assert_close(found[parameter], gradient, rtol=1e-4, atol=1e-5)
+    config, job = sites("chest")["chest"], private_job(dropout=0.0)
+    site, method = SiteRuntime(config, job, "job").site, job.build()
+    settings = replace(DP, clip=1e6, sample_rate=1.0, patient_rows=99, expected_patients=1)
+    unbound = Privacy(settings, NoiseLevels(1e-14))
+    trainer = Trainer(site, method.model(site), method.config.training, method.answers, unbound)
+    values, loss = trainer.part(method.setup(site)["values"], 1).values, answer_losses(trainer.model)
+    (sample,) = next(iter(trainer.draws(0)))
+    sample = replace(sample, patients=sample.patients[:7])
+    trainer._gradients.fill(values, loss, sample)
+    rows = trainer._rows.rows(trainer.train_rows, torch.cat(sample.patients))
+    for (name, value), gradient in zip(
+        values.items(), torch.autograd.grad(loss(values, rows).sum(), [*values.values()]), strict=True
+    ):
+        assert gradient.norm() > 0
+        torch.testing.assert_close(value.grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_federation_under_differential_privacy_tells_its_epsilon_and_no_score(

@@ -1,4 +1,4 @@
-"""Small sites in memory, and a federation of them that goes through the real server's hub."""
+"""A federation of small sites in memory that goes through the real server's hub, and quick methods."""
 
 import io
 from collections.abc import Callable
@@ -9,41 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfedvqa.data import Row, Split, VQAData, build_site, load_site
+from medfedvqa.data import Split, load_site
 from medfedvqa.federation.hub import Reply, ServerHub
 from medfedvqa.methods import Method, Site, State, Tensors, create
-from medfedvqa.models import Backbone, load_backbone
+from medfedvqa.models import load_backbone
 from privacy import RepeatableRandomness
-
-ASKED = (("is it bright", "yes"), ("is it dark", "no"), ("which side", "left"), ("what is this", "something odd"))
-PARTS = ("train", "train", "train", "validate", "test", "test")
-
-
-def drawn(row: Row, size: int) -> torch.Tensor:
-    """The picture that a row names by its seed."""
-    return torch.rand(1, size, size, generator=torch.Generator().manual_seed(int(row.image.name)))
-
-
-def small_site(backbone: Backbone, name: str, questions: int = 3, seed: int = 0) -> Site:
-    """A site with three training patients, of whom the first has twice as many rows."""
-    number = sum(map(ord, name))
-    rows = [
-        Row(index, "chest", part, True, question, answer, f"{name}{patient}", Path(str(1000 * number + patient)))
-        for index, (patient, part) in enumerate(enumerate(PARTS))
-        for question, answer in (ASKED[:questions] * 2)[: questions * (2 if patient == 0 else 1)]
-    ]
-    data = build_site(VQAData("small", ("chest",), rows, drawn, publishes_validation=True), "chest", Split())
-    return Site(name, data, backbone, "cpu", seed, RepeatableRandomness(number))
-
-
-@pytest.fixture
-def site(single: Backbone) -> Callable[..., Site]:
-    """Makes a small site of this name, on the tiny CLIP or another backbone."""
-
-    def make(name: str = "here", backbone: Backbone = single, **options: int) -> Site:
-        return small_site(backbone, name, **options)
-
-    return make
 
 
 @dataclass

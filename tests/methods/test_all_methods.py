@@ -27,7 +27,7 @@ QUICK = {
     "steps": 2, "aggregate": "none", "public_pairs": 8, "trunk": "medclip-slake",
 }  # fmt: skip
 KINDS = [kind.value for kind in Kind]
-PRIVATE = {"weighting": "uniform", "local_epochs": 1}
+PRIVATE = {"weighting": "uniform", "answers": "closed", "local_epochs": 1}
 ROOT = Path(__file__).parents[2]
 
 

@@ -9,6 +9,7 @@ from audits import Kind
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import create
 from medfedvqa.models import shape_of
+from medfedvqa.training import answer_losses
 from privacy import DPSettings
 
 KINDS = ("classifier", "lora", "prompt", "bias", "adapter", "blocks", "full")
@@ -21,7 +22,7 @@ class Counting:
     void = True
 
     def __init__(self, randomness) -> None:
-        self._randomness, self.asked, self.uniform = randomness, 0, randomness.uniform
+        self._randomness, self.asked, self.secret = randomness, 0, randomness.secret
 
     def normal(self, shape, std):
         self.asked += 1
@@ -64,9 +65,10 @@ def test_a_single_site_trains_as_if_alone(site, federation, small, head):
     run = federation(method, {"here": site()})
     run.run()
     there = site()
-    values, learner = method.setup(there)["values"], method.learner(there)
+    values, trainer = method.setup(there)["values"], method.trainer(there)
     for number in (1, 2):
-        values = learner.train(values, answer_losses(learner.model), number, there.task_seed("train", number))
+        part = trainer.train(values, answer_losses(trainer.model), number, there.task_seed("train", number))
+        values = part.trained()
     assert same(
         {k: v.numpy() for k, v in run.states["here"]["values"].items()}, {k: v.numpy() for k, v in values.items()}
     )
@@ -129,7 +131,7 @@ def test_the_mean_or_the_site_s_own_model_is_tested(site, federation, small):
             down = next(tensors for task, _, name, tensors in run.received if (task, name) == ("evaluate", "one"))
             values = {name: torch.from_numpy(down[name]) for name in values}
         there = run.sites["one"]
-        assert correct == int(method.learner(there).right(values, there.data.test).sum())
+        assert correct == int(method.trainer(there).right(values, there.data.test).sum())
 
 
 def test_without_its_proximal_term_fedprox_is_fedavg(site, federation, small):
@@ -154,7 +156,7 @@ def test_the_proximal_term_pulls_towards_the_mean():
 def test_as_much_noise_is_drawn_as_is_paid_for(site, federation, small, name):
     """Every private step is one draw of noise, and one step of the job's plan."""
     dp = DPSettings(**DP)
-    method = create(name, {**small, "weighting": "uniform"}, dp)
+    method = create(name, {**small, "weighting": "uniform", "answers": "closed"}, dp)
     there = site()
     counting = Counting(there.randomness)
     object.__setattr__(there, "randomness", counting)

@@ -12,6 +12,7 @@ from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.distillation import contrast, decoupled, likeness
 from medfedvqa.methods.preserving import Outputs, Preserving
 from medfedvqa.models import divergence
+from medfedvqa.training import Rows
 from privacy import DPSettings
 
 Logits = tuple[torch.Tensor, torch.Tensor]

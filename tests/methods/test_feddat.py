@@ -10,9 +10,9 @@ from audits import Kind
 from medfedvqa.data import batches
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import create
-from medfedvqa.methods.feddat import FROZEN, LOCAL, averaged
-from medfedvqa.models import Tuning, TuningConfig, adapters, shape_of
-from privacy import DPSettings
+from medfedvqa.methods.feddat import FROZEN, LOCAL
+from medfedvqa.models import OTHER, Tuning, TuningConfig, adapters, shape_of
+from privacy import DPSettings, SeededChance
 
 DP = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2)
 
@@ -24,12 +24,12 @@ def same(one, other) -> bool:
 
 
 def begun(method, site, alike: bool = False):
-    """Learner, state and start of a first round; with `alike` A_c is A_s."""
+    """Trainer, state and start of a first round; with `alike` A_c is A_s."""
     state = method.setup(site)
     start = dict(state["values"])
     if alike:
         state[LOCAL] = {name: start[name].clone() for name in state[LOCAL]}
-    return method.learner(site), state, start
+    return method.trainer(site), state, start
 
 
 def two(site):
@@ -82,16 +82,16 @@ def test_a_site_alone_learns_as_if_nothing_travelled(site, federation, small):
 def test_a_teacher_of_equal_adapters_is_the_student(site, small):
     """A_c = A_s_hat: the same logits, and nothing to learn from each other in the first batch."""
     method = create("feddat", {**small, "dropout": 0.0})
-    learner, state, start = begun(method, site(), alike=True)
-    rows = learner.rows(learner.train_rows, torch.arange(6))
-    student = learner.model.logits(start, rows.batch)
-    teacher = learner.model.logits(start | method.teacher(start_adapters(start), state[LOCAL]), rows.batch)
+    trainer, state, start = begun(method, site(), alike=True)
+    rows = trainer.all_rows(trainer.site.data.train)
+    student = trainer.model.logits(start, rows.batch)
+    teacher = trainer.model.logits(start | method.teacher(start_adapters(start), state[LOCAL]), rows.batch)
     assert torch.allclose(student, teacher, rtol=0, atol=1e-6)
     moved = {}
     for alpha in (0.0, 1.0):
         options = {**small, "dropout": 0.0, "alpha": alpha, "batch_rows": 12, "optimizer": "sgd", "ablation": "local"}
         one = create("feddat", options)
-        moved[alpha] = one.local(one.learner(site()), state, start, 1, 5)["values"]
+        moved[alpha] = one.local(one.trainer(site()), state, start, 1, 5)["values"]
     for name, value in moved[0.0].items():
         assert torch.allclose(value, moved[1.0][name], rtol=0, atol=1e-6)
 
@@ -109,7 +109,8 @@ def test_one_layer_of_the_teacher_gives_the_mean_of_its_adapters():
         for _ in range(2)
     )
     hidden = torch.randn(5, 8, generator=draw, dtype=torch.float64)
-    one, other, both = (adapters(values)["image"][0](hidden) for values in (first, second, averaged(first, second)))
+    mean = second | {OTHER + name: value for name, value in first.items()}
+    one, other, both = (adapters(values)["image"][0](hidden) for values in (first, second, mean))
     assert torch.allclose(both, (one + other) / 2, rtol=0, atol=1e-12)
 
 
@@ -129,8 +130,8 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
     options = {"dropout": 0.0, "alpha": 0.7, "beta": 0.4, "direction": direction, "loss": loss}
     options |= {"optimizer": "sgd", "learning_rate": 0.1}  # Adam makes much of rounding
     method = create("feddat", {**small, **options})
-    learner, state, start = begun(method, site())
-    found = method.local(learner, state, start, 1, 5)
+    trainer, state, start = begun(method, site())
+    found = method.local(trainer, state, start, 1, 5)
 
     leaves = [
         {name: value.clone().requires_grad_() for name, value in values.items()}
@@ -143,7 +144,7 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
     frozen = adapters(start_adapters(start))
 
     def logits(batch, branch):
-        tuning = learner.model.tuned(shared)
+        tuning = trainer.model.tuned(shared, batch)
         if branch == "dat":
             own = adapters(local)
             mean = {
@@ -151,7 +152,7 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
                 for tower, blocks in own.items()
             }
             tuning = Tuning(adapters=mean)
-        features = learner.model.backbone.features(batch, tuning)
+        features = trainer.model.backbone.features(batch, tuning)
         hidden = F.linear(features, head["head.hidden.weight"], head["head.hidden.bias"]).relu()
         return F.linear(hidden, head["head.answers.weight"], head["head.answers.bias"])
 
@@ -165,9 +166,8 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
             task = F.binary_cross_entropy_with_logits(own, right) * own.shape[1]
         return task + weight * 9 * kl.sum(1).mean()
 
-    generator = torch.Generator().manual_seed(5)
-    for chosen in batches(learner.train_rows, 6, generator):
-        rows = learner.rows(learner.train_rows, chosen)
+    for chosen in batches(trainer.train_rows, 6, SeededChance(5).generator):
+        rows = trainer._rows.rows(trainer.train_rows, chosen)
         z_dat = logits(rows.batch, "dat")
         z_s = logits(rows.batch, "student")
         total(z_s, z_dat, rows.answers, 0.7).backward()
@@ -183,9 +183,9 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
 
 
 def test_without_the_student_s_part_it_is_the_row_without_mutual_distillation(site, small):
-    learner, state, start = begun(create("feddat", small), site())
+    trainer, state, start = begun(create("feddat", small), site())
     rounds = [
-        create("feddat", {**small, **options}).local(learner, state, start, 1, 5)
+        create("feddat", {**small, **options}).local(trainer, state, start, 1, 5)
         for options in ({"beta": 0.0}, {"ablation": "mkd"}, {})
     ]
     assert same(rounds[0]["values"], rounds[1]["values"]) and same(rounds[0][LOCAL], rounds[1][LOCAL])
@@ -194,25 +194,25 @@ def test_without_the_student_s_part_it_is_the_row_without_mutual_distillation(si
 
 def test_a_teacher_without_one_of_its_adapters_is_the_other(site, small):
     """And a frozen teacher takes no step."""
-    learner, state, start = begun(create("feddat", small), site())
+    trainer, state, start = begun(create("feddat", small), site())
     shared = start_adapters(start)
     without = {name: create("feddat", {**small, "ablation": name}) for name in ("frozen", "local")}
     assert same(without["frozen"].teacher(shared, state[LOCAL]), state[LOCAL])
     assert same(without["local"].teacher(shared, state[LOCAL]), shared)
-    assert same(without["local"].local(learner, state, start, 1, 5)[LOCAL], state[LOCAL])
-    assert not same(without["frozen"].local(learner, state, start, 1, 5)[LOCAL], state[LOCAL])
+    assert same(without["local"].local(trainer, state, start, 1, 5)[LOCAL], state[LOCAL])
+    assert not same(without["frozen"].local(trainer, state, start, 1, 5)[LOCAL], state[LOCAL])
     assert (without["frozen"].passes, without["local"].passes) == (2, 1)
 
 
 def test_the_head_learns_from_the_teacher_or_not(site, small):
     """`student_only`: the head after a round without distillation does not depend on the local adapter."""
-    learner, state, start = begun(create("feddat", small), site())
+    trainer, state, start = begun(create("feddat", small), site())
     heads = {}
     for update in ("both", "student_only"):
         method = create("feddat", {**small, "alpha": 0.0, "head_update": update})
         for alike in (False, True):
             local = start_adapters(start) if alike else state[LOCAL]
-            values = method.local(learner, {**state, LOCAL: local}, start, 1, 5)["values"]
+            values = method.local(trainer, {**state, LOCAL: local}, start, 1, 5)["values"]
             heads[update, alike] = {name: value for name, value in values.items() if name.startswith("head.")}
     assert same(heads["student_only", False], heads["student_only", True])
     assert not same(heads["both", False], heads["both", True])
@@ -230,11 +230,11 @@ def test_three_ways_to_answer(site, federation, small):
     }
     assert same(tested["shared"], mean | head)
     assert same(tested["local"], state[LOCAL] | head)
-    assert same(tested["both"], averaged(state[FROZEN], state[LOCAL]) | head)
+    assert same(tested["both"], state[LOCAL] | {OTHER + name: each for name, each in state[FROZEN].items()} | head)
     for inference in tested:
         other = federation(create("feddat", {**small, "inference": inference}), two(site)).run()["one"]
         there = run.sites["one"]
-        right = run.method.learner(there).right(tested[inference], there.data.test)
+        right = run.method.trainer(there).right(tested[inference], there.data.test)
         assert other["correct"] == right.sum()
 
 
@@ -256,20 +256,21 @@ def test_the_weights_of_distillation_may_grow():
 
 def test_both_steps_are_paid_for(small):
     """The teacher's target depends on an adapter that saw the same patients, so it is trained privately, too."""
-    private = {name: create(name, {**small, "weighting": "uniform"}, DP) for name in ("fedavg", "feddat")}
+    options = {**small, "weighting": "uniform", "answers": "closed"}
+    private = {name: create(name, options, DP) for name in ("fedavg", "feddat")}
     steps = {name: method.cost("train").steps for name, method in private.items()}
     assert steps["feddat"] == 2 * steps["fedavg"]
-    assert create("feddat", {**small, "ablation": "local"}, DP).cost("train").steps == steps["fedavg"]
+    assert create("feddat", {**options, "ablation": "local"}, DP).cost("train").steps == steps["fedavg"]
 
 
 def test_under_differential_privacy_what_stays_is_noisy_as_well(site, small):
     """Two runs that differ in noise alone differ in A_s, A_c and the head."""
     states = []
     for name in ("here", "ereh"):  # the same seed and data, other noise
-        method, there = create("feddat", small, DP), site()
+        method, there = create("feddat", {**small, "answers": "closed"}, DP), site()
         object.__setattr__(there, "randomness", site(name + "!").randomness if name == "ereh" else there.randomness)
-        learner, state, start = begun(method, there)
-        states.append(method.local(learner, state, start, 1, 5))
+        trainer, state, start = begun(method, there)
+        states.append(method.local(trainer, state, start, 1, 5))
     for one, other in ((states[0]["values"], states[1]["values"]), (states[0][LOCAL], states[1][LOCAL])):
         assert not any(torch.equal(value, other[name]) for name, value in one.items())
 

@@ -11,6 +11,8 @@ from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
 from medfedvqa.methods.preserving import Outputs
 from medfedvqa.models import divergence
+from medfedvqa.training import Rows
+from privacy import SeededChance
 
 Rounds = Callable[..., list[Tensors]]
 Logits = tuple[torch.Tensor, torch.Tensor]
@@ -21,7 +23,7 @@ def term(teacher: torch.Tensor, student: torch.Tensor, **options: object) -> tor
     """L_p3 of each row."""
     method = create("fedp3", options)
     assert isinstance(method, FedP3)
-    rows = Rows(None, torch.zeros(len(student), dtype=torch.int64), torch.Generator().manual_seed(0))
+    rows = Rows(None, torch.zeros(len(student), dtype=torch.int64), SeededChance(0))
     nothing = torch.zeros(len(student), 0)
     return method.term(Outputs(nothing, student), Outputs(nothing, teacher), rows)
 

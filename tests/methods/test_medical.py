@@ -36,13 +36,13 @@ def test_a_few_rows_are_learned_by_heart(name: str, site: Make) -> None:
     known = create(name, {}).config.__class__.model_fields
     options = {key: value for key, value in options.items() if key in known}
     method, state = trained(name, there, **options)
-    learner = method.learner(there)
-    rows = learner.rows(learner.train_rows, torch.arange(len(learner.train_rows)))
+    trainer = method.trainer(there)
+    rows = trainer.all_rows(there.data.train)
     losses = [
-        method.row_loss(learner, {}, values)(values, rows).mean()
+        method.row_loss(trainer, {}, values)(values, rows).mean()
         for values in (method.setup(there)["values"], state["values"])
     ]
-    assert losses[1] < 0.2 * losses[0] and learner.right(state["values"], there.data.train).all()
+    assert losses[1] < 0.2 * losses[0] and trainer.right(state["values"], there.data.train).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,8 +79,8 @@ def test_pretraining_moves_the_auto_encoder_alone(name: str, site: Make) -> None
     after, network = method.pretrained(there, before), method.model(there)
     moved = {part for part, value in after.items() if not torch.equal(value, before[part])}
     assert moved and moved <= set(network.coder)
-    learner = method.learner(there)
-    rows = learner.rows(learner.train_rows, torch.arange(len(learner.train_rows)))
+    trainer = method.trainer(there)
+    rows = trainer.all_rows(there.data.train)
     errors = [network.reconstruction(values, rows.batch, None).mean() for values in (before, after)]
     assert errors[1] < errors[0]
 
@@ -92,8 +92,8 @@ def test_every_private_step_is_paid_for(name: str, pretraining: int | None, site
     asked = []
     normal = there.randomness.normal
     there.randomness.normal = lambda *arguments: asked.append(1) or normal(*arguments)
-    options = TINY if pretraining is None else {**TINY, "pretraining": pretraining}
-    method = create(name, options, DP)
+    options = {} if pretraining is None else {"pretraining": pretraining}
+    method = create(name, {**TINY, **options, "answers": "closed"}, DP)
     state = method.setup(there)
     for task, number in method.tasks():
         if task != "evaluate":

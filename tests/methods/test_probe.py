@@ -43,9 +43,9 @@ def test_a_later_round_begins_with_what_was_received(site: Callable[..., Site]) 
     received = {name: np.ones_like(value.numpy()) for name, value in state["values"].items()}
     assert all((value == 1).all() for value in averaged.probe(here, state, received).values.values())
     state = prompts.setup(here)
-    received = {name: 5 * value.numpy() for name, value in state["model"].items() if name.startswith("prompt.")}
+    received = {name: 5 * value.numpy() for name, value in state["values"].items() if name.startswith("prompt.")}
     with_shared, alone = prompts.probe(here, state, received), prompts.probe(here, state, {})
-    assert all(torch.equal(with_shared.values[name], value) for name, value in state["model"].items())
+    assert all(torch.equal(with_shared.values[name], value) for name, value in state["values"].items())
     losses = [probe.losses(probe.values, here.data.train) for probe in (with_shared, alone)]
     assert not torch.allclose(*losses)
 

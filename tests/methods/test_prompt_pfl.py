@@ -10,6 +10,7 @@ from audits import Kind
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
@@ -121,6 +122,17 @@ def test_sharing_needs_two_sites(sites: Sites, quick_job: Job, tmp_path: Path) -
     with pytest.raises(ConfigError, match="at least 2 sites"):
         serve(quick_job(), sites(SMALL[0]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_prompt_pfl_beats_the_question_only_prior_by_20_points_at_every_site(tmp_path: Path) -> None:
+    """With the bundled backbone, each phantom site's model is at least 20 points above what the words alone tell."""
+    options = {"rounds": 5, "local_epochs": 2, "learning_rate": 0.002, "decay": 0.3, "decay_every": 2}
+    options["local_baseline"] = False
+    job = JobSpec.from_dict({"method": "prompt_pfl", "data": "phantom", "options": options})
+    results = run(plan(job, None, tmp_path / "run"), "local", lambda event: None)
+    for facts in results["sites"].values():
+        assert facts["accuracy"] >= facts["baselines"]["question_prior"]["accuracy"] + 0.20
 
 
 @pytest.mark.parametrize(

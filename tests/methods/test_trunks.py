@@ -87,7 +87,7 @@ def test_private_training_runs_on_vilt(site, vilt, federation, small, name):
     """Patients have prompts of their own where a method expands them."""
     options = PROMPTS if name == "prompt_pfl" else {**small, "weighting": "uniform"}
     dp = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2)
-    run = federation(create(name, options, dp), two(site, vilt))
+    run = federation(create(name, {**options, "answers": "closed"}, dp), two(site, vilt))
     run.run()
     upload = run.uploads("train", 2)["one"]
     assert all(np.isfinite(array).all() for array in upload.values())

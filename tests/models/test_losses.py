@@ -1,11 +1,9 @@
 """The client's loss, term by term."""
 
-import math
-
 import pytest
 import torch
 
-from medfedvqa.models import answer_loss, divergence, prompt_distance, weight_penalty
+from medfedvqa.models import divergence, prompt_distance, weight_penalty
 
 
 def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -13,11 +11,6 @@ def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
         "prompt.image": torch.randn(3, 4, 8, generator=generator, dtype=torch.float64),
         "prompt.text": torch.randn(2, 4, 6, generator=generator, dtype=torch.float64),
     }
-
-
-def test_the_answer_loss_is_the_mean_cross_entropy():
-    logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
-    assert answer_loss(logits, torch.tensor([0, 1])).item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2)
 
 
 @pytest.mark.parametrize("per_block", [False, True])
@@ -72,9 +65,9 @@ def test_without_prompts_the_distance_is_0():
 
 
 def test_the_penalty_counts_weights_and_biases():
-    head = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1))
-    for value, parameter in enumerate(head.parameters(), start=1):
-        torch.nn.init.constant_(parameter, value)
+    """Eq. 8: all values of the head, each squared once."""
+    sizes = {"hidden.weight": (1, 2), "hidden.bias": (1,), "answers.weight": (1, 1), "answers.bias": (1,)}
+    head = [torch.full(size, float(number)) for number, size in enumerate(sizes.values(), start=1)]
     assert weight_penalty(head).item() == 2 * 1 + 4 + 9 + 16
 
 

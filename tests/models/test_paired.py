@@ -14,7 +14,7 @@ TEXTS = ("is it bright", "which side", "what")
 
 
 def model(backbone: Any, sees: tuple[str, ...], kind: str = "adapter") -> PairedModel:
-    return PairedModel(backbone, TuningConfig(kind, 2, rank=2, reduction=4), HeadConfig(4, 8), sees, 5)
+    return PairedModel(backbone, TuningConfig(kind, 2, rank=2, reduction=4), HeadConfig(4, 8), sees=sees, space=5)
 
 
 def initial(made: TunedModel) -> dict[str, torch.Tensor]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import ModelConfig, PromptShape, prompt_shapes, shape_of
-from medfedvqa.models.prompts import initial, join
+from medfedvqa.models import TuningConfig, shape_of
+from medfedvqa.models.prompts import join
 
 
 def prompt(start: float, items: tuple[int, ...] = ()) -> torch.Tensor:
@@ -13,38 +13,47 @@ def prompt(start: float, items: tuple[int, ...] = ()) -> torch.Tensor:
     return start + torch.arange(24.0).view(2, 4, 3).expand(*items, 2, 4, 3)
 
 
+def prompts_of(backbone: str, **options: object) -> dict[str, tuple[int, ...]]:
+    """Shapes of the prompts that a model trains on this backbone."""
+    return TuningConfig("prompt", **options).shapes(shape_of(backbone))
+
+
 def test_a_site_with_vit_b_32_shares_61440_floats():
-    shapes = prompt_shapes(shape_of("ViT-B-32/openai"), ModelConfig(blocks=12, length=4))
-    assert {name: shape.size for name, shape in shapes.items()} == {
-        "prompt.image": (12, 4, 768),
-        "prompt.text": (12, 4, 512),
-    }
-    assert sum(torch.Size(shape.size).numel() for shape in shapes.values()) == 61_440
+    """The paper's figure: 12 blocks, 4 tokens, both towers."""
+    shapes = prompts_of("ViT-B-32/openai", blocks=12, length=4)
+    assert shapes == {"prompt.image": (12, 4, 768), "prompt.text": (12, 4, 512)}
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 61_440
 
 
 def test_all_blocks_of_each_tower_are_the_default():
-    shapes = prompt_shapes(shape_of("medclip-slake"), ModelConfig())
-    assert (shapes["prompt.image"].blocks, shapes["prompt.text"].blocks) == (6, 4)
+    """The bundled backbone's towers have 6 and 4."""
+    shapes = prompts_of("medclip-slake")
+    assert (shapes["prompt.image"][0], shapes["prompt.text"][0]) == (6, 4)
 
 
-@pytest.mark.parametrize("present", [(True, False), (False, True), (False, False)])
-def test_an_ablated_prompt_is_not_shared(present):
-    config = ModelConfig(image_prompt=present[0], text_prompt=present[1])
-    names = prompt_shapes(shape_of("medclip-slake"), config).keys()
-    assert ("prompt.image" in names, "prompt.text" in names) == present
+@pytest.mark.parametrize("without", [("text",), ("image",), ("image", "text")])
+def test_an_ablated_prompt_is_not_shared(without):
+    """Neither is it trained: no name stands for it."""
+    assert prompts_of("medclip-slake", without=without).keys() == {
+        f"prompt.{tower}" for tower in ("image", "text") if tower not in without
+    }
 
 
 @pytest.mark.parametrize("options", [{"length": 3}, {"length": 0}, {"blocks": 0}, {"blocks": 5}])
 def test_impossible_prompts_are_refused(options):
+    """Odd or no tokens, no blocks, or more than a tower has."""
     with pytest.raises(ConfigError):
-        prompt_shapes(shape_of("medclip-slake"), ModelConfig(**options))
+        prompts_of("medclip-slake", **options)
 
 
-def test_new_prompts_have_the_asked_spread_and_come_from_the_generator_alone():
-    shape = PromptShape(12, 4, 768)
-    first, second = (initial(shape, 0.02, torch.Generator().manual_seed(5)) for _ in range(2))
-    assert torch.equal(first, second)
-    assert first.std().item() == pytest.approx(0.02, rel=0.02)
+def test_new_prompts_have_the_spread_of_their_option_and_come_from_the_generator_alone():
+    """0.02 by default, or what `std` says."""
+    for std, options in ((0.02, {}), (0.3, {"std": 0.3})):
+        tuning, shape = TuningConfig("prompt", **options), shape_of("ViT-B-32/openai")
+        first, second = (tuning.initial(shape, None, torch.Generator().manual_seed(5)) for _ in range(2))
+        for name, value in first.items():
+            assert torch.equal(value, second[name])
+            assert value.std().item() == pytest.approx(std, rel=0.02)
 
 
 def test_each_prompt_is_split_before_the_halves_join():
