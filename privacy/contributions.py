@@ -1,17 +1,18 @@
 """What each patient of a pass contributes to a gradient: bounds on norms, and weighted sums over patients.
 
 There are three forms. `Separate` holds a gradient for each patient. `Products` holds the rows whose outer products sum
-to it: norms come from Gram products, sums from one product of weighted rows ("ghost clipping", Li et al., ICLR 2022).
-`Lookups` holds the rows of a table that were looked up.
+to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds the rows of a table that were looked up.
 
-Norms hold in floating point. Of a product in single precision only a bound is known, from the rounding of inner
-products (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, Sec. 3.1): that bound is what is clipped.
+What a patient contributes follows from its own rows: which formula gives its norm, and what is computed in which
+precision, depends on how many rows it has, never on other patients. Sums over patients are in double precision, so that
+one patient's rows cannot change how those of others are rounded. Of a product in single precision only a bound is
+known, from the rounding of inner products: that bound is what is clipped.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +20,14 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 """By trained value."""
 
 ROUNDOFF = 2.0**-24
-"""The unit roundoff of single precision."""
+"""The unit roundoff u of single precision."""
+FLOOR = 2.0**-50
+"""What lengths are raised by for each square root of their width: more than numbers lose that are too small for float32,
+2**-126 in each operation."""
+MOST_NUMBERS = 2**22
+"""What gradients of single patients may take at a time: 16 MB."""
+FEW_ROWS = 32
+"""With fewer rows one double precision product for all patients is faster than a product for each."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Separate:
         return self.each.flatten(1).double().square().sum(1)
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        total += torch.einsum("p,p...->...", weights.to(self.each), self.each)
+        total += _weighted(self.each, weights).sum(0)
 
 
 @dataclass(frozen=True)
@@ -87,30 +95,75 @@ class Products:
     segments: Segments
 
     def squared_norms(self) -> torch.Tensor:
-        """Of each patient sqrt(Gram product + gamma S^2) + 2 n u S, squared.
+        """The squared bounds of patients' norms, and of what `add` makes of them: a norm without rounding, plus rounding.
 
-        S is the sum over its n rows of the product of both lengths, u the roundoff. A product of two inner products of
-        a and b terms is off by at most gamma = (a + b + 2) u, to first order, times the four lengths; the sum of n
-        weighted rows by at most n u S. Twice the latter leaves room for the weights' rounding and higher orders.
+        Let a patient have n rows of widths a and b, let S be the sum of the products of their lengths, and let
+        gamma(k) = k u / (1 - k u). An inner product of k terms, in any order, is off by at most gamma(k) times the
+        product of the lengths (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, Sec. 3.1). So
+        - a number of a Gram product of inner products of a and b terms is off by gamma(a + b + 1) times four lengths,
+          and their sum, the squared norm, by gamma(a + b + 1) S^2: the norm is at most sqrt(Gram + gamma S^2);
+        - the sum of n outer products is off by gamma(n) S: the norm is at most its own norm + gamma(n) S;
+        - weighting the rows in single precision and summing is off by gamma(n + 2) S times the weight: added to both.
+        One more term in each gamma stands for rounding in double precision. S is summed from lengths in single
+        precision, whose squares are off by gamma(a) and gamma(b).
         """
-        counts, roundoff = self.segments.counts, torch.finfo(self.left.dtype).eps / 2
-        gram = torch.zeros(len(counts), dtype=torch.float64, device=self.left.device)
+        counts, (left, right) = self.segments.counts, (self.left.shape[1], self.right.shape[1])
+        lengths = _lengths(self.left) * _lengths(self.right) * (1 + _gamma(left + right + 4))
+        scale = self.segments.sums(lengths)
+        gram, sums = self._gram(), self._norms_of_sums()
+        bound = (gram + _gamma(left + right + 2) * scale**2).clamp(min=0).sqrt()
+        bound = bound.where(~self._many, sums + _gamma(counts + 1) * scale)
+        return (bound + _gamma(counts + 3) * scale) ** 2
+
+    @property
+    def _many(self) -> torch.Tensor:
+        """Who has so many rows that their sum costs less than Gram products, bool [patients]."""
+        left, right = self.left.shape[1], self.right.shape[1]
+        return self.segments.counts * (left + right) >= left * right
+
+    def _gram(self) -> torch.Tensor:
+        """The squared norm of each patient with few rows, by Gram products; 0 for others."""
+        gram, many = torch.zeros(len(self.segments.counts), dtype=torch.float64), self._many.tolist()
         for patient, rows in self.segments.runs:
-            left, right = self.left[rows], self.right[rows]
-            gram[patient] = (left @ left.T).mul_(right @ right.T).sum(dtype=torch.float64)
-        lengths = self.left.norm(dim=1).double() * self.right.norm(dim=1).double()
-        scale = self.segments.sums(lengths) * (1 + 1e-5)
-        gamma = (self.left.shape[1] + self.right.shape[1] + 2) * roundoff * (1 + 1e-2)
-        return ((gram + gamma * scale**2).clamp(min=0).sqrt() + 2 * counts * roundoff * scale) ** 2
+            if not many[patient]:
+                left, right = self.left[rows], self.right[rows]
+                gram[patient] = (left @ left.T).mul_(right @ right.T).sum(dtype=torch.float64)
+        return gram.to(self.left.device)
+
+    def _norms_of_sums(self) -> torch.Tensor:
+        """The norm of each patient with many rows, from the sum of its outer products; 0 for others."""
+        many = self._many.tolist()
+        norms = torch.zeros(len(many), dtype=torch.float64, device=self.left.device)
+        runs = [(patient, rows) for patient, rows in self.segments.runs if many[patient]]
+        size = max(1, MOST_NUMBERS // (self.left.shape[1] * self.right.shape[1]))
+        for first in range(0, len(runs), size):
+            part = runs[first : first + size]
+            each = self._outer_sums([rows for _, rows in part])
+            norms[[patient for patient, _ in part]] = each.flatten(1).double().square().sum(1).sqrt()
+        return norms
+
+    def _outer_sums(self, runs: Sequence[slice]) -> torch.Tensor:
+        """The sum of outer products over each run of rows, [runs, left, right]."""
+        each = self.left.new_empty(len(runs), self.left.shape[1], self.right.shape[1])
+        for target, rows in zip(each, runs, strict=True):
+            torch.mm(self.left[rows].T, self.right[rows], out=target)
+        return each
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        weighted = self.left * self.segments.of_rows(weights).to(self.left)[:, None]
         part = total[self.first : self.end]
-        part += (weighted.T @ self.right).view_as(part)
+        few = self.segments.counts < FEW_ROWS
+        chosen = self.segments.of_rows(few)
+        if bool(chosen.any()):
+            weighted = _weighted(self.left[chosen], self.segments.of_rows(weights)[chosen])
+            part += (weighted.T @ self.right[chosen].double()).view_as(part)
+        for patient, rows in self.segments.runs:
+            if not few[patient] and weights[patient] > 0:
+                weighted = self.left[rows] * weights[patient].to(self.left)
+                part += (weighted.T @ self.right[rows]).view_as(part)
 
     def separate(self) -> Separate:
         """The same as gradients of the value for each patient."""
-        each = self.left.new_zeros(len(self.segments.counts), self.end - self.first, self.right.shape[1])
+        each = self.left.new_zeros(len(self.segments.counts), self.left.shape[1], self.right.shape[1])
         for patient, rows in self.segments.runs:
             torch.mm(self.left[rows].T, self.right[rows], out=each[patient])
         shape = (len(each), self.end - self.first, *self.value.shape[1:])
@@ -132,7 +185,7 @@ class Lookups:
         return self.segments.sums(self.each.flatten(1).double().square().sum(1))
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        weighted = self.each.double() * self.segments.of_rows(weights)[:, None]
+        weighted = _weighted(self.each, self.segments.of_rows(weights))
         total.index_add_(0, self.rows, weighted.view(-1, *total.shape[1:]))
 
 
@@ -140,16 +193,6 @@ def merged(parts: Sequence[Separate]) -> Separate:
     """The sum of gradients of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
-
-
-def are_separate(rows: int, left: int, right: int, patients: int) -> bool:
-    """Whether a gradient for each patient costs less than Gram products of its rows, and little memory."""
-    size = left * right
-    return size * patients <= MOST_NUMBERS and rows * (left + right) >= size * patients
-
-
-MOST_NUMBERS = 2**22
-"""What the gradients of one value may take for all patients of a pass: 16 MB."""
 
 
 def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor:
@@ -160,9 +203,27 @@ def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor
     return whole
 
 
+def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`rows` times `weights`, float64 [len(rows)], in double precision; zeros where a weight is 0, whatever the row."""
+    by_row = weights.view(-1, *[1] * (rows.dim() - 1))
+    product = rows * by_row
+    return product if bool(weights.all()) else product.where(by_row > 0, 0.0)
+
+
+def _lengths(rows: torch.Tensor) -> torch.Tensor:
+    """The length of each row, float64 [rows], raised by what float32 may lose of very small numbers."""
+    return rows.norm(dim=1).double() + FLOOR * math.sqrt(rows.shape[1])
+
+
+def _gamma(terms: Any) -> Any:
+    """The relative error of so many roundings in single precision, of a number or a tensor of numbers."""
+    return terms * ROUNDOFF / (1 - terms * ROUNDOFF)
+
+
 def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
     """What to multiply patients' gradients with, float64 [patients], so that none is longer than `clip`.
 
-    The bound in use is a little lower than `clip`, which makes up for the rounding of the sum.
+    The bound in use is a little lower than `clip`: a forward pass over one patient more rounds the others' rows
+    differently, and the difference of two sums has to stay below `clip` all the same.
     """
     return (clip * (1 - 2.0**-10) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, are_separate, merged
+from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, merged
 from privacy.errors import SettingsError
 from privacy.layer_rules import RULES
 from privacy.owners import current_owners
@@ -123,10 +123,7 @@ class _Parts:
 
     def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> Contribution:
         segments, left, right = self._in_order(terms, "left", "right")
-        products = Products(of.value, of.first, of.end, left, right, segments)
-        if are_separate(len(left), left.shape[1], right.shape[1], self._patients):
-            return products.separate()
-        return products
+        return Products(of.value, of.first, of.end, left, right, segments)
 
     def _rows(self, of: Range, terms: list[tuple[torch.Tensor, Rows]]) -> Contribution:
         segments, each = self._in_order(terms, "each")
