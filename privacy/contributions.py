@@ -3,15 +3,15 @@
 There are three forms. `Separate` holds a gradient for each patient. `Products` holds the rows whose outer products sum
 to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds the rows of a table that were looked up.
 
-What a patient contributes follows from its own rows: which formula gives its norm, and what is computed in which
-precision, depends on how many rows it has, never on other patients. Sums over patients are in double precision, so that
-one patient's rows cannot change how those of others are rounded. Of a product in single precision only a bound is
-known, from the rounding of inner products: that bound is what is clipped.
+What a patient contributes follows from its own rows: which formula gives its norm, and whether it is summed alone,
+depends on them and never on other patients. Of a product in single precision only a bound is known, from the rounding
+of inner products: that bound is what is clipped.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,9 @@ FLOOR = 2.0**-50
 2**-126 in each operation."""
 MOST_NUMBERS = 2**22
 """What gradients of single patients may take at a time: 16 MB."""
-FEW_ROWS = 32
-"""With fewer rows one double precision product for all patients is faster than a product for each."""
+MOST_CANCELLED = 32.0
+"""A patient whose rows cancel to less than their lengths by this is summed alone: next to its large numbers the small
+ones of others would be rounded away. Independent Gaussian rows cancel to this when there are 1,000 of them."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,20 @@ class Products:
         One more term in each gamma stands for rounding in double precision. S is summed from lengths in single
         precision, whose squares are off by gamma(a) and gamma(b).
         """
-        counts, (left, right) = self.segments.counts, (self.left.shape[1], self.right.shape[1])
-        lengths = _lengths(self.left) * _lengths(self.right) * (1 + _gamma(left + right + 4))
-        scale = self.segments.sums(lengths)
-        gram, sums = self._gram(), self._norms_of_sums()
-        bound = (gram + _gamma(left + right + 2) * scale**2).clamp(min=0).sqrt()
-        bound = bound.where(~self._many, sums + _gamma(counts + 1) * scale)
-        return (bound + _gamma(counts + 3) * scale) ** 2
+        return self._bounds.square()
+
+    @cached_property
+    def _scale(self) -> torch.Tensor:
+        """S of each patient, float64 [patients]."""
+        widths = self.left.shape[1] + self.right.shape[1]
+        return self.segments.sums(_lengths(self.left) * _lengths(self.right)) * (1 + _gamma(widths + 4))
+
+    @cached_property
+    def _bounds(self) -> torch.Tensor:
+        counts, widths = self.segments.counts, self.left.shape[1] + self.right.shape[1]
+        by_gram = (self._gram() + _gamma(widths + 2) * self._scale**2).clamp(min=0).sqrt()
+        by_sum = self._norms_of_sums() + _gamma(counts + 1) * self._scale
+        return by_sum.where(self._many, by_gram) + _gamma(counts + 3) * self._scale
 
     @property
     def _many(self) -> torch.Tensor:
@@ -150,14 +158,16 @@ class Products:
         return each
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Weighted rows of all patients in one product, but for patients whose rows cancel."""
         part = total[self.first : self.end]
-        few = self.segments.counts < FEW_ROWS
-        chosen = self.segments.of_rows(few)
-        if bool(chosen.any()):
-            weighted = _weighted(self.left[chosen], self.segments.of_rows(weights)[chosen])
-            part += (weighted.T @ self.right[chosen].double()).view_as(part)
+        alone = self._scale > MOST_CANCELLED * self._bounds
+        together = _weighted(self.left, self.segments.of_rows(weights.where(~alone, 0.0)).to(self.left))
+        part += (together.T @ self.right).view_as(part)
+        if not bool(alone.any()):
+            return
+        chosen = alone.tolist()
         for patient, rows in self.segments.runs:
-            if not few[patient] and weights[patient] > 0:
+            if chosen[patient] and weights[patient] > 0:
                 weighted = self.left[rows] * weights[patient].to(self.left)
                 part += (weighted.T @ self.right[rows]).view_as(part)
 
@@ -204,7 +214,7 @@ def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`rows` times `weights`, float64 [len(rows)], in double precision; zeros where a weight is 0, whatever the row."""
+    """`rows` times `weights` [len(rows)], in the higher of both precisions; zeros where a weight is 0, in any row."""
     by_row = weights.view(-1, *[1] * (rows.dim() - 1))
     product = rows * by_row
     return product if bool(weights.all()) else product.where(by_row > 0, 0.0)

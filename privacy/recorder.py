@@ -96,7 +96,7 @@ class _Parts:
         terms = use.terms(gradient)
         for rows in vars(terms).values():
             if rows.is_floating_point() and not bool(rows.sum().isfinite()):
-                owners = use.owners.repeat_interleave(len(rows) // max(1, len(use.owners)))
+                owners = _by_row(use.owners, rows)
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
@@ -143,8 +143,8 @@ class _Parts:
 
     def _in_order(self, terms: list[tuple[torch.Tensor, Any]], *names: str) -> tuple[Any, ...]:
         """Rows of several uses in order of their patients, zeros where a patient is not sound: segments and columns."""
-        owners = torch.cat([whose.repeat_interleave(len(getattr(one, names[0])) // len(whose)) for whose, one in terms])
-        columns = [torch.cat([getattr(one, name) for _, one in terms]) for name in names]
+        owners = _joined([_by_row(whose, getattr(one, names[0])) for whose, one in terms])
+        columns = [_joined([getattr(one, name) for _, one in terms]) for name in names]
         if not bool((owners[1:] >= owners[:-1]).all()):
             order = torch.argsort(owners, stable=True)
             owners, columns = owners[order], [column[order] for column in columns]
@@ -173,6 +173,18 @@ def _apart(parts: list[Contribution]) -> list[Contribution]:
     if any(isinstance(part, Lookups) for part in parts):
         raise SettingsError("a table is looked up and used in another way, too: freeze it")
     return [merged([part.separate() if isinstance(part, Products) else part for part in parts])]
+
+
+def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The patient of each row, of items that have equally many rows."""
+    if len(rows) % max(1, len(owners)):
+        raise SettingsError("a layer has a number of rows that its items cannot have: its first dimension is not items")
+    return owners.repeat_interleave(len(rows) // max(1, len(owners)))
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As `torch.cat`, which copies a single part."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _kept(rows: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
