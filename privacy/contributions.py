@@ -12,18 +12,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 """By trained value."""
 
+Terms = TypeVar("Terms", float, torch.Tensor)
+
 ROUNDOFF = 2.0**-24
 """The unit roundoff u of single precision."""
 FLOOR = 2.0**-50
-"""What lengths are raised by for each square root of their width: more than numbers lose that are too small for float32,
-2**-126 in each operation."""
+"""Times the square root of a row's width: raises its length by more than what operations on numbers that are too small
+for float32 lose, 2**-126 each."""
 MOST_NUMBERS = 2**22
 """What gradients of single patients may take at a time: 16 MB."""
 MOST_CANCELLED = 32.0
@@ -59,7 +61,9 @@ class Segments:
 class Contribution(Protocol):
     """How the patients of a pass contribute to the gradient of a trained value, or of a range of its rows."""
 
-    value: torch.Tensor
+    @property
+    def value(self) -> torch.Tensor:
+        """What is trained."""
 
     def squared_norms(self) -> torch.Tensor:
         """At least the squared norm of each patient's gradient, float64 [patients]."""
@@ -96,7 +100,7 @@ class Products:
     segments: Segments
 
     def squared_norms(self) -> torch.Tensor:
-        """The squared bounds of patients' norms, and of what `add` makes of them: a norm without rounding, plus rounding.
+        """Squares of what neither a patient's norm exceeds, nor that of what `add` computes for it with weight 1.
 
         Let a patient have n rows of widths a and b, let S be the sum of the products of their lengths, and let
         gamma(k) = k u / (1 - k u). An inner product of k terms, in any order, is off by at most gamma(k) times the
@@ -222,11 +226,12 @@ def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def _lengths(rows: torch.Tensor) -> torch.Tensor:
     """The length of each row, float64 [rows], raised by what float32 may lose of very small numbers."""
-    return rows.norm(dim=1).double() + FLOOR * math.sqrt(rows.shape[1])
+    lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.double() + FLOOR * math.sqrt(rows.shape[1])
 
 
-def _gamma(terms: Any) -> Any:
-    """The relative error of so many roundings in single precision, of a number or a tensor of numbers."""
+def _gamma(terms: Terms) -> Terms:
+    """The largest relative error of as many roundings in single precision as there are terms."""
     return terms * ROUNDOFF / (1 - terms * ROUNDOFF)
 
 

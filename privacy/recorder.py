@@ -51,6 +51,10 @@ class Recorder(TorchFunctionMode):
         patients contribute, and whose gradients are finite, bool [patients]; the others' rows are zeros.
         Raises `SettingsError` if a value was used in a way that no rule knows.
         """
+        if not all(use.intact for use in self._uses):
+            raise SettingsError("the model overwrites a trained layer's input or output in place: use a copy")
+        if not loss.requires_grad:
+            raise SettingsError("no trained parameter took part in the loss: freeze them, or use them")
         outputs = [use.output for use in self._uses]
         found = torch.autograd.grad(loss, [*outputs, *leaves.values(), *self.values], allow_unused=True)
         if any(gradient is not None for gradient in found[len(outputs) + len(leaves) :]):
@@ -75,12 +79,22 @@ class Recorder(TorchFunctionMode):
         self._ranges[id(tensor)] = tensor, shown
         return tensor
 
-    def note(self, of: Range, output: torch.Tensor, terms: Callable[[torch.Tensor], Outer | Rows | Looked]) -> None:
-        """Remember a use. Raises `SettingsError` where nobody said whose the items of the output are."""
+    def note(
+        self,
+        of: Range,
+        output: torch.Tensor,
+        terms: Callable[[torch.Tensor], Outer | Rows | Looked],
+        *read: torch.Tensor,
+    ) -> None:
+        """Remember a use; `read`: tensors of the model that `terms` reads later.
+
+        Raises `SettingsError` where nobody said whose the items of the output are.
+        """
         owners = current_owners()
         if owners is None or len(owners) != len(output):
             raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
-        self._uses.append(Use(of, output, owners, terms))
+        held = tuple((tensor, tensor._version) for tensor in (output, *read))
+        self._uses.append(Use(of, output, owners, terms, held))
 
 
 class _Parts:
@@ -163,16 +177,18 @@ _MERGED: dict[type, Callable[[_Parts, Range, Any], Contribution]] = {
 def _apart(parts: list[Contribution]) -> list[Contribution]:
     """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
 
-    Raises `SettingsError` for a value that is too large to have a gradient for each patient and is used in two ways.
+    Raises `SettingsError` for a table that is looked up and used in another way.
     """
     products = [part for part in parts if isinstance(part, Products)]
     ranges = sorted((part.first, part.end) for part in products)
     disjoint = all(end <= first for (_, end), (first, _) in zip(ranges, ranges[1:], strict=False))
     if len(parts) == 1 or (len(products) == len(parts) and disjoint):
         return parts
-    if any(isinstance(part, Lookups) for part in parts):
+    separate = [part.separate() if isinstance(part, Products) else part for part in parts]
+    whole = [part for part in separate if isinstance(part, Separate)]
+    if len(whole) < len(parts):
         raise SettingsError("a table is looked up and used in another way, too: freeze it")
-    return [merged([part.separate() if isinstance(part, Products) else part for part in parts])]
+    return [merged(whole)]
 
 
 def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
