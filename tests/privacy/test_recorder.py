@@ -1,4 +1,4 @@
-"""Every use of a trained value that the recorder has a rule for gives each patient's gradient, and others are refused."""
+"""Uses of trained values that the recorder has a rule for give each patient's gradient, and others are refused."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
