@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from audits import Guesses, guess
-from privacy import DPEvent, PatientSampler, PrivateStep, Randomness, Recorder, RepeatableRandomness, calibrate, spent
+from privacy import (
+    DPEvent,
+    PatientSampler,
+    PrivateStep,
+    Randomness,
+    Recorder,
+    RepeatableRandomness,
+    calibrate,
+    owned,
+    spent,
+)
 
 OTHERS = 32
 """Patients who are no canaries, and features of theirs."""
@@ -73,16 +83,18 @@ class Trial:
         layer = nn.Linear(inputs.shape[1], 2)
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
-        sampler = PatientSampler(owners, self.sample_rate, self.rows, randomness)
+        keys = [str(number) for number in range(int(owners.max()) + 1)]
+        sampler = PatientSampler(owners, keys, self.sample_rate, self.rows, randomness)
         optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
         for _ in range(self.rounds):
             step = PrivateStep(layer.parameters(), CLIP)
             if drawn := sampler.sample():
                 rows = torch.cat(drawn)
                 whose = torch.arange(len(drawn)).repeat_interleave(torch.tensor([len(each) for each in drawn]))
-                with Recorder(layer) as recorder:
+                recorder = Recorder(list(layer.parameters()))
+                with owned(whose), recorder:
                     loss = F.cross_entropy(layer(inputs[rows]), answers[rows], reduction="sum")
-                step.add(recorder.contributions(loss, whose, len(drawn), {}))
+                step.add(*recorder.contributions(loss, len(drawn), {}))
             step.finish(self.noise, OTHERS, randomness)
             optimizer.step()
         moved = (layer.weight[1] - layer.weight[0])[: self.canaries]
