@@ -1,25 +1,36 @@
 """What each patient of a pass contributes to a gradient: bounds on norms, and weighted sums over patients.
 
 There are three forms. `Separate` holds a gradient for each patient. `Products` holds the rows whose outer products sum
-to it: norms come from Gram products, sums from one product of weighted rows ("ghost clipping", Li et al., ICLR 2022).
-`Lookups` holds the rows of a table that were looked up.
+to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds the rows of a table that were looked up.
 
-Norms hold in floating point. Of a product in single precision only a bound is known, from the rounding of inner
-products (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, Sec. 3.1): that bound is what is clipped.
+What a patient contributes follows from its own rows: which formula gives its norm, and whether it is summed alone,
+depends on them and never on other patients. Of a product in single precision only a bound is known, from the rounding
+of inner products: that bound is what is clipped.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, TypeVar
 
 import torch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 """By trained value."""
 
+Terms = TypeVar("Terms", float, torch.Tensor)
+
 ROUNDOFF = 2.0**-24
-"""The unit roundoff of single precision."""
+"""The unit roundoff u of single precision."""
+FLOOR = 2.0**-50
+"""Times the square root of a row's width: raises its length by more than what operations on numbers that are too small
+for float32 lose, 2**-126 each."""
+MOST_NUMBERS = 2**22
+"""What gradients of single patients may take at a time: 16 MB."""
+MOST_CANCELLED = 32.0
+"""A patient whose rows cancel to less than their lengths by this is summed alone: next to its large numbers the small
+ones of others would be rounded away. Independent Gaussian rows cancel to this when there are 1,000 of them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,9 @@ class Segments:
 class Contribution(Protocol):
     """How the patients of a pass contribute to the gradient of a trained value, or of a range of its rows."""
 
-    value: torch.Tensor
+    @property
+    def value(self) -> torch.Tensor:
+        """What is trained."""
 
     def squared_norms(self) -> torch.Tensor:
         """At least the squared norm of each patient's gradient, float64 [patients]."""
@@ -70,7 +83,7 @@ class Separate:
         return self.each.flatten(1).double().square().sum(1)
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        total += torch.einsum("p,p...->...", weights.to(self.each), self.each)
+        total += _weighted(self.each, weights).sum(0)
 
 
 @dataclass(frozen=True)
@@ -87,30 +100,84 @@ class Products:
     segments: Segments
 
     def squared_norms(self) -> torch.Tensor:
-        """Of each patient sqrt(Gram product + gamma S^2) + 2 n u S, squared.
+        """Squares of what neither a patient's norm exceeds, nor that of what `add` computes for it with weight 1.
 
-        S is the sum over its n rows of the product of both lengths, u the roundoff. A product of two inner products of
-        a and b terms is off by at most gamma = (a + b + 2) u, to first order, times the four lengths; the sum of n
-        weighted rows by at most n u S. Twice the latter leaves room for the weights' rounding and higher orders.
+        Let a patient have n rows of widths a and b, let S be the sum of the products of their lengths, and let
+        gamma(k) = k u / (1 - k u). An inner product of k terms, in any order, is off by at most gamma(k) times the
+        product of the lengths (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, Sec. 3.1). So
+        - a number of a Gram product of inner products of a and b terms is off by gamma(a + b + 1) times four lengths,
+          and their sum, the squared norm, by gamma(a + b + 1) S^2: the norm is at most sqrt(Gram + gamma S^2);
+        - the sum of n outer products is off by gamma(n) S: the norm is at most its own norm + gamma(n) S;
+        - weighting the rows in single precision and summing is off by gamma(n + 2) S times the weight: added to both.
+        One more term in each gamma stands for rounding in double precision. S is summed from lengths in single
+        precision, whose squares are off by gamma(a) and gamma(b).
         """
-        counts, roundoff = self.segments.counts, torch.finfo(self.left.dtype).eps / 2
-        gram = torch.zeros(len(counts), dtype=torch.float64, device=self.left.device)
+        return self._bounds.square()
+
+    @cached_property
+    def _scale(self) -> torch.Tensor:
+        """S of each patient, float64 [patients]."""
+        widths = self.left.shape[1] + self.right.shape[1]
+        return self.segments.sums(_lengths(self.left) * _lengths(self.right)) * (1 + _gamma(widths + 4))
+
+    @cached_property
+    def _bounds(self) -> torch.Tensor:
+        counts, widths = self.segments.counts, self.left.shape[1] + self.right.shape[1]
+        by_gram = (self._gram() + _gamma(widths + 2) * self._scale**2).clamp(min=0).sqrt()
+        by_sum = self._norms_of_sums() + _gamma(counts + 1) * self._scale
+        return by_sum.where(self._many, by_gram) + _gamma(counts + 3) * self._scale
+
+    @property
+    def _many(self) -> torch.Tensor:
+        """Who has so many rows that their sum costs less than Gram products, bool [patients]."""
+        left, right = self.left.shape[1], self.right.shape[1]
+        return self.segments.counts * (left + right) >= left * right
+
+    def _gram(self) -> torch.Tensor:
+        """The squared norm of each patient with few rows, by Gram products; 0 for others."""
+        gram, many = torch.zeros(len(self.segments.counts), dtype=torch.float64), self._many.tolist()
         for patient, rows in self.segments.runs:
-            left, right = self.left[rows], self.right[rows]
-            gram[patient] = (left @ left.T).mul_(right @ right.T).sum(dtype=torch.float64)
-        lengths = self.left.norm(dim=1).double() * self.right.norm(dim=1).double()
-        scale = self.segments.sums(lengths) * (1 + 1e-5)
-        gamma = (self.left.shape[1] + self.right.shape[1] + 2) * roundoff * (1 + 1e-2)
-        return ((gram + gamma * scale**2).clamp(min=0).sqrt() + 2 * counts * roundoff * scale) ** 2
+            if not many[patient]:
+                left, right = self.left[rows], self.right[rows]
+                gram[patient] = (left @ left.T).mul_(right @ right.T).sum(dtype=torch.float64)
+        return gram.to(self.left.device)
+
+    def _norms_of_sums(self) -> torch.Tensor:
+        """The norm of each patient with many rows, from the sum of its outer products; 0 for others."""
+        many = self._many.tolist()
+        norms = torch.zeros(len(many), dtype=torch.float64, device=self.left.device)
+        runs = [(patient, rows) for patient, rows in self.segments.runs if many[patient]]
+        size = max(1, MOST_NUMBERS // (self.left.shape[1] * self.right.shape[1]))
+        for first in range(0, len(runs), size):
+            part = runs[first : first + size]
+            each = self._outer_sums([rows for _, rows in part])
+            norms[[patient for patient, _ in part]] = each.flatten(1).double().square().sum(1).sqrt()
+        return norms
+
+    def _outer_sums(self, runs: Sequence[slice]) -> torch.Tensor:
+        """The sum of outer products over each run of rows, [runs, left, right]."""
+        each = self.left.new_empty(len(runs), self.left.shape[1], self.right.shape[1])
+        for target, rows in zip(each, runs, strict=True):
+            torch.mm(self.left[rows].T, self.right[rows], out=target)
+        return each
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        weighted = self.left * self.segments.of_rows(weights).to(self.left)[:, None]
+        """Weighted rows of all patients in one product, but for patients whose rows cancel."""
         part = total[self.first : self.end]
-        part += (weighted.T @ self.right).view_as(part)
+        alone = self._scale > MOST_CANCELLED * self._bounds
+        together = _weighted(self.left, self.segments.of_rows(weights.where(~alone, 0.0)).to(self.left))
+        part += (together.T @ self.right).view_as(part)
+        if not bool(alone.any()):
+            return
+        chosen = alone.tolist()
+        for patient, rows in self.segments.runs:
+            if chosen[patient] and weights[patient] > 0:
+                weighted = self.left[rows] * weights[patient].to(self.left)
+                part += (weighted.T @ self.right[rows]).view_as(part)
 
     def separate(self) -> Separate:
         """The same as gradients of the value for each patient."""
-        each = self.left.new_zeros(len(self.segments.counts), self.end - self.first, self.right.shape[1])
+        each = self.left.new_zeros(len(self.segments.counts), self.left.shape[1], self.right.shape[1])
         for patient, rows in self.segments.runs:
             torch.mm(self.left[rows].T, self.right[rows], out=each[patient])
         shape = (len(each), self.end - self.first, *self.value.shape[1:])
@@ -132,7 +199,7 @@ class Lookups:
         return self.segments.sums(self.each.flatten(1).double().square().sum(1))
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        weighted = self.each.double() * self.segments.of_rows(weights)[:, None]
+        weighted = _weighted(self.each, self.segments.of_rows(weights))
         total.index_add_(0, self.rows, weighted.view(-1, *total.shape[1:]))
 
 
@@ -140,16 +207,6 @@ def merged(parts: Sequence[Separate]) -> Separate:
     """The sum of gradients of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
-
-
-def are_separate(rows: int, left: int, right: int, patients: int) -> bool:
-    """Whether a gradient for each patient costs less than Gram products of its rows, and little memory."""
-    size = left * right
-    return size * patients <= MOST_NUMBERS and rows * (left + right) >= size * patients
-
-
-MOST_NUMBERS = 2**22
-"""What the gradients of one value may take for all patients of a pass: 16 MB."""
 
 
 def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor:
@@ -160,9 +217,28 @@ def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor
     return whole
 
 
+def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`rows` times `weights` [len(rows)], in the higher of both precisions; zeros where a weight is 0, in any row."""
+    by_row = weights.view(-1, *[1] * (rows.dim() - 1))
+    product = rows * by_row
+    return product if bool(weights.all()) else product.where(by_row > 0, 0.0)
+
+
+def _lengths(rows: torch.Tensor) -> torch.Tensor:
+    """The length of each row, float64 [rows], raised by what float32 may lose of very small numbers."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.double() + FLOOR * math.sqrt(rows.shape[1])
+
+
+def _gamma(terms: Terms) -> Terms:
+    """The largest relative error of as many roundings in single precision as there are terms."""
+    return terms * ROUNDOFF / (1 - terms * ROUNDOFF)
+
+
 def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
     """What to multiply patients' gradients with, float64 [patients], so that none is longer than `clip`.
 
-    The bound in use is a little lower than `clip`, which makes up for the rounding of the sum.
+    The bound in use is a little lower than `clip`: a forward pass over one patient more rounds the others' rows
+    differently, and the difference of two sums has to stay below `clip` all the same.
     """
     return (clip * (1 - 2.0**-10) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)

@@ -12,16 +12,27 @@ from privacy.contributions import Contribution, Gradients, clip_weights
 from privacy.errors import SettingsError
 from privacy.noise import Randomness
 
+LONGEST = 2.0**100
+"""Times C: beyond, weights in single precision lose digits."""
+
 
 class PrivateStep:
     """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise, once."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], clip: float) -> None:
-        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum."""
+        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum.
+
+        Raises `SettingsError` if torch is set to round products to less than single precision.
+        """
+        if torch.get_float32_matmul_precision() != "highest":
+            raise SettingsError(
+                "bounds on gradients need products in full single precision: leave out the call of "
+                "torch.set_float32_matmul_precision"
+            )
         self._clip = clip
         self._sums: Gradients = {one: torch.zeros_like(one, dtype=torch.float64) for one in parameters}
         self.unbounded = 0
-        """Patients whose gradient was not finite, and who therefore contributed nothing."""
+        """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
 
     def add(self, contributions: Sequence[Contribution], sound: torch.Tensor) -> None:
         """Clip and add the patients of one pass; no patient is in two passes of a step.
@@ -29,12 +40,12 @@ class PrivateStep:
         `sound`: whose gradients are finite, bool [patients]; those of the others are zeros.
         Raises `SettingsError` if the contributions are not of exactly the step's parameters.
         """
-        norms = torch.stack([part.squared_norms() for part in contributions]).sum(0).sqrt()
-        sound = sound & norms.isfinite()
-        weights = clip_weights(norms, self._clip).where(sound, 0.0)
-        self.unbounded += int((~sound).sum())
         if {part.value for part in contributions} != self._sums.keys():
             raise SettingsError("a trained parameter took no part in the loss: freeze it, or use it")
+        norms = torch.stack([part.squared_norms() for part in contributions]).sum(0).sqrt()
+        sound = sound & (norms < LONGEST * self._clip)
+        weights = clip_weights(norms, self._clip).where(sound, 0.0)
+        self.unbounded += int((~sound).sum())
         for part in contributions:
             part.add(self._sums[part.value], weights)
 

@@ -1,6 +1,7 @@
 """What happens to each kind of layer while a `Recorder` is open: its output on still values, and a note of the use."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def _linear(
     output = _watched(function(inputs, _still(weight), _still(bias)))
     rows = inputs.detach().reshape(-1, inputs.shape[-1])
     if of := recorder.range_of(weight):
-        recorder.note(of, output, lambda gradient: Outer(gradient.reshape(-1, gradient.shape[-1]), rows))
+        recorder.note(of, output, lambda gradient: Outer(gradient.reshape(-1, gradient.shape[-1]), rows), inputs)
     if of := recorder.range_of(bias):
         recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
     return output
@@ -45,12 +46,15 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    output = _watched(function(inputs, normalized_shape, _still(weight), _still(bias), eps))
+    output, numbers = (
+        _watched(function(inputs, normalized_shape, _still(weight), _still(bias), eps)),
+        prod(normalized_shape),
+    )
     if of := recorder.range_of(weight):
         normed = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient * normed, normed.shape[-1])))
+        recorder.note(of, output, lambda gradient: Rows(_summed(gradient * normed, numbers)))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
+        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, numbers)))
     return output
 
 
@@ -65,13 +69,13 @@ def _convolution(
     *others: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """`others`: dilation and groups, which only their defaults are known of."""
-    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others, **options))
-    if isinstance(padding, str) or tuple(others) not in ((), ((1, 1), 1), (1, 1)) or options:
-        raise SettingsError("a convolution with dilation or groups has no gradient per patient: freeze it")
+    """`others`: dilation and groups."""
+    _simple(inputs, padding, others, options, ((1, 1), 1))
+    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others))
     if of := recorder.range_of(weight):
         patches = F.unfold(inputs.detach(), weight.shape[2:], padding=padding, stride=stride).transpose(1, 2)
-        recorder.note(of, output, lambda gradient: Outer(_places(gradient), patches.reshape(-1, patches.shape[-1])))
+        flat = patches.reshape(-1, patches.shape[-1])
+        recorder.note(of, output, lambda gradient: Outer(_places(gradient), flat))
     if of := recorder.range_of(bias):
         recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
     return output
@@ -85,8 +89,12 @@ def _transposed(
     bias: torch.Tensor | None = None,
     stride: Any = 1,
     padding: Any = 0,
+    *others: Any,
+    **options: Any,
 ) -> torch.Tensor:
-    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding))
+    """`others`: padding of the output, groups and dilation."""
+    _simple(inputs, padding, others, options, ((0, 0), 1, (1, 1)))
+    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others))
     if of := recorder.range_of(weight):
         places = _places(inputs.detach())
 
@@ -94,10 +102,24 @@ def _transposed(
             patches = F.unfold(gradient, weight.shape[2:], padding=padding, stride=stride).transpose(1, 2)
             return Outer(places, patches.reshape(-1, patches.shape[-1]))
 
-        recorder.note(of, output, terms)
+        recorder.note(of, output, terms, inputs)
     if of := recorder.range_of(bias):
         recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
     return output
+
+
+def _simple(
+    inputs: torch.Tensor, padding: Any, others: Sequence[Any], options: Mapping[str, Any], defaults: Sequence[Any]
+) -> None:
+    """Raises `SettingsError` for a convolution of another kind than the rules are for."""
+    given = [
+        (other,) * 2 if isinstance(other, int) and isinstance(d, tuple) else other
+        for other, d in zip(others, defaults, strict=False)
+    ]
+    if inputs.dim() != 4 or isinstance(padding, str) or options or given != list(defaults[: len(others)]):
+        raise SettingsError(
+            "a convolution with dilation, groups or named padding has no gradient per patient: freeze it"
+        )
 
 
 def _embedding(
@@ -113,18 +135,18 @@ def _embedding(
 ) -> torch.Tensor:
     """A look-up that is the same for all items is made once for each."""
     owners, of = current_owners(), recorder.range_of(weight)
-    if of is None or max_norm is not None or scale_grad_by_freq:
+    if of is None or weight.shape[1:] != of.value.shape[1:] or max_norm is not None or scale_grad_by_freq:
         raise SettingsError(
-            "a table whose rows are scaled when they are looked up has no gradient per patient: freeze it"
+            "a table that is reshaped, or scaled when it is looked up, has no gradient per patient: freeze it"
         )
     if owners is not None and len(inputs) == 1 < len(owners):
         inputs = inputs.expand(len(owners), *inputs.shape[1:])
     output = _watched(F.embedding(inputs, _still(weight)))
-    rows = inputs.reshape(-1)
+    rows, blank = inputs.reshape(-1), padding_idx if padding_idx is None else padding_idx % len(weight)
 
     def terms(gradient: torch.Tensor) -> Looked:
         each = gradient.reshape(-1, gradient.shape[-1])
-        return Looked(rows, each if padding_idx is None else each * (rows != padding_idx)[:, None])
+        return Looked(rows + of.first, each if blank is None else each * (rows != blank)[:, None])
 
     recorder.note(of, output, terms)
     return output
@@ -132,13 +154,14 @@ def _embedding(
 
 def _item(recorder: "Recorder", function: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
     of = recorder.range_of(tensor)
-    if of is None or of.end - of.first != len(of.value):
+    if of is None or tensor.dim() == 0 or len(tensor) != len(of.value) or of.end - of.first != len(of.value):
         return torch.as_tensor(function(tensor, index))
     if isinstance(index, slice) and index.step in (None, 1):
         first, end, _ = index.indices(len(tensor))
         return recorder.show(function(tensor, index), Range(of.value, first, end))
-    if isinstance(index, int):
-        return recorder.show(function(tensor, index), Range(of.value, index, index + 1))
+    if type(index) is int:
+        first = index % len(tensor)
+        return recorder.show(function(tensor, index), Range(of.value, first, first + 1))
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and tensor.dim() == 2:
         return _embedding(recorder, None, index, tensor)
     return torch.as_tensor(function(tensor, index))
@@ -151,14 +174,13 @@ def _view(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any
 
 
 def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+    """Of a value to items: nothing but its first dimension, of length 1 or new, may grow."""
     of = recorder.range_of(tensor)
     output = function(_still(tensor) if of else tensor, *shape)
-    if of is None or output.dim() == 0:
-        return torch.as_tensor(output)
-    size = of.value[of.first : of.end].numel()
-    if output.shape[1:].numel() != size:
+    before = (1,) * (output.dim() - tensor.dim()) + tuple(tensor.shape)
+    if of is None or not before or before[0] != 1 or before[1:] != tuple(output.shape[1:]):
         return torch.as_tensor(function(tensor, *shape))
-    output = _watched(output.clone())
+    output, size = _watched(output.clone()), tensor.numel()
     recorder.note(of, output, lambda gradient: Rows(gradient.reshape(len(gradient), size)))
     return output
 

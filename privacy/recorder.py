@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, are_separate, merged
+from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, merged
 from privacy.errors import SettingsError
 from privacy.layer_rules import RULES
 from privacy.owners import current_owners
@@ -51,6 +51,10 @@ class Recorder(TorchFunctionMode):
         patients contribute, and whose gradients are finite, bool [patients]; the others' rows are zeros.
         Raises `SettingsError` if a value was used in a way that no rule knows.
         """
+        if not all(use.intact for use in self._uses):
+            raise SettingsError("the model overwrites a trained layer's input or output in place: use a copy")
+        if not loss.requires_grad:
+            raise SettingsError("no trained parameter took part in the loss: freeze them, or use them")
         outputs = [use.output for use in self._uses]
         found = torch.autograd.grad(loss, [*outputs, *leaves.values(), *self.values], allow_unused=True)
         if any(gradient is not None for gradient in found[len(outputs) + len(leaves) :]):
@@ -75,12 +79,22 @@ class Recorder(TorchFunctionMode):
         self._ranges[id(tensor)] = tensor, shown
         return tensor
 
-    def note(self, of: Range, output: torch.Tensor, terms: Callable[[torch.Tensor], Outer | Rows | Looked]) -> None:
-        """Remember a use. Raises `SettingsError` where nobody said whose the items of the output are."""
+    def note(
+        self,
+        of: Range,
+        output: torch.Tensor,
+        terms: Callable[[torch.Tensor], Outer | Rows | Looked],
+        *read: torch.Tensor,
+    ) -> None:
+        """Remember a use; `read`: tensors of the model that `terms` reads later.
+
+        Raises `SettingsError` where nobody said whose the items of the output are.
+        """
         owners = current_owners()
         if owners is None or len(owners) != len(output):
             raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
-        self._uses.append(Use(of, output, owners, terms))
+        held = tuple((tensor, tensor._version) for tensor in (output, *read))
+        self._uses.append(Use(of, output, owners, terms, held))
 
 
 class _Parts:
@@ -96,7 +110,7 @@ class _Parts:
         terms = use.terms(gradient)
         for rows in vars(terms).values():
             if rows.is_floating_point() and not bool(rows.sum().isfinite()):
-                owners = use.owners.repeat_interleave(len(rows) // max(1, len(use.owners)))
+                owners = _by_row(use.owners, rows)
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
@@ -123,10 +137,7 @@ class _Parts:
 
     def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> Contribution:
         segments, left, right = self._in_order(terms, "left", "right")
-        products = Products(of.value, of.first, of.end, left, right, segments)
-        if are_separate(len(left), left.shape[1], right.shape[1], self._patients):
-            return products.separate()
-        return products
+        return Products(of.value, of.first, of.end, left, right, segments)
 
     def _rows(self, of: Range, terms: list[tuple[torch.Tensor, Rows]]) -> Contribution:
         segments, each = self._in_order(terms, "each")
@@ -146,8 +157,8 @@ class _Parts:
 
     def _in_order(self, terms: list[tuple[torch.Tensor, Any]], *names: str) -> tuple[Any, ...]:
         """Rows of several uses in order of their patients, zeros where a patient is not sound: segments and columns."""
-        owners = torch.cat([whose.repeat_interleave(len(getattr(one, names[0])) // len(whose)) for whose, one in terms])
-        columns = [torch.cat([getattr(one, name) for _, one in terms]) for name in names]
+        owners = _joined([_by_row(whose, getattr(one, names[0])) for whose, one in terms])
+        columns = [_joined([getattr(one, name) for _, one in terms]) for name in names]
         if not bool((owners[1:] >= owners[:-1]).all()):
             order = torch.argsort(owners, stable=True)
             owners, columns = owners[order], [column[order] for column in columns]
@@ -166,16 +177,30 @@ _MERGED: dict[type, Callable[[_Parts, Range, Any], Contribution]] = {
 def _apart(parts: list[Contribution]) -> list[Contribution]:
     """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
 
-    Raises `SettingsError` for a value that is too large to have a gradient for each patient and is used in two ways.
+    Raises `SettingsError` for a table that is looked up and used in another way.
     """
     products = [part for part in parts if isinstance(part, Products)]
     ranges = sorted((part.first, part.end) for part in products)
     disjoint = all(end <= first for (_, end), (first, _) in zip(ranges, ranges[1:], strict=False))
     if len(parts) == 1 or (len(products) == len(parts) and disjoint):
         return parts
-    if any(isinstance(part, Lookups) for part in parts):
+    separate = [part.separate() if isinstance(part, Products) else part for part in parts]
+    whole = [part for part in separate if isinstance(part, Separate)]
+    if len(whole) < len(parts):
         raise SettingsError("a table is looked up and used in another way, too: freeze it")
-    return [merged([part.separate() if isinstance(part, Products) else part for part in parts])]
+    return [merged(whole)]
+
+
+def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The patient of each row, of items that have equally many rows."""
+    if len(rows) % max(1, len(owners)):
+        raise SettingsError("a layer has a number of rows that its items cannot have: its first dimension is not items")
+    return owners.repeat_interleave(len(rows) // max(1, len(owners)))
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As `torch.cat`, which copies a single part."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _kept(rows: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,13 @@ class Use:
     """Whose each item of the output is, int64 [items]."""
     terms: Callable[[torch.Tensor], "Outer | Rows | Looked"]
     """From the gradient of the output, [items, ...]."""
+    read: tuple[tuple[torch.Tensor, int], ...]
+    """What `terms` and the gradient rest on, each with its version when it was used."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing that the gradient rests on was overwritten in place since."""
+        return all(tensor._version == version for tensor, version in self.read)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from medfedvqa.methods.learning import answer_losses
 
 from audits import Kind
 from medfedvqa.errors import ConfigError

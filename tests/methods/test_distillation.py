@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from medfedvqa.methods.learning import Rows
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import Tensors, create
