@@ -1,7 +1,7 @@
 """Neighbouring sites, one with a patient more than the other, and what each private step makes of them.
 
-What the project's own code has to be asked for stands at the end of this module: the keys of a site's patients, a
-site's mechanism randomness, and what a sampler drew.
+Sums and draws are taken where they are made, in `PrivateStep` and `PatientSampler`, so that whatever a method does
+before that takes part.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -73,7 +73,7 @@ class Neighbours:
     organ: str
     backbone: Backbone
     split: Split = Split()
-    _sites: dict[str | None, tuple[Site, tuple[str, ...]]] = field(default_factory=dict)
+    _sites: dict[str | None, Site] = field(default_factory=dict)
     _frozen: dict[tuple[str | None, str, str], dict[object, Any]] = field(default_factory=dict)
 
     @property
@@ -84,19 +84,18 @@ class Neighbours:
             tuple(dict.fromkeys(row.patient for row in part)) for part in (parts.train, parts.validate, parts.test)
         )
 
-    def site(self, without: str | None = None) -> tuple[Site, tuple[str, ...]]:
-        """The site and the keys of its patients by number."""
+    def site(self, without: str | None = None) -> Site:
+        """The site with everybody, or without one patient."""
         if without not in self._sites:
             left = replace(self.rows, rows=[row for row in self.rows.rows if row.patient != without])
             data = build_site(left, self.organ, self.split)
-            keys = patient_keys(data, left, self.organ, self.split)
-            self._sites[without] = Site(self.organ, data, self.backbone, "cpu", SEED), keys
+            self._sites[without] = Site(self.organ, data, self.backbone, "cpu", SEED)
         return self._sites[without]
 
     def contents(self, without: str | None = None) -> dict[str, Any]:
-        """By the key of each other patient: the questions and answers of its rows in each part."""
-        site, keys = self.site(without)
-        return {key: _rows_of(site.data, number) for number, key in enumerate(keys)}
+        """By the key of each patient: the question and the answer's number of each of its rows, part by part."""
+        data = self.site(without).data
+        return {key: _rows_of(data, number) for number, key in enumerate(data.patients)}
 
     def run(
         self,
@@ -111,11 +110,11 @@ class Neighbours:
         `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: how much of it is added, for
         tests that have to fail. What a method freezes is computed once for each site and configuration.
         """
-        site, keys = self.site(without)
+        site = self.site(without)
         # One dictionary for all methods would mix them up: they keep different things under the same name.
         frozen = self._frozen.setdefault((without, method.name, method.config.model_dump_json()), {})
-        site = replace(with_randomness(site, randomness or RepeatableRandomness(SEED)), _derived=frozen)
-        with recorded_steps(keys, after, share_of_noise) as steps:
+        site = replace(site, randomness=randomness or RepeatableRandomness(SEED), _derived=frozen)
+        with recorded_steps(site.data.patients, after, share_of_noise) as steps:
             received = tuple(train(method, site, after and after.received))
         return Transcript(tuple(steps), received)
 
@@ -149,13 +148,9 @@ def _move(with_patient: Step, without: Step, patient: str, clip: float) -> Move:
     return Move(distance, patient in with_patient.drawn, len(others), others == without.drawn)
 
 
-def _rows_of(data: SiteData, number: int) -> tuple[tuple[tuple[str, str | None], ...], ...]:
-    answers = (*data.answers, None)
+def _rows_of(data: SiteData, number: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     return tuple(
-        tuple(
-            (part.questions[row], answers[int(part.answers[row])])
-            for row in (part.patients == number).nonzero().flatten().tolist()
-        )
+        tuple((part.questions[row], int(part.answers[row])) for row in (part.patients == number).nonzero().flatten())
         for part in data.parts
     )
 
@@ -184,20 +179,6 @@ def recorded_steps(
     with pytest.MonkeyPatch.context() as patch, recorded_draws(patch, keys, draws.append):
         patch.setattr(PrivateStep, "finish", finish_and_record)
         yield steps
-
-
-# What the project's own code has to be asked for.
-
-
-def patient_keys(data: SiteData, rows: VQAData, organ: str, split: Split) -> tuple[str, ...]:
-    """The key of each patient number of a site."""
-    parts = partition(rows, organ, split)
-    return tuple(dict.fromkeys(row.patient for row in (*parts.train, *parts.validate, *parts.test)))
-
-
-def with_randomness(site: Site, randomness: Randomness) -> Site:
-    """The same site with this source of mechanism randomness."""
-    return replace(site, randomness=randomness)
 
 
 @contextmanager
