@@ -117,6 +117,8 @@ class Trainer:
         """Whether the model, or another one, with these values answers each row right, bool [rows]."""
         model, encoded = model or self.model, self._rows.encoded(examples)
         right = torch.zeros(len(examples), dtype=torch.bool)
+        if not len(examples):
+            return right
         for part in torch.arange(len(examples)).split(self.config.batch_rows):
             rows = self._rows.rows(encoded, part)
             right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
