@@ -168,6 +168,10 @@ class Alone(Method[Config]):
         tested = self.tested(site, state, tensors_of(received, site.device))
         return self.right(self.trainer(site), tested, examples)
 
+    def begun_anew(self, state: State, values: Values) -> State:
+        """A state from which training continues with these values, and without what noise has left in an optimiser."""
+        return {**state, "values": values}
+
     def used(self, received: Tensors) -> Tensors:
         """What of the last message a model goes on using that its site trains on by itself."""
         return {}

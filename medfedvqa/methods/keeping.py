@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from medfedvqa.data import Examples
-from medfedvqa.methods.base import State, Tensors, tensors_of
+from medfedvqa.methods.base import RIGHT, State, Tensors, tensors_of
 from medfedvqa.training import Site
 
 if TYPE_CHECKING:
     from medfedvqa.methods.alone import Alone
 
 KEPT = "kept"
-"""In the state after `evaluate`: the name of the model that the site keeps, its state, and the message that it uses."""
+"""In the state after `evaluate`: the name of the model that the site keeps, its state, the message that it uses, and
+whether each test row is answered right by each model that could have been kept, bool [rows]."""
 
 
 class Keeping:
@@ -43,30 +44,46 @@ class Keeping:
         return state
 
     @cached_property
-    def states(self) -> Mapping[str, State]:
-        """What can be kept: the site's part of the federation, trained on; or a model trained alone, for the rounds
-        of the job, or as long as the finished one."""
+    def alone_equal(self) -> State:
+        """The same, trained alone for as long as the finished one."""
+        state, _ = self._longer.train(self._site, self.alone, {}, self._rounds)
+        return state
+
+    @cached_property
+    def finished(self) -> State:
+        """The site's part of the federation, trained on."""
         values = self._method.tested(self._site, self._state, tensors_of(self._received, self._site.device))
-        begun = {**self._state, "values": values}
-        finished, _ = self._longer.train(self._site, begun, self._used, self._rounds)
-        longer, _ = self._longer.train(self._site, self.alone, {}, self._rounds)
-        return {"finished": finished, "alone": self.alone, "alone_equal": longer}
+        state, _ = self._longer.train(
+            self._site, self._method.begun_anew(self._state, values), self._used, self._rounds
+        )
+        return state
+
+    @property
+    def states(self) -> Mapping[str, State]:
+        """What can be kept."""
+        return {"finished": self.finished, "alone": self.alone, "alone_equal": self.alone_equal}
 
     @cached_property
     def kept(self) -> State:
         """The best on validation rows; the finished one where none is better."""
-        right = {name: int(self._right(name, self._site.data.validate).sum()) for name in self.states}
+        right = {name: int(self.right(name, self._site.data.validate).sum()) for name in self.states}
         best = max(right, key=lambda name: right[name])
-        return {"model": best, "state": self.states[best], "message": tensors_of(self._message(best))}
+        message = tensors_of(self._message(best))
+        return {"model": best, "state": self.states[best], "message": message, RIGHT: self._tested}
 
     @property
     def counted(self) -> dict[str, int]:
         """Test rows that each answers right, and whether the finished model is kept."""
-        right = {f"{name}_correct": int(self._right(name, self._site.data.test).sum()) for name in self.states}
+        right = {f"{name}_correct": int(rows.sum()) for name, rows in self._tested.items()}
         return {**right, "kept_finished": int(self.kept["model"] == "finished")}
 
-    def _right(self, name: str, examples: Examples) -> torch.Tensor:
-        return self._plain.answered(self._site, self.states[name], self._message(name), examples)
+    @cached_property
+    def _tested(self) -> dict[str, torch.Tensor]:
+        return {name: self.right(name, self._site.data.test) for name in self.states}
+
+    def right(self, name: str, examples: Examples) -> torch.Tensor:
+        """Whether the model of this name answers each row right, bool [rows]."""
+        return self._plain.answered(self._site, getattr(self, name), self._message(name), examples)
 
     def _message(self, name: str) -> Tensors:
         return self._used if name == "finished" else {}

@@ -210,6 +210,10 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """See `Alone.answered`: with the shared prompts."""
         return self._trainer(site, tensors_of(received, site.device)).right(state["values"], examples)
 
+    def begun_anew(self, state: State, values: Values) -> State:
+        """See `Alone.begun_anew`: Adam's second moments would be those of the noise, and its steps too short."""
+        return {**super().begun_anew(state, values), "optimizer": None}
+
     def used(self, received: Tensors) -> Tensors:
         """The last shared prompts."""
         return received
