@@ -56,8 +56,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     },
     "api/index": {
         "": [
-            *("api/methods", "api/data", "api/ingest", "api/models", "api/evaluation", "api/federation", "api/attack"),
-            *("api/benchmark", "api/privacy", "api/audits"),
+            *("api/methods", "api/data", "api/ingest", "api/models", "api/training", "api/evaluation"),
+            *("api/federation", "api/attack", "api/benchmark", "api/privacy", "api/audits"),
         ]
     },
 }
