@@ -120,7 +120,7 @@ class TwoLanes(TorchFunctionMode):
     """A matrix product that sums even rows and odd rows apart, as kernels may that split a sum."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not torch.Tensor.__matmul__:
+        if function not in (torch.Tensor.__matmul__, torch.Tensor.matmul):
             return function(*args, **(kwargs or {}))
         left, right = args
         lanes = []
