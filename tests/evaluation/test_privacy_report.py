@@ -60,6 +60,7 @@ WORDS |= {"supports", "partly supports", "not provided", "medfedvqa.privacy-repo
 """Values of closed vocabularies."""
 
 
+
 class Parsed(HTMLParser):
     """Text outside of pictures and style, tags and attributes of a page."""
 
