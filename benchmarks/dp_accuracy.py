@@ -1,9 +1,9 @@
 """Accuracy against epsilon, for what leaves a site and for what it keeps: one small federation, less and less privacy.
 
 Four models are tested at each site: the one that was released, the same trained on at the site without noise, and one
-trained alone for as many passes as the federation, or for as many as federation and finishing together. Every run is a
-whole job of prompt_pfl in the in-process engine. Finished runs are kept in the folder and not repeated; several
-processes with other `--seeds` may share it.
+trained alone for as many passes as the federation, or for as many as federation and finishing together. A run is a
+whole job of prompt_pfl: its server loop and its sites' handlers, in one process. Finished runs are kept in the folder
+and not repeated; several processes with other `--seeds` may share it.
 
     python benchmarks/dp_accuracy.py RUNS --data vqa-rad slake --data-root "$MEDFEDVQA_DATA" --out FOLDER
 
@@ -13,10 +13,11 @@ patients (`medfedvqa.benchmark.compare`), two-sided and uncorrected.
 
 import argparse
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -27,20 +28,21 @@ import torch  # noqa: E402
 
 from medfedvqa.benchmark.compare import p_value  # noqa: E402
 from medfedvqa.benchmark.grid import Outcome  # noqa: E402
-from medfedvqa.data import load_site  # noqa: E402
+from medfedvqa.data import Split, load_site, organs  # noqa: E402
 from medfedvqa.evaluation.baselines import question_prior_right  # noqa: E402
-from medfedvqa.federation.job import JobSpec  # noqa: E402
-from medfedvqa.federation.launch import plan, run  # noqa: E402
-from medfedvqa.federation.state import StateFile  # noqa: E402
+from medfedvqa.federation.hub import Reply, ServerHub  # noqa: E402
 from medfedvqa.files import write_whole  # noqa: E402
-from medfedvqa.methods.base import RIGHT  # noqa: E402
-from medfedvqa.methods.keeping import KEPT  # noqa: E402
-from medfedvqa.models import bundled_for  # noqa: E402
+from medfedvqa.methods import State, Tensors, create  # noqa: E402
+from medfedvqa.methods.keeping import Keeping  # noqa: E402
+from medfedvqa.methods.prompt_pfl import PromptPFL  # noqa: E402
+from medfedvqa.models import Backbone, bundled_for, load_backbone  # noqa: E402
+from medfedvqa.training import Site  # noqa: E402
+from privacy import DPSettings  # noqa: E402
 
 EPSILONS = (1.0, 3.0, 8.0, None)
 OPTIONS = {
-    "rounds": 5, "local_epochs": 4, "finish_epochs": 20, "hidden": 16, "blocks": 2, "learning_rate": 0.005,
-    "answers": "closed",
+    "rounds": 5, "local_epochs": 4, "finish_epochs": 40, "hidden": 16, "blocks": 2, "learning_rate": 0.005,
+    "answers": "closed", "local_baseline": False,
 }  # fmt: skip
 """Few parameters and few rounds: noise grows with both. The same without differential privacy, for a fair last row."""
 MODELS = ("released", "finished", "alone", "alone_equal")
@@ -53,45 +55,82 @@ Cells = Mapping[tuple[str, float | None], Sequence[Mapping[str, Outcome]]]
 """By data set and epsilon, for each seed the outcome of each model."""
 
 
-def job(data: str, epsilon: float | None, seed: int) -> JobSpec:
-    """One cell's job."""
-    facts = {"method": "prompt_pfl", "options": OPTIONS, "data": data, "backbone": bundled_for(data), "seed": seed}
-    dp = None if epsilon is None else {"epsilon": epsilon}
-    return JobSpec.from_dict({**facts, "split": {"kind": "official", "seed": seed}, "dp": dp})
+@dataclass
+class Federation:
+    """The sites of one seed, in this process."""
+
+    sites: dict[str, Site]
+    states: dict[str, State] = field(default_factory=dict)
+    received: dict[str, Tensors] = field(default_factory=dict)
+    """The last message to each."""
+
+    @classmethod
+    def of(cls, data: str, root: Path | None, seed: int, backbone: Backbone) -> "Federation":
+        """Each with the rows of its organ."""
+        split = Split("official", seed)
+        names = organs(data, root)
+        loaded = {name: load_site(data, root, name, split, seed) for name in names}
+        return cls({name: Site(name, own, backbone, "cpu", seed) for name, own in loaded.items()})
+
+    def run(self, method: PromptPFL, seed: int) -> None:
+        """A whole job."""
+        self.states = {name: method.setup(site) for name, site in self.sites.items()}
+
+        def call(task: str, round: int, down: Mapping[str, Tensors], *others: Any) -> dict[str, Reply]:
+            return {name: Reply(self._answer(method, task, round, name, own), 0.0) for name, own in down.items()}
+
+        method.serve(ServerHub(tuple(self.sites), call, seed=seed))
+
+    def _answer(self, method: PromptPFL, task: str, round: int, name: str, down: Tensors) -> Tensors:
+        self.received[name] = down
+        if task == "evaluate":  # what is tested then, `answers_of` tests
+            return {count: np.array(0) for count in method.scores}
+        spec = method.exchange(self.sites[name].backbone.shape).task(task)
+        self.states[name], reply = method.handle(spec, self.sites[name], self.states[name], down, round)
+        return reply
 
 
-def answers_of(folder: Path, data: str, root: Path | None, epsilon: float | None, seed: int) -> Answers:
-    """What one cell's models answer right; the run is made if it is not there."""
-    file = folder / f"{data}-{epsilon or 'none'}-{seed}.json"
-    spec = job(data, epsilon, seed)
+def method_of(epsilon: float | None) -> PromptPFL:
+    """One cell's method."""
+    method = create("prompt_pfl", OPTIONS, None if epsilon is None else DPSettings(epsilon=epsilon))
+    assert isinstance(method, PromptPFL)
+    return method
+
+
+def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[str, Answers]:
+    """What the models of one seed answer right, by epsilon; the runs are made if they are not there."""
+    file = folder / f"{data}-{seed}.json"
     if file.exists():
         known = json.loads(file.read_text())
-        if known["job"] == spec.to_dict():
-            found: Answers = known["answers"]
+        if known["options"] == OPTIONS:
+            found: dict[str, Answers] = known["answers"]
             return found
-    out = file.with_suffix("")
-    shutil.rmtree(out, ignore_errors=True)
-    launch = plan(spec, root, out)
-    run(launch, "local", lambda event: None)
-    found = {model: {} for model in (*MODELS, "kept", PRIOR)}
-    for site in launch.sites:
-        saved = StateFile(out / "sites" / site / "state", out.name).load()
-        assert saved is not None
-        kept = saved.state[KEPT]
-        found["released"][site] = saved.state[RIGHT].tolist()
-        for model, right in kept[RIGHT].items():
-            found[model][site] = right.tolist()
-        found["kept"][site] = found[kept["model"]][site]
-        own = load_site(data, root, site, spec.split, seed)
-        found[PRIOR][site] = question_prior_right(own.train, own.test).tolist()
-    write_whole(file, json.dumps({"job": spec.to_dict(), "answers": found}).encode())
-    shutil.rmtree(out)
+    federation = Federation.of(data, root, seed, load_backbone(bundled_for(data)))
+    found, alone = {}, {}
+    for epsilon in reversed(EPSILONS):
+        method = method_of(epsilon)
+        federation.run(method, seed)
+        answers: Answers = {model: {} for model in (*MODELS, PRIOR)}
+        for name, site in federation.sites.items():
+            state, received = federation.states[name], federation.received[name]
+            keeping = Keeping(method, site, state, received, method.config.rounds)
+            test = site.data.test
+            answers["released"][name] = method.answered(site, state, received, test).tolist()
+            answers["finished"][name] = keeping.right("finished", test).tolist()
+            answers[PRIOR][name] = question_prior_right(site.data.train, test).tolist()
+            if epsilon is None:  # training alone is the same beside every epsilon
+                alone[name] = {model: keeping.right(model, test).tolist() for model in ("alone", "alone_equal")}
+            for model, right in alone[name].items():
+                answers[model][name] = right
+        found[str(epsilon)] = answers
+        print(f"{data}, seed {seed}, epsilon {epsilon or 'none'}: done", flush=True)
+    write_whole(file, json.dumps({"options": OPTIONS, "answers": found}).encode())
     return found
 
 
 def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, Outcome]:
     """With each row's patient, as comparisons take them."""
-    split = job(data, None, seed).split
+    split = Split("official", seed)
     patients = {site: load_site(data, root, site, split, seed).test.patients.tolist() for site in answers[PRIOR]}
     return {model: Outcome(right, {}, patients, 0.0, 0.0, 0.0, 0) for model, right in answers.items()}
 
@@ -116,11 +155,11 @@ def interval(runs: Sequence[Outcome]) -> tuple[float, float]:
 
 def table(cells: Cells) -> Iterator[str]:
     """Markdown: mean and standard deviation over seeds, in per cent, the interval, and two comparisons."""
-    yield "| data | epsilon | released | finished | alone | alone, equal steps | kept | prior | p |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| data | epsilon | released | finished | alone | alone, equal steps | prior | p |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for (data, epsilon), seeds in cells.items():
         texts = []
-        for model in (*MODELS, "kept", PRIOR):
+        for model in (*MODELS, PRIOR):
             runs = [seed[model] for seed in seeds]
             each = accuracies(runs)
             low, high = interval(runs)
@@ -166,15 +205,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    cells = {}
+    cells: dict[tuple[str, float | None], list[dict[str, Outcome]]] = {}
     for data in arguments.data:
         root = None if data == "phantom" else arguments.data_root / data
-        for epsilon in EPSILONS:
-            cells[data, epsilon] = [
-                outcomes(answers_of(arguments.runs, data, root, epsilon, seed), data, root, seed)
-                for seed in arguments.seeds
-            ]
-            print(f"{data}, epsilon {epsilon or 'none'}: done", flush=True)
+        for seed in arguments.seeds:
+            found = answers_of(arguments.runs, data, root, seed)
+            for epsilon in EPSILONS:
+                cell = cells.setdefault((data, epsilon), [])
+                cell.append(outcomes(found[str(epsilon)], data, root, seed))
     print("\n".join(table(cells)))
     if arguments.out:
         draw(cells, arguments.out / "dp-accuracy.svg")

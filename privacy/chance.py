@@ -85,6 +85,7 @@ class PatientChance:
         """`patients`: the key of each patient that `owned` may name in this pass, by number."""
         self._streams, self._patients, self._name = streams, patients, name
         self._calls = 0
+        self._apart: dict[str, PatientChance] = {}
 
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
         """Raises `SettingsError` where nobody said whose the items are."""
@@ -97,7 +98,9 @@ class PatientChance:
         return torch.from_numpy((radius * np.cos(words[:, 1] * (2 * math.pi * 2.0**-32))).astype(np.float32))
 
     def apart(self, name: str) -> "PatientChance":
-        return PatientChance(self._streams, self._patients, f"{self._name}/{name}")
+        if name not in self._apart:
+            self._apart[name] = PatientChance(self._streams, self._patients, f"{self._name}/{name}")
+        return self._apart[name]
 
     def _words(self, shape: Sequence[int]) -> NDArray[np.uint32]:
         """32 bits for each place of `shape`."""

@@ -62,7 +62,7 @@ class PrivateStep:
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:
-    """For each value a leaf with a copy for each patient, [patients, *shape]."""
+    """For each value a leaf with a copy for each patient, `[patients, *shape]`."""
     return {
         name: value.detach().expand(patients, *value.shape).clone().requires_grad_() for name, value in values.items()
     }

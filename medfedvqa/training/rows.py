@@ -95,4 +95,4 @@ def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1) -> Cache:
             pictures = views(pictures, count, data.view_seeds(site.seed)).flatten(0, 1)
         return make(depth, pictures, questions)
 
-    return site.derive(("cache", tuple(sorted(depth.items())), count), freeze)
+    return site.derive(("cache", make.__qualname__, tuple(sorted(depth.items())), count), freeze)

@@ -81,7 +81,7 @@ def test_spent_names_jobs_whose_epsilon_is_withdrawn(
 ) -> None:
     """By the version that the audit log names, from the list that ships and from the site's own beside its ledger."""
     config = sites("chest")["chest"]
-    job = quick_job().model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
+    job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
     for name, version in (("study-1", "0.1.0"), ("study-2", "0.7.0"), ("study-3", VERSION)):
         monkeypatch.setattr("medfedvqa.federation.site.code_version", lambda version=version: version)
         runtime = SiteRuntime(config, job, name)
@@ -108,7 +108,7 @@ def test_spent_names_jobs_whose_epsilon_is_withdrawn(
 
 def test_plan_names_the_mechanism_of_the_counts(medfedvqa: Command) -> None:
     """Laplace for few releases, Gaussian where the job sets the noise itself."""
-    few = medfedvqa("privacy", "plan", "prompt_pfl", "-O", "rounds=2", "--epsilon", "3")
+    few = medfedvqa("privacy", "plan", "prompt_pfl", "-O", "rounds=2", "-O", "answers=closed", "--epsilon", "3")
     assert few.returncode == 0 and "Laplace noise of scale" in few.stdout and "sum of clipped gradients" in few.stdout
     own = medfedvqa("privacy", "plan", "prompt_pfl", *QUICK)
     assert "Gaussian noise of multiplier 10 on each pair of counts" in " ".join(own.stdout.split())

@@ -42,7 +42,7 @@ def rules(found: Sections) -> dict[str, str]:
 def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites: Sites, quick_job: Job) -> None:
     """One of two rounds has run: the claim is of that, the projection of both."""
     config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
-    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-1")
+    runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-1")
     runtime.handle("start", 1, {})
     found = sections(config)
     spending = found.accounting
@@ -76,7 +76,7 @@ def test_a_job_whose_entries_have_expired_is_still_charged_and_the_report_says_w
 ) -> None:
     """The ledger keeps the charges; what left is not shown any more."""
     config = sites("chest")["chest"]
-    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-4")
+    runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-4")
     runtime.handle("start", 1, {})
     runtime.close()
     key = AuditKey.at(config.audit_key, origin_of("chest"))
@@ -92,7 +92,7 @@ def test_a_job_whose_entries_have_expired_is_still_charged_and_the_report_says_w
 def test_noise_that_can_be_repeated_claims_nothing(sites: Sites, quick_job: Job) -> None:
     """A setting for tests: the ledger's charges are void."""
     config = sites("chest")["chest"].model_copy(update={"repeatable_noise": 5})
-    runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), "study-3")
+    runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-3")
     runtime.handle("start", 1, {})
     runtime.close()
     found = sections(config)
@@ -176,7 +176,7 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
         with monkeypatch.context() as patched:
             patched.setattr("medfedvqa.federation.site.code_version", lambda ran=ran: ran)
             patched.setattr("medfedvqa.federation.site.code_digest", lambda ran=ran: sha256(ran.encode()).hexdigest())
-            runtime = SiteRuntime(config, quick_job().model_copy(update=PRIVATE), job)
+            runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), job)
             runtime.handle("start", 1, {})
             runtime.close()
     entry = {"version": version} if withdrawn == "of a file" else {"code_digest": sha256(version.encode()).hexdigest()}
@@ -209,7 +209,7 @@ def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
 ) -> None:
     """A job of few releases; log, ledger and the run's settings agree on both mechanisms."""
     configs = sites("chest", "head")
-    job = quick_job().model_copy(update={"dp": DPSettings(epsilon=20.0, sample_rate=0.1)})
+    job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(epsilon=20.0, sample_rate=0.1)})
     serve_job(job, ("chest", "head"), LocalEngine(configs, job, "study-5").call, tmp_path / "out", "local")
     report = report_of(
         evidence_of(configs["chest"], "study-5", tmp_path / "out" / "results.json", None, None, (), False)
