@@ -62,8 +62,9 @@ def plan(
     check_new(out, "a run")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
+    method = job.build()
     for site in sites:
-        load_site(job.data, root, site, job.split, job.seed)
+        method.check_answers(load_site(job.data, root, site, job.split, job.seed))
     load_backbone(job.backbone, backbone_files or {})
     return Launch(job, root, out, sites, threads, backbone_files)
 

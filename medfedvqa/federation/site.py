@@ -91,7 +91,7 @@ class SiteRuntime:
         if refusal := self.config.policy.refusal(self._job.offer()):
             gate.refuse_job(refusal)
         try:
-            self._method.check_answers(self.site)
+            self._method.check_answers(self.site.data)
             self._budget.reserve(self.site.data.trained_patients)
         except (ConfigError, PrivacyError) as error:
             gate.refuse_job(str(error))

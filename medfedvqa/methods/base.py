@@ -208,7 +208,7 @@ class Method(ABC, Generic[Config]):
         """
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
-    def check_answers(self, site: Site) -> None:
+    def check_answers(self, data: SiteData) -> None:
         """Called before a site charges anything. Raises `ConfigError` if its answer space would have to be public and
         is not; a method without an answer space has nothing to check."""
         return

@@ -79,7 +79,7 @@ def markers(config: SiteConfig, job_id: str) -> set[bytes]:
     saved = StateFile(config.state, job_id).load()
     assert saved is not None
     found = set()
-    for name, tensor in saved.state["model"].items():
+    for name, tensor in saved.state["values"].items():
         if name.startswith("prompt."):
             values = tensor.numpy().ravel()
             for start in range(0, values.size - MARKER_VALUES, 101):
