@@ -61,9 +61,19 @@ CASES: list[tuple[str, Options]] = [
     ("fedp3", {"filter": "random"}),
     ("prompt_pfl", {"views": 3}),
 ]
-each_case = pytest.mark.parametrize(
-    "name, options", CASES, ids=["-".join([name, *map(str, options.values())]) for name, options in CASES]
+LARGE = (
+    CASES if ALL_PATIENTS else [case for case in CASES if case[0] in ("prompt_pfl", "feddat", "san") and not case[1]]
 )
+"""The cases that a large site is tried with; all of them take half an hour."""
+
+
+def cases(chosen: list[tuple[str, Options]]) -> pytest.MarkDecorator:
+    """A test for each of these cases, named by method and options."""
+    ids = ["-".join([name, *map(str, options.values())]) for name, options in chosen]
+    return pytest.mark.parametrize("name, options", chosen, ids=ids)
+
+
+each_case, each_large_case = cases(CASES), cases(LARGE)
 each_rate = pytest.mark.parametrize("rate", [1.0, 0.5])
 
 
@@ -124,13 +134,11 @@ def test_a_patient_moves_a_step_by_at_most_the_clipping_norm(
 
 @pytest.mark.slow
 @each_rate
-@each_case
+@each_large_case
 def test_a_patient_of_a_large_site_moves_a_step_by_at_most_the_clipping_norm(
     large: Neighbours, name: str, options: Options, rate: float
 ) -> None:
     """The same claim where patients have more rows than are kept, on a real backbone."""
-    if options.get("tuning") == "full" and not ALL_PATIENTS:
-        pytest.skip("whole backbones take minutes: set MEDFEDVQA_ALL_PATIENTS=1")
     check_all(large, name, options, rate)
 
 
