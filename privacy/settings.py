@@ -59,7 +59,7 @@ class DPSettings:
     """By how many the noisy sum is divided: a public figure in place of the site's own number of patients times q."""
     patient_rows: int = 8
     """Most rows of one patient in a step."""
-    physical_patients: int = 64
+    physical_patients: int = 32
     """Patients whose gradients are in memory at once; larger samples are accumulated."""
 
     def __post_init__(self) -> None:

@@ -60,9 +60,11 @@ def test_streams_differ_between_patients_secrets_calls_and_purposes() -> None:
     chance = PatientChance(PatientStreams(SECRET), ["a"])
     with owned(torch.zeros(4, dtype=torch.int64)):
         views, inner = (chance.apart(name).uniform((4, 2, 3)) for name in ("views", "views/views"))
-        assert torch.equal(views, chance.apart("views").uniform((4, 2, 3)))
+        later = chance.apart("views").uniform((4, 2, 3))  # the same stream, further on, as a seeded one's
+        again = PatientChance(PatientStreams(SECRET), ["a"])
+        assert torch.equal(views, again.apart("views").uniform((4, 2, 3)))
         assert torch.equal(chance.uniform((4, 2, 3)), first["a"][0])  # what drew from other streams changed nothing
-    series = [*first["a"], *first["b"], *second["a"], *second["b"], views, inner]
+    series = [*first["a"], *first["b"], *second["a"], *second["b"], views, later, inner]
     numbers = torch.stack(series)
     assert numbers.unique().numel() == numbers.numel()
 
