@@ -88,7 +88,7 @@ class PatientChance:
         self._apart: dict[str, PatientChance] = {}
 
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
-        """Raises `SettingsError` where nobody said whose the items are."""
+        """Raises `SettingsError` outside of `owned`: the owners of the items must be known."""
         return torch.from_numpy((self._words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24))
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:

@@ -129,7 +129,7 @@ class Products:
 
     @property
     def _many(self) -> torch.Tensor:
-        """Who has so many rows that their sum costs less than Gram products, bool [patients]."""
+        """Whose rows are numerous enough that their sum costs less than Gram products, bool [patients]."""
         left, right = self.left.shape[1], self.right.shape[1]
         return self.segments.counts * (left + right) >= left * right
 

@@ -88,7 +88,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """Remember a use; `read`: tensors of the model that `terms` reads later.
 
-        Raises `SettingsError` where nobody said whose the items of the output are.
+        Raises `SettingsError` outside of `owned`: the owners of the items must be known.
         """
         owners = current_owners()
         if owners is None or len(owners) != len(output):

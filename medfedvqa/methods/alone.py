@@ -173,7 +173,7 @@ class Alone(Method[Config]):
         return {**state, "values": values}
 
     def used(self, received: Tensors) -> Tensors:
-        """What of the last message a model goes on using that its site trains on by itself."""
+        """The part of the last message that the finished model continues to use."""
         return {}
 
     def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":

@@ -186,7 +186,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return state | validated(state, right), {**self.reply(trainer, state), ACCURACY: accuracy}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8); the optimiser goes on where it was."""
+        """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8); the optimiser continues from its memory."""
         loss, penalty = answer_losses(trainer.model), self._penalty(trainer)
         part = trainer.train(start, loss, round, seed, penalty, state["optimizer"])
         return {**state, "values": part.trained(), "optimizer": part.optimizer.state_dict()}

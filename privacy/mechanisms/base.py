@@ -85,7 +85,7 @@ class DPEvent(ABC):
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("steps", "use")}
 
     def times(self, steps: int) -> Self:
-        """The same mechanism, applied so many times."""
+        """The same mechanism, applied this many times."""
         return replace(self, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
