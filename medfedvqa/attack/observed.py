@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from medfedvqa.attack.canaries import Canaries, everybody, planted
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
@@ -96,7 +94,13 @@ def observe(
         serve_job(job, launch.sites, call, launch.out, "local", watch)
     return {
         name: Observed(
-            method, site, _answered(data[name]), canaries[name], rows[name], _claimed(configs[name], job.dp), seen[name]
+            method,
+            site,
+            data[name].train.answered,
+            canaries[name],
+            rows[name],
+            _claimed(configs[name], job.dp),
+            seen[name],
         )
         for name, site in sites.items()
     }
@@ -108,10 +112,6 @@ def data_of(launch: Launch, site: str) -> SiteData:
     job, method = launch.job, launch.job.build()
     answers = method.answers if isinstance(method, Alone) else None
     return load_site(job.data, launch.root, site, job.split, job.seed, answers)
-
-
-def _answered(data: SiteData) -> Examples:
-    return data.train.chosen(torch.where(data.train.answers >= 0)[0])
 
 
 def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:

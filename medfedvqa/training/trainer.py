@@ -57,8 +57,7 @@ class Trainer:
         """
         self.site, self.model, self.config = site, model, config
         self._rows = SiteRows(site, model.cache, depth or model.depth, config.views, answers)
-        train = self._rows.encoded(site.data.train)
-        self.train_rows = train.chosen((train.answers >= 0).nonzero().flatten())
+        self.train_rows = self._rows.encoded(site.data.train).answered
         self._gradients = (
             PlainGradients(self._rows, self.train_rows, config)
             if privacy is None
