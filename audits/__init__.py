@@ -43,6 +43,7 @@ from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
+from audits.refusals import Refusal
 from audits.retention import RETENTION_DAYS, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
@@ -100,6 +101,7 @@ __all__ = [
     "ReceiptRefused",
     "Reconciler",
     "Reconciliation",
+    "Refusal",
     "ReleaseRefused",
     "Row",
     "SecretError",

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from audits.refusals import Refusal
+
 
 class AuditError(Exception):
     """Base of every error of this package; its text holds no value, identifier or undeclared name."""
@@ -16,7 +18,11 @@ class ReceiptRefused(AuditError):
 
 
 class JobRefused(AuditError):
-    """A job as a whole asks for less protection, or for more of the budget, than the site's policy allows."""
+    """A site does not run a job; `code` is what others are told, the text is for the site's own people."""
+
+    def __init__(self, code: Refusal, detail: str = "") -> None:
+        super().__init__(f"the job was refused: {detail or code.sentence}")
+        self.code = code
 
 
 class PolicyError(AuditError):

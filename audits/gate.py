@@ -13,6 +13,7 @@ from audits.errors import AuditError, JobRefused, Reason, ReceiptRefused, Releas
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec, wire_dtype
 from audits.log import AuditLog, Event, Outcome, TensorRecord
 from audits.policy import SitePolicy
+from audits.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ class Gate:
         """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
         self._log.append(Event.OPEN, **self._standing)
 
-    def refuse_job(self, reason: str) -> NoReturn:
-        """Logs that the job was refused as a whole, and raises `JobRefused` with the reason, a shareable sentence."""
-        self._log.append(Event.OPEN, **self._standing, outcome=Outcome.REFUSED, reason=reason)
-        raise JobRefused(f"the job was refused: {reason}")
+    def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
+        """Logs that the site does not go on with the job, and raises `JobRefused`; `detail` stays at the site."""
+        said = {"outcome": Outcome.REFUSED, "reason": detail or code.sentence, "admission": {"code": code.value}}
+        self._log.append(Event.REFUSAL, **self._standing, **said)
+        raise JobRefused(code, detail)
 
     def close(self) -> None:
         """Logs that the job has ended on this site. Raises `LogError`."""

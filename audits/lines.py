@@ -29,7 +29,6 @@ class Line(NamedTuple):
     round: bytes
     task: bytes
     peer: bytes
-    direction: bytes
     nbytes: bytes
     site: bytes
     reason: bytes
@@ -48,14 +47,14 @@ _TENSOR = (
 )
 _TENSORS = rb"\[(?:%s(?:,%s)*+)?\]" % (_TENSOR, _TENSOR)
 _FORMS = {
-    "actor": _ANY, "code_digest": _ANY, "code_version": _ANY, "direction": _ANY, "dp_event": _PART,
+    "code_digest": _ANY, "code_version": _ANY, "direction": _ANY, "dp_event": _PART,
     "epsilon_after": _FLOAT, "epsilon_before": _FLOAT, "event": _TEXT, "exchange": _ANY, "job": _ANY,
     "leaf_hash": _TEXT, "method": _ANY, "model_digest": _ANY, "monotonic": _WHOLE, "nbytes": _WHOLE,
     "outcome": _ANY, "peer": _ANY,
     "policy": _ANY, "prev_hash": _TEXT, "reason": _ANY, "round": _ANY, "seq": _WHOLE, "site": _TEXT, "task": _ANY,
     "tensors": _TENSORS, "time": _TEXT,
 }  # fmt: skip
-_KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "direction", "nbytes", "site", "reason", "tensors")
+_KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors")
 _PARTS = ("dp_event", "epsilon_after", "epsilon_before")
 
 
@@ -69,9 +68,14 @@ def _member(name: str, form: bytes) -> bytes:
 
 
 _LINE = re.compile(
-    rb"\{" + b"".join(_member(*pair) for pair in _FORMS.items())[:-1] + rb'(?:,"wire":(\{.*\}))?\}\n', re.DOTALL
+    rb"\{"
+    + _member("actor", _ANY)
+    + rb'(?:"admission":(\{.*?\}),)?'
+    + b"".join(_member(*pair) for pair in _FORMS.items())[:-1]
+    + rb'(?:,"wire":(\{.*\}))?\}\n',
+    re.DOTALL,
 ).fullmatch
-_NULLS = (b"null", b"null", b"null", None)
+_NULLS = (None, b"null", b"null", b"null", None)
 
 
 def read_line(line: bytes) -> Line:
@@ -80,16 +84,16 @@ def read_line(line: bytes) -> Line:
     if found is None:
         return _slowly(line)
     (
-        direction, dp_event, after, before, event, job, member, leaf, nbytes, outcome, peer, prev,
+        admission, dp_event, after, before, event, job, member, leaf, nbytes, outcome, peer, prev,
         reason, round, seq, site, task, tensors, wire,
     ) = found.groups()  # fmt: skip
-    parts = dp_event, after, before, wire
+    parts = admission, dp_event, after, before, wire
     begin, end = found.span(7)
     digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
     if digest != leaf.decode() or not (parts == _NULLS or _canonical(parts)) or not (line.isascii() or _utf8(line)):
         return _slowly(line)  # which says what is wrong with it, if anything is
     return Line(
-        int(seq), prev.decode(), digest, event, outcome, job, round, task, peer, direction, nbytes, site, reason,
+        int(seq), prev.decode(), digest, event, outcome, job, round, task, peer, nbytes, site, reason,
         tensors, wire,
     )  # fmt: skip
 

@@ -54,6 +54,7 @@ class Event(StrEnum):
     WIRE = "wire"
     EXPIRED = "expired"
     FINDING = "finding"
+    REFUSAL = "refusal"
 
 
 class Outcome(StrEnum):
@@ -79,7 +80,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field but `wire` is in every line, `null` where it does not apply.
+    """One event. Every field but `wire` and `admission` is in every line, `null` where it does not apply.
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
@@ -113,13 +114,14 @@ class Entry:
     outcome: Outcome | None = None
     reason: str | None = None
     wire: Mapping[str, Any] | None = None
+    admission: Mapping[str, Any] | None = None
+    """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
         found = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
-        if self.wire is None:
-            del found["wire"]  # logs from before this field have lines without it, and stay as they are
-        return found
+        # Logs from before these fields have lines without them, and stay as they are.
+        return {name: value for name, value in found.items() if name not in _OPTIONAL or value is not None}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Entry":
@@ -137,7 +139,8 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash", "wire"}
+_OPTIONAL = frozenset({"wire", "admission"})
+_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"} - _OPTIONAL
 
 
 def leaf_hash(record: Mapping[str, Any]) -> str:
@@ -154,7 +157,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
-    named = record.get("wire", {}) is not None and record.keys() - {"wire"} == _HASHED
+    named = None not in (record.get(name, {}) for name in _OPTIONAL) and record.keys() - _OPTIONAL == _HASHED
     # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
     if not named or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry of this version is")

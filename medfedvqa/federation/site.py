@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from audits import AuditKey, AuditLog, Gate, JobContext, TaskSpec, origin_of
+from audits import AuditKey, AuditLog, Gate, JobContext, Refusal, TaskSpec, origin_of
 from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.attempt import Relays
@@ -89,12 +89,14 @@ class SiteRuntime:
         )
         gate = Gate(self._exchange, self.config.policy, self._log, context)
         if refusal := self.config.policy.refusal(self._job.offer()):
-            gate.refuse_job(refusal)
+            gate.refuse_job(Refusal.PRIVACY, refusal)
         try:
             self._method.check_answers(self.site.data)
             self._budget.reserve(self.site.data.trained_patients)
-        except (ConfigError, PrivacyError) as error:
-            gate.refuse_job(str(error))
+        except ConfigError as error:
+            gate.refuse_job(Refusal.DATA, str(error))
+        except PrivacyError as error:
+            gate.refuse_job(Refusal.BUDGET, str(error))
         gate.open()
         return gate
 
@@ -137,7 +139,7 @@ class SiteRuntime:
         try:
             self._budget.begin(task.name, round)
         except PrivacyError as error:
-            self._gate.refuse_job(str(error))
+            self._gate.refuse_job(Refusal.BUDGET, str(error))
         state = before.state if before else self._method.setup(self.site)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.site.task_seed(task.name, round))

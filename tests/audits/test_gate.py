@@ -23,6 +23,7 @@ from audits import (
     Outcome,
     Reason,
     ReceiptRefused,
+    Refusal,
     ReleaseRefused,
     SitePolicy,
     TaskSpec,
@@ -316,6 +317,7 @@ def test_the_gate_passes_exactly_the_declared_messages(
 def test_a_refused_job_is_logged_with_its_reason(site: Site) -> None:
     """The compliance officer sees what was asked for, and that it was not granted."""
     with pytest.raises(JobRefused, match="no budget"):
-        site.gate.refuse_job("no budget")
+        site.gate.refuse_job(Refusal.BUDGET, "no budget")
     (entry,) = site.entries()
-    assert (entry.event, entry.outcome, entry.reason) == (Event.OPEN, Outcome.REFUSED, "no budget")
+    assert (entry.event, entry.outcome, entry.reason) == (Event.REFUSAL, Outcome.REFUSED, "no budget")
+    assert entry.admission == {"code": "budget"}

@@ -32,7 +32,9 @@ RECORDS = st.fixed_dictionaries(
         "nbytes": st.integers(0, 10**30),
         "tensors": st.lists(st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, {"name": 'a"b\\'}])),
     },
-    optional={"wire": st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()},
+    optional=dict.fromkeys(
+        ("wire", "admission"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
+    ),
 )
 
 
@@ -57,7 +59,6 @@ def alike(line: bytes) -> bool:
         "round",
         "task",
         "peer",
-        "direction",
         "nbytes",
         "site",
         "reason",
@@ -72,7 +73,7 @@ def alike(line: bytes) -> bool:
 def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
     """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
     line = sealed(BLANK | PLACE | record)
-    assert alike(line) == (record.get("wire", {}) is not None)
+    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission"))
 
 
 @given(RECORDS, st.data())

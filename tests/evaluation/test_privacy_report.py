@@ -61,7 +61,6 @@ WORDS |= {"supports", "partly supports", "not provided", "finished", "alone", "m
 """Values of closed vocabularies."""
 
 
-
 class Parsed(HTMLParser):
     """Text outside of pictures and style, tags and attributes of a page."""
 

@@ -1,0 +1,76 @@
+"""Why a site does not run a job, or does not go on with one: the closed list of what anybody else is told of it.
+
+A code tells nothing of data, environment or job text. What else there is to say stands in the site's own log.
+"""
+
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """A code; `sentence` says what it means."""
+
+    FOLDER = "folder"
+    SCHEMA = "schema"
+    SIGNATURE = "signature"
+    SUBMITTER = "submitter"
+    FEDERATION = "federation"
+    EXPIRED = "expired"
+    REPLAY = "replay"
+    FRESH = "fresh"
+    REPEATS = "repeats"
+    READER = "reader"
+    METHOD = "method"
+    KIND = "kind"
+    PRIVACY = "privacy"
+    EPSILON = "epsilon"
+    SECAGG = "secagg"
+    SITES = "sites"
+    COMMITTEE = "committee"
+    PEERS = "peers"
+    COHORT = "cohort"
+    BACKBONE = "backbone"
+    DEVICE = "device"
+    BUDGET = "budget"
+    THROTTLED = "throttled"
+    DATA = "data"
+    MESSAGE = "message"
+    ATTEMPT = "attempt"
+    RECORDS = "records"
+    FAILED = "failed"
+
+    @property
+    def sentence(self) -> str:
+        """What is told, to the server and to whoever submitted the job."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Refusal.FOLDER: "the job's folder holds more than the two configuration files of a job, or they are too large",
+    Refusal.SCHEMA: "the job's configuration is not one that this version makes: export it with `medfedvqa jobs export`",
+    Refusal.SIGNATURE: "the job is not signed by a submitter of this federation",
+    Refusal.SUBMITTER: "the site's policy does not list the job's submitter",
+    Refusal.FEDERATION: "the job was signed for another federation, or for other sites",
+    Refusal.EXPIRED: "the job's signature has expired: export it anew with `medfedvqa jobs export`",
+    Refusal.REPLAY: "the job's nonce was used before: export it anew with `medfedvqa jobs export`",
+    Refusal.FRESH: "a job under differential privacy needs a fresh signature: export it with `medfedvqa jobs export`",
+    Refusal.REPEATS: "the job ran as often as the site's policy lets one definition run within a day",
+    Refusal.READER: "the job is for data of another reader than the site's",
+    Refusal.METHOD: "the site's policy does not allow the job's method",
+    Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
+    Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",
+    Refusal.EPSILON: "the job alone would spend more than the site allows one job",
+    Refusal.SECAGG: "the site requires secure aggregation, and the job does not use it",
+    Refusal.SITES: "the site takes part with more sites only than the job asks for",
+    Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
+    Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
+    Refusal.COHORT: "sums over these sites and earlier ones could be combined to show fewer sites than the policy allows",
+    Refusal.BACKBONE: "the site's policy does not list the job's backbone, or the site does not have it",
+    Refusal.DEVICE: "the site's device or data folder is not there",
+    Refusal.BUDGET: "the site's privacy budget does not cover the job",
+    Refusal.THROTTLED: "the site has refused too many jobs within a day and takes no further one of this kind",
+    Refusal.DATA: "this site cannot run the job",
+    Refusal.MESSAGE: "a message was not what the job declares and the site's policy allows",
+    Refusal.ATTEMPT: "the server asked for an aggregation on shares in which the site takes no part",
+    Refusal.RECORDS: "the site's audit log or budget ledger cannot be written or trusted",
+    Refusal.FAILED: "the task failed at the site; the site's own log has the details",
+}
