@@ -22,7 +22,7 @@ class JobRefused(AuditError):
 
     def __init__(self, code: Refusal, detail: str = "") -> None:
         super().__init__(f"the job was refused: {detail or code.sentence}")
-        self.code = code
+        self.code, self.detail = code, detail
 
 
 class PolicyError(AuditError):

@@ -1,13 +1,15 @@
 """A job as it is submitted: configuration only, no code, no path."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from audits import Exchange, Offer
+from audits import Exchange, Offer, canonical
 from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
+from medfedvqa.federation.terms import Terms
 from medfedvqa.methods import Method, checked, create
 from medfedvqa.models import shape_of
 from privacy import DPSettings
@@ -37,6 +39,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     committee: int | tuple[str, ...] | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
+
+    terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
 
     @field_validator("committee")
     @classmethod
@@ -80,6 +84,11 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
         return Offer(sites, self.secagg, self.dp and self.dp.delta, self.dp and self.dp.unit, members, rule.named)
+
+    @property
+    def definition(self) -> str:
+        """SHA-256, as hex, of all that the job trains, without what makes it fresh."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"terms"}))).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""

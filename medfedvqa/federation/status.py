@@ -95,7 +95,7 @@ class StatusRuntime:
 
 
 def _budget(config: SiteConfig) -> Tensors:
-    delta, limit = config.policy.delta, config.policy.max_epsilon or 0.0
+    delta, limit = config.policy.delta, config.policy.epsilon_limit or 0.0
     spent = authorised = 0.0
     jobs: set[str] = set()
     if config.ledger.is_dir():
