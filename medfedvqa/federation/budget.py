@@ -54,10 +54,13 @@ class JobBudget:
             return self._ledger.settle(self._job_id, task, round)
         return None
 
-    def close(self) -> None:
-        """Give the file back."""
-        if self._ledger:
-            self._ledger.close()
+    def close(self) -> bool:
+        """Give the file back; whether the job had any part of the budget."""
+        if self._ledger is None:
+            return False
+        had_part = self._ledger.holds(self._job_id)
+        self._ledger.close()
+        return had_part
 
     def _costs(self, task: str) -> bool:
         """Whatever the round: one that was not planned is for the ledger to refuse."""

@@ -153,10 +153,11 @@ class SiteRuntime:
             raise
 
     def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
+        gate = self._gate  # before anything else: the site may not take the job
         if self._secure and (answer := self._secure.handler(task)):
             return answer(round, received)
         received, hidden = apart(received) if self._secure else (received, {})
-        received = self._gate.receive(task, round, received)
+        received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
         saved = self._file.load()
         if saved is None or (saved.task, saved.round) != (task, round):
@@ -194,9 +195,11 @@ class SiteRuntime:
 
     def close(self, ended: bool = True) -> None:
         """This process is done with the job; with `ended` the job itself is over: settle it, and say so in the log."""
-        self._budget.close()
-        if ended:
-            settle(self.config, self._job_id)
-        if "_gate" in self.__dict__:
-            self._gate.close()
-        self._log.close()
+        had_part = self._budget.close()
+        try:
+            if ended and had_part:
+                settle(self.config, self._job_id)
+        finally:
+            if "_gate" in self.__dict__:
+                self._gate.close()
+            self._log.close()
