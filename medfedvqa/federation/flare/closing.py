@@ -1,4 +1,4 @@
-"""`python -m medfedvqa.federation.flare.closing KIT JOB...`: closes the jobs of a site that ended, not the named ones."""
+"""`python -m medfedvqa.federation.flare.closing KIT JOB...`: closes jobs of a site that ended, not the named ones."""
 
 import sys
 from pathlib import Path
