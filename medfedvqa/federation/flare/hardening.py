@@ -38,6 +38,7 @@ from audits import AuditKey, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks
 from medfedvqa.federation.flare.results import check_questions, check_results
+from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -94,6 +95,7 @@ class SiteGuard(FLComponent):
         _answer_only_what_is_listed(site, self.job)
         check_results(ledger)
         check_questions()
+        forget_ended_streams()
         ledger.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
