@@ -37,6 +37,7 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 from audits import AuditKey, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks
+from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.results import check_questions, check_results
 from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
@@ -96,6 +97,7 @@ class SiteGuard(FLComponent):
         check_results(ledger)
         check_questions()
         forget_ended_streams()
+        decode_listed_only()
         ledger.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

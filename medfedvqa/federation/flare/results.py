@@ -50,19 +50,26 @@ def check_results(ledger: WireLedger) -> None:
     def submit_update(  # type: ignore[no-untyped-def]
         communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
     ):
-        if not _is_answer(shareable):
-            _logger.error("a task's result held more than was released, and was not sent")
-            headers = shareable.get(ReservedHeaderKey.HEADERS, {})
-            shareable = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-            shareable[REASON] = Refusal.FAILED.value
-            for name in _HEADERS & headers.keys() - {ReservedHeaderKey.RC}:
-                shareable.set_header(name, headers[name])
+        shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
         values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
         ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
         return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
 
     Communicator.submit_update = submit_update
+
+
+def leaving(result: Shareable) -> Shareable:
+    """The result of a task as it may leave: what the executor answered last, or a refusal by its code alone."""
+    if _is_answer(result):
+        return result
+    _logger.error("a task's result held more than was released, and was not sent")
+    headers = result.get(ReservedHeaderKey.HEADERS, {})
+    refused = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    refused[REASON] = Refusal.FAILED.value
+    for name in _HEADERS & headers.keys() - {ReservedHeaderKey.RC}:
+        refused.set_header(name, headers[name])
+    return refused
 
 
 def check_questions() -> None:
