@@ -37,7 +37,9 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 from audits import AuditKey, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks
+from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.results import check_questions, check_results
+from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -94,6 +96,8 @@ class SiteGuard(FLComponent):
         _answer_only_what_is_listed(site, self.job)
         check_results(ledger)
         check_questions()
+        forget_ended_streams()
+        decode_listed_only()
         ledger.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -63,6 +63,11 @@ class LoopbackFederation:
         self._ending.close()
 
     @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of its sites."""
+        return tuple(self._sites)
+
+    @property
     def admin_kit(self) -> Path:
         """The startup kit that `nvflare job submit --startup-kit` takes."""
         return self.kits / ADMIN
