@@ -1,7 +1,7 @@
 """A site's own allow-list and demands: whatever it does not name is refused, and a job may only be stricter."""
 
 import hashlib
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -127,6 +127,10 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
     return tuple(Kind(kind) for kind in _texts(value))
 
 
+_MOST = 2**31 - 1
+"""Of a number of sites."""
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -136,7 +140,7 @@ def _flag(value: Any) -> bool:
 def _limit(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
         raise TypeError
     return float(value)
 
@@ -155,7 +159,7 @@ def _unit(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise TypeError
     return value
 

@@ -19,14 +19,18 @@ MOST_ROWS = 4_096
 MOST_WIDTH = 8_192
 """Units of a layer."""
 MOST_SPACE = 2_048
-"""Width of a representation."""
+"""Width of a representation, and of layers that stand for each word or each part of a picture."""
+MOST_RANK = 512
+"""Rank of low-rank updates."""
 MOST_LAYERS = 256
-"""Blocks of a backbone that are tuned, layers of attention."""
+"""Blocks of a backbone that are tuned."""
+MOST_HOPS = 16
+"""Layers of attention."""
 MOST_LENGTH = 256
 """Tokens of a prompt in a block, or of an answer."""
 MOST_VIEWS = 64
 """Augmented views of a picture."""
-MOST_PIXELS = 1_024
+MOST_PIXELS = 512
 """Side of a picture."""
 MOST_PAIRS = 100_000
 """Public pictures with captions."""
@@ -38,7 +42,7 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
 LEAST_FACTOR = 1e-6
 """Factor on a learning rate."""
 MOST_ANSWERS = 10_000
-"""Answers of a list, other lists of a job are shorter."""
+"""Answers of a list; no list of a job is longer."""
 MOST_TEXT = 200
 """Characters of an answer, and of any other string of a job."""
 MOST_DECAYS = 1_000

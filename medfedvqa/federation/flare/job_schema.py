@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from medfedvqa.bounds import MOST_ANSWERS, MOST_SEED, MOST_SITES, BackboneName, Identifier, SiteName, Text
+from medfedvqa.bounds import MOST_ANSWERS, MOST_SEED, MOST_SITES, BackboneName, Identifier, SiteName
 from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 
@@ -84,12 +84,12 @@ class PrivacyFields(_Strict):
 
 
 class TermsFields(_Strict):
-    """What makes a job fresh: see `JobSpec.terms`."""
+    """`JobSpec.terms`: what makes a signed job fresh."""
 
-    nonce: Text
-    expires: Annotated[int, Field(ge=0, le=MOST_SEED)] | Annotated[float, Field(ge=0, le=1e15)] | Text
-    federation: Text | None = None
-    sites: Sites | None = None
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\z")]
+    federation: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+    sites: Annotated[list[SiteName], Field(min_length=1, max_length=MOST_SITES)]
 
 
 class JobFields(_Strict):

@@ -1,4 +1,4 @@
-"""Entries of jobs that a site's own process refuses: bounded within a day, so that hostile jobs do not fill the disk."""
+"""Entries of jobs that a site's own process refuses; bounded within a day, as hostile jobs may not fill the disk."""
 
 import json
 from collections.abc import Callable
@@ -35,9 +35,7 @@ class RefusalEntries:
         write_whole(self._counts, json.dumps([today, count]).encode())
         if count <= MOST_ENTRIES:
             admission = {"code": code.value, "definition": definition}
-            self._log.append(
-                Event.REFUSAL, job=job, outcome=Outcome.REFUSED, reason=code.sentence, admission=admission
-            )
+            self._log.append(Event.REFUSAL, job=job, outcome=Outcome.REFUSED, reason=code.sentence, admission=admission)
         elif count == MOST_ENTRIES + 1:
             self._summarise("further jobs that are refused today are only counted", 0)
 
