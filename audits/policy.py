@@ -151,6 +151,10 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
     return tuple(Kind(kind) for kind in _texts(value))
 
 
+_MOST = 2**31 - 1
+"""Of a number of sites."""
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -183,7 +187,7 @@ def _unit(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise TypeError
     return value
 

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, Offer, canonical
+from medfedvqa.bounds import MOST_SEED, MOST_SITES, BackboneName, Identifier, SiteName
 from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.terms import Terms
@@ -17,6 +18,8 @@ from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
 ANY_DATA = "any"
+_Count = Annotated[int, Field(le=MOST_SITES)]
+_Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 MOST_MEMBERS = 8
 """Beyond so many sites a committee of so many computes, if the job does not say otherwise. Costs stay those of a small
@@ -27,16 +30,16 @@ of draws with three members, in 0.01 % with eight."""
 class JobSpec(BaseModel, frozen=True, extra="forbid"):
     """What to train, on which kind of data, from which backbone. The sites decide whether they take part."""
 
-    method: str
+    method: Identifier
     options: dict[str, Any] = Field(default_factory=dict)
-    data: str = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
+    data: Identifier = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
     split: Split = Field(default_factory=Split)
-    backbone: str = Field("medclip-slake", description="name of the frozen backbone, never a path")
-    seed: int = 0
+    backbone: BackboneName = Field("medclip-slake", description="name of the frozen backbone, never a path")
+    seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
     secagg: bool = Field(False, description="aggregate on shares: neither server nor other sites see an upload")
-    min_sites: int = Field(1, ge=1, description="the job does not begin with fewer sites")
-    committee: int | tuple[str, ...] | None = Field(
+    min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job does not begin with fewer sites")
+    committee: _Count | _Names | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
 

@@ -37,8 +37,8 @@ ACCURACY = "accuracy"
 """The scalar in an upload by which a mixture weighs it."""
 
 
-class MethodConfig(BaseModel, frozen=True, extra="forbid"):
-    """Base of every method's options: immutable, strict, JSON round trip."""
+class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Base of every method's options: immutable, strict, JSON round trip; every value is bounded."""
 
 
 Config = TypeVar("Config", bound=MethodConfig)

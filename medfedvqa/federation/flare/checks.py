@@ -19,6 +19,7 @@ FLARE = "2.9.0"
 """The only version that the egress tests have run with; the hardening reaches into it."""
 
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
 VALIDATOR = "medfedvqa.federation.flare.validator.ConfigurationOnly"
 GUARD = "medfedvqa.federation.flare.hardening.SiteGuard"

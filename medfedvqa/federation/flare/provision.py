@@ -19,14 +19,12 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare import checks
-from medfedvqa.federation.flare.checks import EXECUTOR
+from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 ADMIN = "admin@coordinator.org"
 SERVER = "localhost"
 """A server of this name listens on the loopback interface only."""
-
-CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 
 
 class SiteBuilder(Builder):
@@ -57,6 +55,7 @@ class SiteBuilder(Builder):
 
     def _narrow_server(self, resources: dict[str, Any]) -> None:
         _narrow(resources, CONTROLLER)
+        resources["app_validator"] = {"path": checks.VALIDATOR, "args": {}}
         if self._storage is not None:
             resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self._storage}/snapshots"
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
