@@ -81,8 +81,8 @@ class PinnedAddress:
             "socket.sendmsg": self._may_send,
             "socket.getaddrinfo": self._may_look_up,
             "socket.gethostbyname": self._may_look_up,
-            "socket.gethostbyaddr": self._may_look_up,
-            "socket.getnameinfo": self._may_name,
+            "socket.gethostbyaddr": _never,
+            "socket.getnameinfo": _never,
         }
 
     def install(self) -> None:
@@ -120,9 +120,6 @@ class PinnedAddress:
         text = host.decode(errors="replace") if isinstance(host, bytes) else host
         return not text or isinstance(text, str) and (self._is_host(text) or _numeric(text) is not None)
 
-    def _may_name(self, place: Any) -> bool:
-        return False
-
     def _is_host(self, host: str) -> bool:
         return host.casefold() == self._host
 
@@ -134,6 +131,10 @@ class PinnedAddress:
 
 
 _OF_SOCKETS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+
+
+def _never(place: Any) -> bool:
+    return False
 
 
 def host_and_port(url: str) -> tuple[str, int]:
