@@ -36,6 +36,7 @@ class Refusal(StrEnum):
     MESSAGE = "message"
     ATTEMPT = "attempt"
     RECORDS = "records"
+    CONNECTION = "connection"
     FAILED = "failed"
 
     @property
@@ -72,5 +73,6 @@ _SENTENCES = {
     Refusal.MESSAGE: "a message was not what the job declares and the site's policy allows",
     Refusal.ATTEMPT: "the server asked for an aggregation on shares in which the site takes no part",
     Refusal.RECORDS: "the site's audit log or budget ledger cannot be written or trusted",
+    Refusal.CONNECTION: "the site's process connects to one pinned address only, and was to connect elsewhere",
     Refusal.FAILED: "the task failed at the site; the site's own log has the details",
 }

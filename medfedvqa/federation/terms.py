@@ -6,16 +6,13 @@ budget in the name of whoever signed it once.
 
 import secrets
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, Field
+
+from medfedvqa.bounds import MOST_SITES, SiteName
 
 LONGEST = timedelta(days=31)
 """No signature is fresh for longer."""
-
-MOST_SITES = 500
-
-SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 
 class Terms(BaseModel, frozen=True, extra="forbid"):
