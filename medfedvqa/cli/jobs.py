@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import CommitteeOption, DPOption, EpsilonOption, SecaggOption, asked_committee, named_values
+from medfedvqa.cli.run import (
+    CommitteeOption,
+    DPOption,
+    EpsilonOption,
+    GatherOption,
+    MostNormOption,
+    SecaggOption,
+    asked_committee,
+    named_values,
+)
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 
 app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
@@ -29,6 +38,8 @@ def export(
     dp: DPOption = None,
     secagg: SecaggOption = False,
     committee: CommitteeOption = None,
+    gather: GatherOption = "mean",
+    most_norm: MostNormOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
 ) -> None:
     """Write a configuration-only job folder."""
@@ -43,6 +54,8 @@ def export(
         "dp": named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
         "committee": asked_committee(committee),
+        "gather": gather,
+        "most_norm": most_norm,
         "min_sites": min_sites,
     }
     export_job(JobSpec.from_dict(job), out)

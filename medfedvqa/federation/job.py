@@ -1,7 +1,7 @@
 """A job as it is submitted: configuration only, no code, no path."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
@@ -10,7 +10,7 @@ from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import Method, checked, create
 from medfedvqa.models import shape_of
-from privacy import DPSettings
+from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
@@ -37,6 +37,10 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     committee: int | tuple[str, ...] | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
+    gather: Literal["mean", "trimmed", "median"] = Field(
+        "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
+    )
+    most_norm: float | None = Field(None, gt=0, allow_inf_nan=False, description="largest L2 norm of an upload")
 
     @field_validator("committee")
     @classmethod
@@ -56,12 +60,13 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""
-        return create(self.method, self.options, self.dp, self.secagg)
+        return create(self.method, self.options, self.dp, self.secagg, Gathering(self.gather, self.most_norm))
 
     @property
     def least_sites(self) -> int:
         """The fewest sites that this job begins with."""
-        return max(self.min_sites, self.build().least_sites)
+        method = self.build()
+        return max(self.min_sites, method.least_sites, method.gathering.least_sites + method.bystanders)
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
         """Which sites compute on shares; `beacon`: of the draw, if there was one."""
