@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import CommitteeOption, DPOption, EpsilonOption, SecaggOption, asked_committee, named_values
+from medfedvqa.cli.run import (
+    CommitteeOption,
+    DPOption,
+    EpsilonOption,
+    GatherOption,
+    MostNormOption,
+    SecaggOption,
+    asked_committee,
+    named_values,
+)
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.terms import Terms
@@ -31,6 +40,8 @@ def export(
     dp: DPOption = None,
     secagg: SecaggOption = False,
     committee: CommitteeOption = None,
+    gather: GatherOption = "mean",
+    most_norm: MostNormOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[list[str] | None, typer.Option(help="With --kit: a site that may take part; repeatable.")] = None,
@@ -53,6 +64,8 @@ def export(
         "dp": named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
         "committee": asked_committee(committee),
+        "gather": gather,
+        "most_norm": most_norm,
         "min_sites": min_sites,
     }
     spec = JobSpec.from_dict(job)

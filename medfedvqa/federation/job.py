@@ -2,18 +2,18 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, Offer, canonical
-from medfedvqa.bounds import MOST_SEED, MOST_SITES, BackboneName, Identifier, SiteName
+from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.terms import Terms
 from medfedvqa.methods import Method, checked, create
 from medfedvqa.models import shape_of
-from privacy import DPSettings
+from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
@@ -42,7 +42,10 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     committee: _Count | _Names | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
-
+    gather: Literal["mean", "trimmed", "median"] = Field(
+        "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
+    )
+    most_norm: float | None = Field(None, gt=0, le=MOST_WEIGHT, description="largest L2 norm of an upload")
     terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
 
     @field_validator("committee")
@@ -63,12 +66,13 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""
-        return create(self.method, self.options, self.dp, self.secagg)
+        return create(self.method, self.options, self.dp, self.secagg, Gathering(self.gather, self.most_norm))
 
     @property
     def least_sites(self) -> int:
         """The fewest sites that this job begins with."""
-        return max(self.min_sites, self.build().least_sites)
+        method = self.build()
+        return max(self.min_sites, method.least_sites, method.gathering.least_sites + method.bystanders)
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
         """Which sites compute on shares; `beacon`: of the draw, if there was one."""

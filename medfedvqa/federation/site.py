@@ -175,6 +175,7 @@ class SiteRuntime:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.site.task_seed(task.name, round))
             state, reply = self._method.handle(task, self.site, state, received, round)
+            reply = self._method.shortened(task, self.site.backbone.shape, reply)
         if before is None:
             return Saved(task.name, round, state, reply)
         return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)

@@ -102,6 +102,16 @@ class Averaging(Alone[Config]):
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
         return {"start": how, "train": how} if self.shares else {}
 
+    @property
+    def averages(self) -> bool:
+        """See `Method.averages`."""
+        return self.shares
+
+    @property
+    def bystanders(self) -> int:
+        """The sites that only test."""
+        return len(self.config.unseen)
+
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
         head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._common else {}
@@ -112,7 +122,7 @@ class Averaging(Alone[Config]):
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
-            up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
+            up = (*up, *counts(ROWS))
         return Exchange(
             self.name,
             (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*self.scores), down)),

@@ -306,12 +306,14 @@ class CreamFL(Averaging[CreamFLConfig]):
         return load_backbone(name)
 
     def _representations(self, modality: str, whose: str) -> TensorSpec:
-        shape = self.config.public_pairs, self.config.space
+        shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "
         return TensorSpec(
-            modality, shape, "float32", Kind.REPRESENTATIONS, f"{whose} unit vectors of public {_PUBLIC[modality]}"
+            modality, shape, "float32", Kind.REPRESENTATIONS, meaning + _PUBLIC[modality], bounds=(-_UNIT, _UNIT)
         )
 
 
+_UNIT = 1.0001
+"""No coordinate of a unit vector is larger, with room for rounding."""
 _PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
 
 

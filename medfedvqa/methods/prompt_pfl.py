@@ -155,7 +155,8 @@ class PromptPFL(Alone[PromptPFLConfig]):
         shapes = self.prompts(shape) if self.config.sharing else {}
         own = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
-        accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right")
+        meaning = "share of validation rows answered right"
+        accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, meaning, bounds=(0, 1))
         return Exchange(
             self.name,
             (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from medfedvqa.bounds import MOST_ANSWERS, MOST_SEED, MOST_SITES, BackboneName, Identifier, SiteName
+from medfedvqa.bounds import MOST_ANSWERS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 
@@ -106,6 +106,8 @@ class JobFields(_Strict):
     min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
     committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
     terms: TermsFields | None = None
+    gather: Literal["mean", "trimmed", "median"] = "mean"
+    most_norm: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
 
 
 def _job(job: dict[str, Any]) -> dict[str, Any]:

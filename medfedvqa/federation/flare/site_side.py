@@ -27,6 +27,7 @@ from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.failures import ACTIONABLE, code_of
 from medfedvqa.federation.flare.certificates import federation_of, submitter
+from medfedvqa.federation.flare.job_folder import read_job
 from medfedvqa.federation.flare.mail import SiteMail
 from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
 from medfedvqa.federation.job import JobSpec
@@ -96,7 +97,9 @@ def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> S
     signature = None
     if job_id != SimulatorConstants.JOB_NAME:
         root = Path(workspace.get_file_path_in_startup("rootCA.pem"))
-        signature = Signature(submitter(Path(workspace.get_app_dir(job_id)), root), federation_of(root))
+        app = Path(workspace.get_app_dir(job_id))
+        signature = Signature(submitter(app, root), federation_of(root))
+        job = read_job(app)  # as it was signed, whatever FLARE has made of it
     if job == STATUS_JOB and (signature is None or signature.actor):
         return StatusRuntime(config, job_id, signature.actor if signature else "")
     try:
