@@ -37,7 +37,9 @@ from medfedvqa.federation.flare.traffic import RESULT, classify
 
 PERIOD = 600.0  # seconds between a site's entries, if there was traffic
 _SWEEP = 2.0  # seconds between looks for processes that ended
-_FOLDER = "wire"
+FOLDER = "wire"
+"""The folder of the journals, beside the audit log."""
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HIDDEN = (MessageHeaderKey.ERROR, StreamHeaderKey.ERROR_MSG)
 _NO_DETAILS = "failed; the site's own log has the details"
@@ -128,7 +130,7 @@ class WireLedger:
         self.site, self.job = site, job
         self.process = SITE if job is None else JOB
         self._log = AuditLog(audit, site, key)
-        self._folder = audit / _FOLDER
+        self._folder = audit / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._session = secrets.token_hex(8)
         self._lock, self._logging = threading.Lock(), threading.Lock()
