@@ -95,28 +95,35 @@ def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> S
     config = load_site_config(path, name)
     job_id = fl_ctx.get_job_id()
     signature = None
-    if job_id != SimulatorConstants.JOB_NAME:
-        root = Path(workspace.get_file_path_in_startup("rootCA.pem"))
-        app = Path(workspace.get_app_dir(job_id))
-        signature = Signature(submitter(app, root), federation_of(root))
-        job = read_job(app)  # as it was signed, whatever FLARE has made of it
-    if job == STATUS_JOB and (signature is None or signature.actor):
-        return StatusRuntime(config, job_id, signature.actor if signature else "")
     try:
+        if job_id != SimulatorConstants.JOB_NAME:
+            root = Path(workspace.get_file_path_in_startup("rootCA.pem"))
+            app = Path(workspace.get_app_dir(job_id))
+            signature = Signature(submitter(app, root), federation_of(root))
+            job = read_job(app)  # as it was signed, whatever FLARE has made of it
+        if job == STATUS_JOB:
+            return _status(config, job_id, signature)
         spec = JobSpec.from_dict(job)
-    except MedfedvqaError as error:
-        _log_refusal(config, job_id)
-        raise JobRefused(Refusal.SCHEMA) from error
+    except MedfedvqaError:
+        raise _logged(config, job_id, Refusal.SCHEMA) from None
+    except JobRefused as error:
+        raise _logged(config, job_id, error.code) from None
     return SiteRuntime(config, spec, job_id, relays=mail and mail.attempt, signature=signature)
 
 
-def _log_refusal(config: SiteConfig, job_id: str) -> None:
-    """Of a job whose text is not read any further, the log repeats nothing."""
-    code = Refusal.SCHEMA
+def _status(config: SiteConfig, job_id: str, signature: Signature | None) -> StatusRuntime:
+    if signature is not None and not signature.actor:
+        raise JobRefused(Refusal.SIGNATURE)
+    return StatusRuntime(config, job_id, signature.actor if signature else "")
+
+
+def _logged(config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
+    """The refusal of a job whose text is not read any further, once the log has it; it repeats nothing of the text."""
     key = AuditKey.at(config.audit_key, origin_of(config.name))
     with closing(AuditLog(config.audit, config.name, key)) as log:
-        said = {"outcome": Outcome.REFUSED, "reason": code.sentence, "admission": {"code": code.value}}
-        log.append(Event.REFUSAL, job=job_id, **said)
+        refused = {"outcome": Outcome.REFUSED, "reason": code.sentence, "admission": {"code": code.value}}
+        log.append(Event.REFUSAL, job=job_id, **refused)
+    return JobRefused(code)
 
 
 def _refusal(code: Refusal) -> Shareable:
