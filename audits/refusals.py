@@ -20,6 +20,7 @@ class Refusal(StrEnum):
     REPEATS = "repeats"
     READER = "reader"
     METHOD = "method"
+    ANSWERS = "answers"
     KIND = "kind"
     PRIVACY = "privacy"
     EPSILON = "epsilon"
@@ -57,6 +58,7 @@ _SENTENCES = {
     Refusal.REPEATS: "the job ran as often as the site's policy lets one definition run within a day",
     Refusal.READER: "the job is for data of another reader than the site's",
     Refusal.METHOD: "the site's policy does not allow the job's method",
+    Refusal.ANSWERS: "the job takes each site's own list of answers, and the site declares none",
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",
     Refusal.EPSILON: "the job alone would spend more than the site allows one job",

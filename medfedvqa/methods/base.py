@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
 from medfedvqa.data import Examples, SiteData
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
@@ -245,10 +245,23 @@ class Method(ABC, Generic[Config]):
         """
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
-    def check_answers(self, data: SiteData) -> None:
-        """Called before a site charges anything. Raises `ConfigError` if its answer space would have to be public and
-        is not; a method without an answer space has nothing to check."""
+    def check_answers(self, declared: bool) -> None:
+        """Whether the answer space is public where it must be, at a site that has `declared` its answers or has not.
+
+        Raises `ConfigError`; a method without an answer space has nothing to check."""
         return
+
+    def check_rows(self, data: SiteData) -> None:
+        """Whether a site has rows to train on: asked without differential privacy only, where the answer tells nothing
+        that training would not. Raises `DataError`."""
+        answers = self.public_answers or data.answers
+        if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
+            raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
+
+    @property
+    def public_answers(self) -> tuple[str, ...] | None:
+        """The answer space that the job itself names, if it does."""
+        return None
 
     @abstractmethod
     def setup(self, site: Site) -> State:
