@@ -265,7 +265,7 @@ def clipped(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
         return dict(tensors)
     factor = most_norm / norm * (1 - _ROUNDING)
     with np.errstate(invalid="ignore"):  # a value that is not finite stays one, and the gate refuses it
-        return {name: (array.astype(np.float64) * factor).astype(array.dtype) for name, array in tensors.items()}
+        return {name: np.asarray(array.astype(np.float64) * factor, array.dtype) for name, array in tensors.items()}
 
 
 def _bounds(name: str, bounds: Any) -> tuple[float, float]:

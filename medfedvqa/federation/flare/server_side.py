@@ -167,7 +167,11 @@ class _Gathering:
             reason = result.get(REASON, f"FLARE reports {result.get_return_code()}")
             self._fail(f"site '{site}' stopped the job: {reason}")
             return
-        _, tensors = unpack(result)
+        try:
+            _, tensors = unpack(result)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._fail(f"site '{site}' sent a message that the job does not declare")
+            return
         with self._change:
             if self._closed:
                 return
