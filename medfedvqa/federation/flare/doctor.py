@@ -30,7 +30,15 @@ def examine(kit: Path, server: bool = False, running: bool = False) -> list[Chec
     With `server`, also whether the server answers and has the same time; with `running`, whether the party runs.
     Raises `ConfigError` if the folder is no startup kit, or `running` is asked of an administrator's.
     """
-    kit = kit.resolve()
+    try:
+        return _examine(kit.resolve(), server, running)
+    except PermissionError:
+        raise ConfigError(
+            "this account may not look into the kit: run the command by the account that runs the party"
+        ) from None
+
+
+def _examine(kit: Path, server: bool, running: bool) -> list[Check]:
     kind = kind_of(kit)
     if kind == ADMIN and running:
         raise ConfigError("an administrator's kit runs nothing: leave --running out")

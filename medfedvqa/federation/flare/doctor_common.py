@@ -109,16 +109,32 @@ def folder_check(path: Path, label: str, private: bool = True) -> Check:
     return Check(label)
 
 
+def listable(folder: Path) -> bool:
+    """Whether this process can look into a folder; True if there is none yet."""
+    try:
+        with os.scandir(folder):
+            return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def open_to_others(folder: Path) -> bool:
     """Whether every account of the machine has any right to a folder; False if it is not there."""
     return folder.exists() and bool(folder.stat().st_mode & stat.S_IRWXO)
 
 
 def space(places: Iterable[Path]) -> Check:
-    """Whether the disks of these folders have room."""
-    free = min(shutil.disk_usage(nearest(place)).free for place in places)
-    if free < _SPACE:
-        return Check("disk space", f"{free >> 20} MiB are free", "free at least 1 GiB: a party that cannot write stops")
+    """Whether the disks of these folders have room; folders that cannot be written have lines of their own."""
+    free = []
+    for place in places:
+        with contextlib.suppress(OSError):
+            usage = shutil.disk_usage(nearest(place))
+            free += [usage.free] if usage.total else []
+    if min(free, default=_SPACE) < _SPACE:
+        problem = f"{min(free) >> 20} MiB are free"
+        return Check("disk space", problem, "free at least 1 GiB: a party that cannot write stops")
     return Check("disk space")
 
 

@@ -45,9 +45,9 @@ def _address(startup: Path, party: str | None) -> Address | None:
 def _store(kit: Path) -> list[Path] | None:
     """Where FLARE keeps jobs and snapshots; None if the kit does not say."""
     try:
-        found = resources(kit / "local")
-        jobs = next(part for part in found["components"] if part["id"] == "job_manager")["args"]["uri_root"]
-        return [Path(jobs), Path(found["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"])]
+        settings = resources(kit / "local")
+        jobs = next(part for part in settings["components"] if part["id"] == "job_manager")["args"]["uri_root"]
+        return [Path(jobs), Path(settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"])]
     except (ConfigError, LookupError, RecursionError, StopIteration, TypeError):
         return None
 

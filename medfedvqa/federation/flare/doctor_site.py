@@ -19,6 +19,7 @@ from medfedvqa.federation.flare.doctor_common import (
     credentials,
     file_times,
     folder_check,
+    listable,
     private_file,
     space,
 )
@@ -48,17 +49,26 @@ def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
 
 
 def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
-    yield from (folder_check(getattr(config, name), f"folder of {name}") for name in ("state", "audit", "ledger"))
+    for name in ("state", "audit", "ledger"):
+        yield folder_check(getattr(config, name), f"folder of {name}")
     yield space((config.state, config.audit, config.ledger))
     yield from _data(config)
     yield _device(config.device)
     yield from _keys(config)
     yield from _peers(config)
     yield _policy(config)
+    yield from _log(kit, config, running)
+
+
+def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
+    """What log, ledger and byte ledger say; nothing of folders that are no folders, which have lines of their own."""
+    if not listable(config.audit):
+        yield file_times(kit)
+        return
     log, processes = read_log(config.audit), live_processes(config.audit)
     yield log_check(log)
     yield clock(kit, config, log)
-    if log.problem is None:
+    if log.problem is None and listable(config.ledger):
         yield from budget_and_jobs(config, log, processes)
     if running:
         yield process_check(processes)
@@ -166,7 +176,7 @@ def _device(device: str) -> Check:
 
 def _keys(config: SiteConfig) -> Iterator[Check]:
     """Keys that the site makes itself: one that is not there yet is made at first use."""
-    if config.identity.exists() or config.peers or _on_shares(config):
+    if os.path.lexists(config.identity) or config.peers or _on_shares(config):
         remedy = "`medfedvqa identity` makes it: tell the peers its fingerprint"
         yield private_file(config.identity, "key for secure aggregation", remedy, SECRET_BYTES)
     if os.path.lexists(config.audit_key):
