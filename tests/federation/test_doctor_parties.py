@@ -17,11 +17,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
-from doctored import FACTS, PLACES, SITE, edit_json, problems, provisioned
+from doctored import FACTS, PLACES, SITE, checks_of, edit_json, problems, provisioned
+from nvflare.lighter.utils import load_crt_chain
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.checks import record_digests
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.site_config import site_yaml
@@ -167,7 +169,7 @@ BROKEN: dict[str, tuple[str, Change, str, str]] = {
         "storage of jobs",
         "a file stands in its place",
     ),
-    "no store": (SERVER, lambda kit: edit_json(kit / STORE, "components", value=[]), "storage", "does not say where"),
+    "no store": (SERVER, lambda kit: edit_json(kit / STORE, *SNAPSHOTS[:3], value={}), "storage", "does not say where"),
     "no port": (
         SERVER,
         lambda kit: edit_json(kit / "startup/fed_server.json", "servers", value=[]),
@@ -202,8 +204,30 @@ def test_what_is_wrong_in_a_servers_or_administrators_kit_is_one_failing_line(ki
     """With what to do."""
     party, change, line, problem = BROKEN[name]
     change(kits / party)
+    if (kits / party / "local" / "hardening.json").exists():
+        record_digests(kits / party / "local")  # else the change of a file is a line of its own
     found = problems(kits / party)
     assert list(found) == [line] and problem in found[line]
+
+
+def test_the_fingerprint_for_the_sites_policies_is_shown(kits: Path) -> None:
+    """The one that a site's log has of the submitter: the SHA-256 of the certificate that a job is signed with."""
+    (certificate,) = load_crt_chain(str(kits / ADMIN / "startup" / "client.crt"))
+    values = [check["value"] for check in checks_of(kits / ADMIN) if "value" in check]
+    assert values == [certificate.fingerprint(SHA256()).hex()]
+    assert f": {values[0]}" in CliRunner().invoke(app, ["doctor", str(kits / ADMIN)]).stdout
+
+
+def test_a_servers_hardening_is_looked_at_and_a_harmless_change_accepted(kits: Path) -> None:
+    """A change that opens nothing is named until it is accepted; one that does is not accepted."""
+    kit = kits / SERVER
+    edit_json(kit / STORE, "servers", 0, "max_num_clients", value=7)
+    assert list(problems(kit)) == ["files as provisioned"]
+    assert CliRunner().invoke(app, ["doctor", str(kit), "--accept"]).exit_code == 0
+    assert problems(kit) == {}
+    edit_json(kit / STORE, "class_allow_list", value=["*"])
+    assert {"class allow-list", "files as provisioned"} == set(problems(kit))
+    assert isinstance(CliRunner().invoke(app, ["doctor", str(kit), "--accept"]).exception, ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +249,9 @@ def test_the_role_is_the_certificates(federation: tuple[Path, int], kits: Path, 
     assert ("role" in problems(kits / ADMIN, state="warning")) == (state == "warning")
 
 
-@pytest.mark.parametrize(("name", "option"), [(ADMIN, "--running"), (ADMIN, "--accept"), (SERVER, "--accept")])
+@pytest.mark.parametrize(("name", "option"), [(ADMIN, "--running"), (ADMIN, "--accept")])
 def test_what_a_kind_of_kit_does_not_have_is_an_error(kits: Path, name: str, option: str) -> None:
-    """An administrator runs nothing, and only a site has files to accept."""
+    """An administrator runs nothing, and has no files to accept."""
     result = CliRunner().invoke(app, ["doctor", str(kits / name), option])
     assert isinstance(result.exception, ConfigError)
 

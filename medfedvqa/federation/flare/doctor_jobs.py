@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from audits import Event, LogError, NoteError, read
+from audits import Event, LogError, NoteError, Outcome, read
 from audits.anchor import signed_size
 from audits.checkpoint import CHECKPOINTS
 from audits.secrets import SECRET_BYTES
@@ -15,7 +15,7 @@ from audits.segments import LOG_NAME, segments
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, listable, private_file
-from medfedvqa.federation.flare.live_processes import LiveProcesses
+from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site_config import SiteConfig
 from privacy import Account, Ledger, PrivacyError
 from privacy.cohorts import KEY_NAME
@@ -23,6 +23,10 @@ from privacy.ledger import LEDGER_NAME
 
 _NAMED = 3
 """At most this many jobs are named in a line."""
+
+
+_BEGIN = (Event.ADMITTED, Event.OPEN)
+"""Events after which a job is open until it is closed."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def read_log(folder: Path) -> LogFacts:
         for entry in read(folder):
             entries = entry.seq + 1
             last = datetime.fromisoformat(entry.time).astimezone(UTC)
-            if entry.job is not None and entry.event is Event.OPEN:
+            if entry.job is not None and entry.event in _BEGIN and entry.outcome is not Outcome.REFUSED:
                 unclosed[entry.job] = None
             elif entry.job is not None and entry.event is Event.CLOSE:
                 unclosed.pop(entry.job, None)
@@ -122,7 +126,7 @@ def _read_ledger(config: SiteConfig, database: Path, log: LogFacts) -> tuple[tup
 
 
 def _budget(config: SiteConfig, accounts: tuple[Account, ...], smallest: float) -> Check:
-    limit = config.policy.max_epsilon
+    limit = config.policy.epsilon_limit
     if limit is None or not accounts:
         return Check("budget")
     spent = max(account.spent.epsilon for account in accounts)
