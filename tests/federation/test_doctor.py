@@ -182,7 +182,8 @@ def test_each_condition_is_one_failing_line_that_says_what_to_do(kit: Path, name
 def test_a_device_without_a_driver_is_found(kit: Path) -> None:
     """The site would train on a card that torch does not see."""
     edit_site(kit, device="cuda")
-    assert list(problems(kit)) == ["device"]
+    found = problems(kit)
+    assert list(found) == ["device"] and "no driver" in found["device"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no graphics card")
