@@ -19,10 +19,11 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from medfedvqa.federation.flare import mail
+from medfedvqa.federation.flare import mail, server_guard
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
 
+FLARE_LAUNCHER = "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"
 MESSAGE_TIMEOUT = 10.0  # seconds; the sites' own would make tests slow
 FIRST = 8
 """Number of the first message between two sites that is tampered with: the handshake is over."""
@@ -32,7 +33,37 @@ Frame = bytes | bytearray | memoryview
 PassOn = Callable[[Frame], None]
 
 
-class ServerTap(FLComponent):
+def disarm(kit: Path) -> None:
+    """A hostile server runs without this project's guard and job validator, and as FLARE provisions it."""
+    local = kit / "local"
+    for name in ("guard__resources.json", "comm_config.json", "authorization.json"):
+        (local / name).unlink(missing_ok=True)
+    path = local / "resources.json.default"
+    resources = json.loads(path.read_text())
+    resources.pop("app_validator", None)
+    for part in resources["components"]:
+        if part["id"] == "process_launcher":
+            part["path"] = FLARE_LAUNCHER
+    path.write_text(json.dumps(resources))
+
+
+def add_component(kit: Path, component: Mapping[str, Any]) -> None:
+    """FLARE builds it in all processes of the kit's party."""
+    path = kit / "local" / "resources.json.default"
+    resources = json.loads(path.read_text())
+    resources["components"].append(component)
+    path.write_text(json.dumps(resources))
+
+
+class HostileServer(FLComponent):
+    """In the processes of a server that was disarmed: the controller does not miss its guard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        server_guard.require_server_guard = lambda: None
+
+
+class ServerTap(HostileServer):
     """Keeps all that reaches the server's process after TLS, and does to sites' mail what it is ordered, each once."""
 
     def __init__(self, folder: str) -> None:
@@ -151,13 +182,12 @@ class TappedFederation(LoopbackFederation):
 
     def start(self, name: str) -> None:
         self.taps.mkdir(exist_ok=True)
-        path = self.kits / name / "local" / "resources.json.default"
-        resources = json.loads(path.read_text())
+        if name == SERVER:
+            disarm(self.kits / name)
         tap = ServerTap if name == SERVER else SiteTap
-        resources["components"].append(
-            {"id": "tap", "path": f"taps.{tap.__name__}", "args": {"folder": str(self.taps)}}
+        add_component(
+            self.kits / name, {"id": "tap", "path": f"taps.{tap.__name__}", "args": {"folder": str(self.taps)}}
         )
-        path.write_text(json.dumps(resources))
         super().start(name)
 
     @contextlib.contextmanager

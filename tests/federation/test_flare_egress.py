@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from leaks import INJECTED, LEAKY, MARK, ROGUE, SECRET, WAYS, marked
-from taps import TappedFederation
+from taps import TappedFederation, add_component, disarm
 
 from audits import Event, Outcome, read, verify
 from audits.wire import Reconciliation, Traffic, reconcile
@@ -51,12 +51,11 @@ class LeakingFederation(TappedFederation):
 
     def start(self, name: str) -> None:
         self.taps.mkdir(exist_ok=True)
-        path = self.kits / name / "local" / "resources.json.default"
-        resources = json.loads(path.read_text())
+        if name == SERVER:
+            disarm(self.kits / name)
         given = {"folder": str(self.taps)} | ({} if name == SERVER else {"site": name})
         kind = "Attacker" if name == SERVER else "SiteLeaks"
-        resources["components"].append({"id": "leaks", "path": f"leaks.{kind}", "args": given})
-        path.write_text(json.dumps(resources))
+        add_component(self.kits / name, {"id": "leaks", "path": f"leaks.{kind}", "args": given})
         super(TappedFederation, self).start(name)
 
     def order(self, site: str, what: str) -> None:

@@ -1,10 +1,11 @@
-"""What must stand in a site's startup kit for FLARE (2.9) to send nothing but what the gate released.
+"""What must stand in a startup kit for FLARE (2.9) to do nothing but what this project's jobs need.
 
-`SiteBuilder` writes it, a site's processes read it when they start, and refuse to join if it is not so.
+`SiteBuilder` writes it; the processes of sites and servers read it when they start, and end if it is not so.
 """
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,34 @@ from medfedvqa.errors import ConfigError
 FLARE = "2.9.0"
 """The only version that the egress tests have run with; the hardening reaches into it."""
 
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
 VALIDATOR = "medfedvqa.federation.flare.validator.ConfigurationOnly"
 GUARD = "medfedvqa.federation.flare.hardening.SiteGuard"
+SERVER_LAUNCHER = "medfedvqa.federation.flare.server_guard.ServerJobLauncher"
+SERVER_GUARD = "medfedvqa.federation.flare.server_guard.ServerGuard"
 
 RESOURCES, OWN_RESOURCES, GUARDED = "resources.json.default", "resources.json", "egress__resources.json"
+SERVER_GUARDED = "guard__resources.json"
 DIGESTS = "hardening.json"
 LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 
 TRANSPORT = {"backbone_conn_gen": 1, "allow_adhoc_conns": False}
-"""A job's process has no connection but the one to its own site's process."""
+"""A job's process has no connection but the one to its own site's, or server's, process."""
+
+SCHEMES = {"http", "tcp"}
+"""Of FLARE's transports, those whose sockets Python opens, where `connections.PinnedAddress` sees them."""
 
 _RIGHTS = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
+
+
+def _rights(submit: str, clone: str, own: str) -> dict[str, str]:
+    jobs = {"submit_job": submit, "clone_job": clone, "manage_job": own, "download_job": own}
+    return jobs | {"view": "any", "operate": "o:site"} | _RIGHTS
+
+
 _OPERATE = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 FILES: Mapping[str, Mapping[str, Any]] = {
     "comm_config.json": TRANSPORT,
@@ -48,10 +64,34 @@ FILES: Mapping[str, Mapping[str, Any]] = {
 }
 """Files of a kit's `local/` folder that say the same at every site."""
 
+SERVER_FILES: Mapping[str, Mapping[str, Any]] = {
+    "comm_config.json": TRANSPORT,
+    "authorization.json": {
+        "format_version": "1.0",
+        "permissions": {
+            "project_admin": dict.fromkeys(_OPERATE, "any") | _RIGHTS,
+            "org_admin": _rights("none", "none", "o:submitter"),
+            "lead": _rights("any", "n:submitter", "n:submitter"),
+            "member": {"view": "any"},
+        },
+    },
+}
+"""Files of a server kit's `local/` folder. The rights are FLARE's own, but nobody runs commands or brings code."""
+
+SERVER_COMPONENTS: Mapping[str, Any] = {
+    "format_version": 2,
+    "components": [{"id": "server_guard", "path": SERVER_GUARD, "args": {}}],
+}
+"""What installs the guard in a server's processes."""
+
 
 def guarded(site: str) -> dict[str, Any]:
     """What installs the guard in a site's processes, before they talk to anybody."""
     return {"format_version": 2, "components": [{"id": "site_guard", "path": GUARD, "args": {"site": site}}]}
+
+
+Look = Callable[[Path], str | None]
+"""Takes a kit's `local/` folder, and says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +124,44 @@ def hardening(kit: Path) -> list[Check]:
     return [_checked(name, remedy, look, kit) for name, remedy, look in _LOOKS]
 
 
+def server_hardening(kit: Path) -> list[Check]:
+    """Whether a server's kit holds what keeps jobs from configuring the server."""
+    return [_checked(name, remedy, look, kit) for name, remedy, look in _SERVER_LOOKS]
+
+
+def admin_kit(kit: Path) -> list[Check]:
+    """What of an administrator's kit anybody could misuse who can read it."""
+    return [_checked(name, remedy, look, kit) for name, remedy, look in _ADMIN_LOOKS]
+
+
 def broken(kit: Path) -> str | None:
     """Why a site must not start, in one sentence; None if it may."""
-    failed = [check for check in hardening(kit) if not check.ok]
-    if not failed:
-        return None
-    return f"{failed[0].name}: {failed[0].problem}; {failed[0].remedy}"
+    return _first(hardening(kit))
 
 
-def _checked(name: str, remedy: str, look: Callable[[Path], str | None], kit: Path) -> Check:
+def server_broken(kit: Path) -> str | None:
+    """Why a server must not start, in one sentence; None if it may."""
+    return _first(server_hardening(kit))
+
+
+def server_url(kit: Path) -> str:
+    """Where the server of a site's kit is, as FLARE writes it. Raises `ConfigError`."""
+    try:
+        service = read_json(kit / "startup" / "fed_client.json")["servers"][0]["service"]
+        scheme, target = service["scheme"], service["target"]
+    except (LookupError, TypeError):
+        raise ConfigError("'fed_client.json' does not say where the server is: get a fresh kit") from None
+    if scheme not in SCHEMES:
+        raise ConfigError("the kit's transport is not one whose connections the site can see")
+    return f"{scheme}://{target}"
+
+
+def _first(checks: list[Check]) -> str | None:
+    failed = next((check for check in checks if not check.ok), None)
+    return f"{failed.name}: {failed.problem}; {failed.remedy}" if failed else None
+
+
+def _checked(name: str, remedy: str, look: Look, kit: Path) -> Check:
     try:
         problem = look(kit / "local")
     except ConfigError as error:
@@ -110,11 +179,14 @@ def resources(local: Path) -> dict[str, Any]:
     return read_json(own if own.exists() else local / RESOURCES)
 
 
-def _classes(local: Path) -> str | None:
-    found = resources(local)
-    listed = found.get("class_allow_list") == [EXECUTOR]
-    enforced = found.get("class_list_enforcement_mode", "enforce") == "enforce"
-    return None if listed and enforced else "jobs may bring classes other than this project's executor"
+def _classes(allowed: str) -> Look:
+    def look(local: Path) -> str | None:
+        found = resources(local)
+        listed = found.get("class_allow_list") == [allowed]
+        enforced = found.get("class_list_enforcement_mode", "enforce") == "enforce"
+        return None if listed and enforced else "jobs may bring classes other than this project's"
+
+    return look
 
 
 def _streaming(local: Path) -> str | None:
@@ -128,46 +200,108 @@ def _validator(local: Path) -> str | None:
     return None if found == {"path": VALIDATOR, "args": {}} else "jobs are not looked at before they are deployed"
 
 
-def _launcher(local: Path) -> str | None:
-    paths = {part.get("id"): part.get("path") for part in resources(local).get("components", [])}
-    return None if paths.get("process_launcher") == LAUNCHER else "jobs are started by something else"
+def _launcher(path: str) -> Look:
+    def look(local: Path) -> str | None:
+        paths = {part.get("id"): part.get("path") for part in resources(local).get("components", [])}
+        return None if paths.get("process_launcher") == path else "jobs are started by something else"
+
+    return look
 
 
-def _guard(local: Path) -> str | None:
-    paths = [part.get("path") for part in read_json(local / GUARDED).get("components", [])]
-    return None if paths == [GUARD] else f"'{GUARDED}' does not install the guard"
+def _guard(name: str, path: str) -> Look:
+    def look(local: Path) -> str | None:
+        paths = [part.get("path") for part in read_json(local / name).get("components", [])]
+        return None if paths == [path] else f"'{name}' does not install the guard"
+
+    return look
 
 
-def _others(local: Path) -> str | None:
-    extra = [path for path in (*local.glob("*_resources.json"), *local.parent.glob("startup/*_resources.json"))]
-    extra = [path for path in extra if path.name != GUARDED]
-    return "files add components to FLARE's processes" if extra else None
+def _others(name: str) -> Look:
+    def look(local: Path) -> str | None:
+        files = (*local.glob("*_resources.json"), *local.parent.glob("startup/*_resources.json"))
+        return "files add components to FLARE's processes" if any(path.name != name for path in files) else None
+
+    return look
+
+
+def _server(local: Path) -> str | None:
+    try:
+        server_url(local.parent)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _key(name: str) -> Look:
+    def look(local: Path) -> str | None:
+        path = local.parent / "startup" / name
+        if not path.is_file():
+            return "it is missing"
+        return "other accounts may read it" if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) else None
+
+    return look
+
+
+def _other_keys(local: Path) -> str | None:
+    extra = [path for path in local.parent.rglob("*.key") if path != local.parent / "startup" / "client.key"]
+    return "the kit holds keys of somebody else, or of the federation's root" if extra else None
+
+
+def _authenticated(local: Path) -> str | None:
+    admin = read_json(local.parent / "startup" / "fed_admin.json").get("admin")
+    secure = isinstance(admin, dict) and admin.get("connection_security", "mtls") == "mtls"
+    return None if secure else "it connects without mutual TLS"
 
 
 def _custom(local: Path) -> str | None:
     return "the kit brings code of its own" if (local / "custom").exists() else None
 
 
-def _same(name: str) -> Callable[[Path], str | None]:
+def _same(name: str, files: Mapping[str, Mapping[str, Any]]) -> Look:
     def look(local: Path) -> str | None:
-        return None if read_json(local / name) == FILES[name] else f"'{name}' is not as it was provisioned"
+        return None if read_json(local / name) == files[name] else f"'{name}' is not as it was provisioned"
 
     return look
 
 
 _AGAIN = "put back the file that provisioning wrote into local/"
-_LOOKS: tuple[tuple[str, str, Callable[[Path], str | None]], ...] = (
-    ("FLARE's version", f"install nvflare=={FLARE}, which this release was tested with", _version),
-    ("class allow-list", _AGAIN, _classes),
+_VERSION = ("FLARE's version", f"install nvflare=={FLARE}, which this release was tested with", _version)
+_CODE = ("no code of the kit's own", "remove local/custom: all code comes from the installed package", _custom)
+_LOOKS: tuple[tuple[str, str, Look], ...] = (
+    _VERSION,
+    ("class allow-list", _AGAIN, _classes(EXECUTOR)),
     ("log streaming", _AGAIN, _streaming),
     ("job validator", _AGAIN, _validator),
-    ("job launcher", _AGAIN, _launcher),
-    ("guard", _AGAIN, _guard),
-    ("other components", f"remove every *_resources.json but {GUARDED} from local/ and startup/", _others),
-    ("no code of the kit's own", "remove local/custom: all code comes from the installed package", _custom),
-    ("transport", _AGAIN, _same("comm_config.json")),
-    ("rights", _AGAIN, _same("authorization.json")),
-    ("one privacy scope", _AGAIN, _same("privacy.json")),
+    ("job launcher", _AGAIN, _launcher(LAUNCHER)),
+    ("guard", _AGAIN, _guard(GUARDED, GUARD)),
+    ("other components", f"remove every *_resources.json but {GUARDED} from local/ and startup/", _others(GUARDED)),
+    _CODE,
+    ("transport", _AGAIN, _same("comm_config.json", FILES)),
+    ("rights", _AGAIN, _same("authorization.json", FILES)),
+    ("one privacy scope", _AGAIN, _same("privacy.json", FILES)),
+    ("server's address", "ask the coordinator for a kit with scheme http, which is FLARE's default", _server),
+)
+_SERVER_LOOKS: tuple[tuple[str, str, Look], ...] = (
+    _VERSION,
+    ("class allow-list", _AGAIN, _classes(CONTROLLER)),
+    ("log streaming", _AGAIN, _streaming),
+    ("job validator", _AGAIN, _validator),
+    ("job launcher", _AGAIN, _launcher(SERVER_LAUNCHER)),
+    ("guard", _AGAIN, _guard(SERVER_GUARDED, SERVER_GUARD)),
+    (
+        "other components",
+        f"remove every *_resources.json but {SERVER_GUARDED} from local/ and startup/",
+        _others(SERVER_GUARDED),
+    ),
+    _CODE,
+    ("transport", _AGAIN, _same("comm_config.json", SERVER_FILES)),
+    ("rights", _AGAIN, _same("authorization.json", SERVER_FILES)),
+    ("key for FLARE", "run chmod 600 on startup/server.key, or get a fresh kit", _key("server.key")),
+)
+_ADMIN_LOOKS: tuple[tuple[str, str, Look], ...] = (
+    ("key for FLARE", "run chmod 600 on startup/client.key, or get a fresh kit", _key("client.key")),
+    ("no key of others", "keep every other key in a place of its own", _other_keys),
+    ("mutual TLS", "get a fresh kit", _authenticated),
 )
 
 
@@ -205,6 +339,6 @@ def changed(kit: Path) -> Check:
 
 
 def _digests(local: Path) -> Iterator[tuple[str, str]]:
-    for name in (RESOURCES, OWN_RESOURCES, GUARDED, *FILES):
+    for name in (RESOURCES, OWN_RESOURCES, GUARDED, SERVER_GUARDED, *FILES):
         if (local / name).is_file():
             yield name, hashlib.sha256((local / name).read_bytes()).hexdigest()

@@ -7,6 +7,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from medfedvqa.federation.flare.server_guard import require_server_guard
 
 
 class FederationController(Controller):
@@ -17,7 +20,9 @@ class FederationController(Controller):
         self.job = job
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing to do before the first task."""
+        """Before the first task: no server without its guard, but FLARE's simulator has none."""
+        if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
+            require_server_guard()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to do after the last task."""

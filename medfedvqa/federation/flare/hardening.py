@@ -5,14 +5,11 @@ settings by walking folders in which jobs leave files, and answers diagnostic qu
 changes the running process: `SiteGuard` is made from `local/egress__resources.json`, before there is a connection.
 """
 
-import argparse
 import logging
 import os
-import sys
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -21,10 +18,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
-from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL
-from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private import admin_defs
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.app import fl_conf
@@ -34,23 +29,15 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
-from audits import AuditKey, LogError, NoteError, origin_of
+from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare import checks
+from medfedvqa.federation.flare import checks, pinned
+from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
 from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.results import check_questions, check_results
 from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.wire import WireLedger, installed
-
-PINNED: Mapping[str, Any] = {
-    **checks.TRANSPORT,
-    "allow_log_streaming": False,
-    "np_download_chunk_size": 0,
-    "tensor_download_chunk_size": 0,
-    "streaming_reliable": False,
-}
-"""Settings of FLARE that neither files nor environment nor jobs change: arrays travel in the message they belong to."""
 
 ADMIN_TOPICS = frozenset(
     {
@@ -78,20 +65,26 @@ class SiteGuard(FLComponent):
 
     def __init__(self, site: str) -> None:
         super().__init__()
-        arguments = _arguments()
+        parser = pinned.parser()
+        parser.add_argument("--parent_url", "-p")
+        arguments = parser.parse_known_args()[0]
         self.site, self.job = site, arguments.job_id
-        kit = Path(arguments.workspace)
+        self.kit = Path(arguments.workspace)
         try:
-            if reason := checks.broken(kit):
+            if reason := checks.broken(self.kit):
                 _refuse(reason)
             os.umask(0o077)
-            audit, key = checks.audit_places(kit)
-            ledger = WireLedger(audit, site, self.job, AuditKey.at(key, origin_of(site)))
+            folder, file = checks.audit_places(self.kit)
+            key = AuditKey.at(file, origin_of(site))
+            ledger = WireLedger(folder, site, self.job, key)
+            url = checks.server_url(self.kit) if self.job is None else str(arguments.parent_url)
+            refused = RefusedConnections(AuditLog(folder, site, key), self.job)
+            address = PinnedAddress(url, refused.note)
         except (ConfigError, LogError, NoteError) as error:
             _refuse(str(error))
         except OSError as error:
             _refuse(f"the byte ledger cannot be kept beside the audit log ({error.strerror}): make the folder writable")
-        _pin()
+        _pin(self.kit)
         _tell_nothing(site)
         _answer_only_what_is_listed(site, self.job)
         check_results(ledger)
@@ -99,11 +92,13 @@ class SiteGuard(FLComponent):
         forget_ended_streams()
         decode_listed_only()
         ledger.install()
+        pin_cells(url, refused.note)
+        address.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Before a site registers all is looked at once more; in a job's process, each class before it is made."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            if reason := _not_in_force(fl_ctx):
+            if reason := _not_in_force(self.kit, fl_ctx):
                 _refuse(reason)
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
@@ -118,39 +113,25 @@ def require_guard() -> None:
         _refuse(f"guard: it is not installed; put back local/{checks.GUARDED}, which provisioning wrote")
 
 
-def _refuse(reason: str) -> None:
-    print(f"This site does not join the federation. {reason}.", file=sys.stderr, flush=True)
-    os._exit(1)
+def _refuse(reason: str) -> NoReturn:
+    pinned.stop(f"This site does not join the federation. {reason}.")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--workspace", "-m", required=True)
-    parser.add_argument("--job_id", "-n")
-    return parser.parse_known_args()[0]
-
-
-def _pin() -> None:
+def _pin(kit: Path) -> None:
     os.environ[SECURE_LOGGING_VAR_NAME] = "true"
-    CommConfigurator._configuration = dict(checks.TRANSPORT)
-    CommConfigurator._config_loaded = True
-    ConfigService._var_values.update(PINNED)
+    pinned.pin_settings(kit)
     # FLARE sends what a site's resources.json holds to the server, which tells all sites.
     fl_conf.project_site_config = lambda config_data: {}
     processors = ClientRequestProcessors.request_processors
     processors[:] = [one for one in processors if ADMIN_TOPICS.issuperset(one.get_topics())]
 
 
-def _not_in_force(fl_ctx: FLContext) -> str | None:
+def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
     """What of the hardening does not hold in this process, asked of what FLARE itself goes by."""
-    comm = CommConfigurator()
     topics = {topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics()}
     validators = getattr(AppAuthzService.app_validator, "validators", [])
     scopes = getattr(PrivacyService.get_manager(), "name_to_scopes", {})
     held = {
-        "transport": comm.get_backbone_connection_generation(2) == 1 and not comm.allow_adhoc_connections(True),
-        "log streaming": not ConfigService.get_bool_var("allow_log_streaming", default=True),
-        "arrays inside messages": ConfigService.get_int_var("np_download_chunk_size", default=1) == 0,
         "administrative commands": topics <= ADMIN_TOPICS,
         "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
         "one privacy scope": len(scopes) == 1,
@@ -158,7 +139,7 @@ def _not_in_force(fl_ctx: FLContext) -> str | None:
         "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
         "byte ledger": installed() is not None,
     }
-    missing = [name for name, holds in held.items() if not holds]
+    missing = pinned.not_pinned(kit) + [name for name, holds in held.items() if not holds]
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
 

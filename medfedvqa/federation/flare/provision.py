@@ -1,4 +1,4 @@
-"""Startup kits whose sites run this package's jobs and nothing else.
+"""Startup kits whose sites and server run this package's jobs and nothing else.
 
 `SiteBuilder` goes into the `builders` of a FLARE project file, after `StaticFileBuilder`.
 """
@@ -19,18 +19,16 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare import checks
-from medfedvqa.federation.flare.checks import EXECUTOR
+from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 ADMIN = "admin@coordinator.org"
 SERVER = "localhost"
 """A server of this name listens on the loopback interface only."""
 
-CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
-
 
 class SiteBuilder(Builder):
-    """Writes each site's `site.yml` and hardening, and narrows every kit to what the project's jobs need.
+    """Writes each site's `site.yml`, the hardening of sites and server, and narrows every kit to the project's jobs.
 
     The kits' `resources.json.default` are edited in place, as FLARE's own tools copy them over `resources.json`.
     """
@@ -46,17 +44,14 @@ class SiteBuilder(Builder):
         """See FLARE's `Builder`."""
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
-            _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, _narrow_site)
-            _write_json(local / checks.GUARDED, checks.guarded(client.name))
-            for name, content in checks.FILES.items():
-                _write_json(local / name, content)
-            checks.record_digests(local)
+            _harden(local, _narrow_site, checks.GUARDED, checks.guarded(client.name), checks.FILES)
             site = _PLACES | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
-        _edit(Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT, self._narrow_server)
+        server = Path(ctx.get_local_dir(project.get_server()))
+        _harden(server, self._narrow_server, checks.SERVER_GUARDED, checks.SERVER_COMPONENTS, checks.SERVER_FILES)
 
     def _narrow_server(self, resources: dict[str, Any]) -> None:
-        _narrow(resources, CONTROLLER)
+        _narrow(resources, CONTROLLER, checks.SERVER_LAUNCHER)
         if self._storage is not None:
             resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self._storage}/snapshots"
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
@@ -72,15 +67,28 @@ _PLACES = {
 _FORM = {"reader": None, "organ": None, "methods": []}
 
 
+def _harden(
+    local: Path,
+    narrow: Callable[[dict[str, Any]], None],
+    guarded: str,
+    guard: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]],
+) -> None:
+    _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, narrow)
+    for name, content in {guarded: guard, **files}.items():
+        _write_json(local / name, content)
+    checks.record_digests(local)
+
+
 def _narrow_site(resources: dict[str, Any]) -> None:
-    _narrow(resources, EXECUTOR)
+    _narrow(resources, EXECUTOR, checks.LAUNCHER)
+
+
+def _narrow(resources: dict[str, Any], allowed: str, launcher: str) -> None:
+    resources["class_allow_list"] = [allowed]
     resources["allow_log_streaming"] = False
     resources["app_validator"] = {"path": checks.VALIDATOR, "args": {}}
-    _component(resources, "process_launcher")["path"] = checks.LAUNCHER
-
-
-def _narrow(resources: dict[str, Any], allowed: str) -> None:
-    resources["class_allow_list"] = [allowed]
+    _component(resources, "process_launcher")["path"] = launcher
     resources["components"] = [part for part in resources["components"] if part["id"] not in checks.LOG_STREAMING]
 
 

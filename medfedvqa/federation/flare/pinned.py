@@ -1,0 +1,68 @@
+"""What the guards of sites and servers share: settings of FLARE (2.9) that no job, file or variable changes.
+
+FLARE finds settings by walking a kit's whole folder, in which jobs leave files: a `comm_config.json` in one job
+configures the transport of all later ones. The guards therefore fix the settings in the running process, and limit
+FLARE's search to the folders `startup` and `local`, where no job writes.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.utils.config_service import ConfigService
+
+from medfedvqa.federation.flare.checks import TRANSPORT
+
+SETTINGS: Mapping[str, Any] = {
+    **TRANSPORT,
+    "allow_log_streaming": False,
+    "np_download_chunk_size": 0,
+    "tensor_download_chunk_size": 0,
+    "streaming_reliable": False,
+}
+"""Arrays travel in the message that they belong to, and processes connect as the kits say."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Reads from a process's command line which kit it works in, and for which job."""
+    found = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    found.add_argument("--workspace", "-m", required=True)
+    found.add_argument("--job_id", "-n")
+    return found
+
+
+def stop(sentence: str) -> NoReturn:
+    """End this process at once, with a sentence for whoever started it."""
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def pin_settings(kit: Path) -> None:
+    """Fix FLARE's settings in this process, and where it looks for others."""
+    CommConfigurator._configuration = dict(TRANSPORT)
+    CommConfigurator._config_loaded = True
+    ConfigService._var_values.update(SETTINGS)
+    folders = [str(kit / "startup"), str(kit / "local")]
+    initialize = ConfigService.initialize
+
+    def in_kit(section_files: dict[str, str], config_path: list[str], parsed_args: Any = None, var_dict: Any = None):  # type: ignore[no-untyped-def]
+        initialize(section_files, folders, parsed_args, var_dict)
+
+    ConfigService.initialize = in_kit
+
+
+def not_pinned(kit: Path) -> list[str]:
+    """Which of the fixed settings do not hold, asked of what FLARE itself goes by."""
+    comm = CommConfigurator()
+    folders = {str(kit / "startup"), str(kit / "local")}
+    holding = {
+        "transport": comm.get_backbone_connection_generation(2) == 1 and not comm.allow_adhoc_connections(True),
+        "log streaming": not ConfigService.get_bool_var("allow_log_streaming", default=True),
+        "arrays inside messages": ConfigService.get_int_var("np_download_chunk_size", default=1) == 0,
+        "settings of the kit only": folders.issuperset(ConfigService._config_path),
+    }
+    return [name for name, holds in holding.items() if not holds]

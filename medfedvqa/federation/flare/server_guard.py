@@ -1,0 +1,97 @@
+"""The guard of a server's processes: no job configures the server, and a refused job leaves no file there.
+
+A server is not trusted with anything; a hostile one runs without this guard. It protects an honest server, and the
+jobs of everybody who uses it, from what one job brings. `ServerGuard` is made from `local/guard__resources.json`.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, SiteType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+
+from medfedvqa.federation.flare import checks, pinned
+
+_installed: list["ServerGuard"] = []
+
+
+class ServerGuard(FLComponent):
+    """Pins FLARE's settings in this process; ends the process with a sentence if it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        arguments = pinned.parser().parse_known_args()[0]
+        self.kit = Path(arguments.workspace)
+        if reason := checks.server_broken(self.kit):
+            _refuse(reason)
+        pinned.pin_settings(self.kit)
+        _leave_nothing_of_refused_jobs()
+        _installed.append(self)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Before the server takes jobs all is looked at once more; in a job's process, each class before it is made."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            self._require(not_in_force(self.kit, fl_ctx))
+        elif event_type == EventType.BEFORE_BUILD_COMPONENT:
+            self._require(pinned.not_pinned(self.kit))
+            config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
+            if not isinstance(config, dict) or config.get("path") != checks.CONTROLLER:
+                error = "the job brings a class that is not on this server's list"
+                fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
+
+    def _require(self, missing: list[str]) -> None:
+        if missing:
+            _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
+
+
+class ServerJobLauncher(ServerProcessJobLauncher):
+    """FLARE's launcher for the server's job processes. Belongs in a server's resources.json."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Besides launching: no server without its guard."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            require_server_guard()
+        super().handle_event(event_type, fl_ctx)
+
+
+def require_server_guard() -> None:
+    """End this process unless it is guarded."""
+    if not _installed:
+        _refuse(f"guard: it is not installed; put back local/{checks.SERVER_GUARDED}, which provisioning wrote")
+
+
+def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
+    """What of the hardening does not hold in the server's own process, asked of what FLARE itself goes by."""
+    validators = getattr(AppAuthzService.app_validator, "validators", [])
+    holding = {
+        "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
+        "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
+    }
+    return pinned.not_pinned(kit) + [name for name, holds in holding.items() if not holds]
+
+
+def _refuse(reason: str) -> NoReturn:
+    pinned.stop(f"This server does not start. {reason}.")
+
+
+def _leave_nothing_of_refused_jobs() -> None:
+    """FLARE (2.9) keeps the deployed files of a job that a site, or a check of its signature, refused."""
+    deploy = JobRunner._deploy_job
+
+    def deploy_job(runner: JobRunner, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
+        try:
+            return deploy(runner, job, sites, fl_ctx)
+        except Exception:
+            workspace = Workspace(root_dir=runner.workspace_root, site_name=SiteType.SERVER)
+            shutil.rmtree(workspace.get_run_dir(job.job_id), ignore_errors=True)
+            raise
+
+    JobRunner._deploy_job = deploy_job
