@@ -66,3 +66,8 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", ma
 """A method, a reader."""
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]
 """A backbone; never a path of the site, as policies name those."""
+
+NONCE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
+"""A random UUID."""
+FINGERPRINT = r"^SHA256(:[0-9A-F]{2}){32}\z"
+"""Of a certificate, as FLARE's tools print it."""

@@ -26,7 +26,7 @@ _SKEW = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Signature:
-    """Who signed a job, as SHA-256 of the certificate (empty: nobody), and the SHA-256 of the federation's root."""
+    """Who signed a job, as SHA-256 of the certificate (empty: nobody), and the fingerprint of the federation's root."""
 
     actor: str
     federation: str

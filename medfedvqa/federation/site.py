@@ -134,8 +134,13 @@ class SiteRuntime:
         return self.handle(task, round, received), self._attester.say()
 
     def refuse(self, code: Refusal, detail: str) -> NoReturn:
-        """Logs that the site does not go on with the job, for a reason that nothing has logged, and raises."""
-        self._admission.refuse(code, detail)
+        """Logs, once, that the site does not go on with the job, for a reason that nothing has logged, and raises."""
+        try:
+            if self._refused is None:
+                self._admission.refuse(code, detail)
+        except JobRefused as error:
+            self._refused = error
+        raise self._refused
 
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
         """One task: checked in, run, saved, checked and logged out.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from audits import (
     Kind,
     LogError,
     MessageRefused,
+    Refusal,
     TaskSpec,
     TensorSpec,
     origin_of,
@@ -88,6 +89,10 @@ class StatusRuntime:
         self._gate.receive(task, round, received)
         figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
         return figures, self._attester.say()
+
+    def refuse(self, code: Refusal, detail: str) -> NoReturn:
+        """As `SiteRuntime.refuse`."""
+        self._gate.refuse_job(code, detail)
 
     def close(self) -> None:
         """The job is over."""

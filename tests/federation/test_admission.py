@@ -19,7 +19,7 @@ from privacy import DPSettings
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 
-ACTOR, FEDERATION = "a" * 64, "f" * 64
+ACTOR, FEDERATION, ANOTHER = "a" * 64, "SHA256" + ":FF" * 32, "SHA256" + ":EE" * 32
 SIGNED = Signature(ACTOR, FEDERATION)
 DP = DPSettings(noise=4.0, count_noise=4.0)
 
@@ -84,7 +84,7 @@ def test_a_job_without_fault_goes_on_to_load(sites: Sites, quick_job: Job) -> No
     config = sites("chest")["chest"]
     assert ask(config, fresh(quick_job())) is None
     (admitted,) = [entry for entry in read(config.audit) if entry.event is Event.ADMITTED]
-    assert admitted.admission is not None and len(admitted.admission["nonce"]) == 32
+    assert admitted.admission is not None and len(admitted.admission["nonce"]) == 36
 
 
 def test_a_hub_backbone_that_the_policy_names_may_be_loaded(sites: Sites, quick_job: Job) -> None:
@@ -96,7 +96,7 @@ def test_a_hub_backbone_that_the_policy_names_may_be_loaded(sites: Sites, quick_
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"federation": "e" * 64}, Refusal.FEDERATION),
+        ({"federation": ANOTHER}, Refusal.FEDERATION),
         ({"sites": ("abdomen",)}, Refusal.FEDERATION),
         ({"days": -0.1}, Refusal.EXPIRED),
         ({"days": 400}, Refusal.EXPIRED),

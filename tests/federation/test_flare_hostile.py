@@ -110,7 +110,9 @@ def test_a_private_job_without_terms_is_refused_and_the_next_clean_one_runs(
 ) -> None:
     """What was signed for another federation does not run either; nobody is charged for what is refused."""
     before = {name: spent(config) for name, config in configs.items()}
-    other = JOB.model_copy(update={"terms": federation.terms().model_copy(update={"federation": "0" * 64})})
+    other = JOB.model_copy(
+        update={"terms": federation.terms().model_copy(update={"federation": "SHA256" + ":00" * 32})}
+    )
     for number, (job, code) in enumerate([(JOB, Refusal.FRESH), (other, Refusal.FEDERATION)]):
         job_id = submitted(federation, tmp_path / str(number), job)
         assert federation.wait(job_id, PATIENCE).startswith("FINISHED:")

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from medfedvqa.bounds import MOST_ANSWERS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
+from medfedvqa.bounds import (
+    FINGERPRINT,
+    MOST_ANSWERS,
+    MOST_SEED,
+    MOST_SITES,
+    MOST_WEIGHT,
+    NONCE,
+    BackboneName,
+    Identifier,
+    SiteName,
+)
 from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 
@@ -86,9 +96,9 @@ class PrivacyFields(_Strict):
 class TermsFields(_Strict):
     """`JobSpec.terms`: what makes a signed job fresh."""
 
-    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
+    nonce: Annotated[str, Field(pattern=NONCE)]
     expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\z")]
-    federation: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+    federation: Annotated[str, Field(pattern=FINGERPRINT)]
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=MOST_SITES)]
 
 

@@ -34,6 +34,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.status import STATUS_JOB, StatusRuntime
+from medfedvqa.methods import Tensors
 
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
@@ -54,7 +55,7 @@ class SiteTasks:
         try:
             if self._runtime is None:
                 self._runtime = _runtime(self._job, self._mail, fl_ctx)
-            round, received = unpack(message)
+            round, received = self._unpacked(message)
             return pack(round, *self._runtime.answer(task, round, received, beside(message)))
         except Exception as error:
             code = self._refused(error)
@@ -62,6 +63,13 @@ class SiteTasks:
             # When the site says that it cannot run a job must not tell how long it looked at its data.
             time.sleep(_GRAIN - (time.monotonic() - began) % _GRAIN)
         return _refusal(code)
+
+    def _unpacked(self, message: Shareable) -> tuple[int, Tensors]:
+        try:
+            return unpack(message)
+        except JobRefused as error:
+            assert self._runtime is not None
+            self._runtime.refuse(error.code, error.detail)
 
     def _refused(self, error: Exception) -> Refusal:
         """The code of a failure, once it stands in the audit log."""
