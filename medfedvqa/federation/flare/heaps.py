@@ -1,9 +1,9 @@
 """Memory that is not used any more goes back to the system.
 
-FLARE (2.9) makes a buffer of 1 MiB for every message that it streams, on any of a hundred threads, and leaves it in a
-cycle of references. Python collects such cycles seldom in a process with many lasting objects, and the C library of
-Linux keeps what threads have freed in heaps of their own, up to eight for each core. Together that is up to 200 MB more
-at a server's job process, which grow for hundreds of rounds until they are freed at once.
+FLARE (2.9) makes a buffer of 1 MiB for every message that it streams, on any of a hundred threads. Part of that memory
+is free only after Python has looked for cycles of references, which it does seldom in a process with many lasting
+objects, and the C library of Linux keeps what threads have freed in heaps of their own, up to eight for each core. At a
+server's job process that was up to 200 MB, which grew for hundreds of rounds until they were freed at once.
 """
 
 import ctypes
