@@ -20,12 +20,15 @@ from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.server_side import RESULTS
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
 
 TRAINING = {"local_unit": "batches", "local_epochs": 1, "batch_rows": 4, "blocks": 1, "hidden": 8, "length": 2}
 KINDS: Mapping[str, tuple[int, bool]] = {"in clear": (3, False), "on shares": (4, True)}
 """Sites of a job, and whether they aggregate on shares."""
+SILENCE = 60.0
+"""Seconds without an answer of a site, after which the job may be over."""
 MARKS = (1, 10, 100, 250, 500, 750, 1000)
 
 Figures = dict[str, tuple[int, int, int]]
@@ -56,15 +59,19 @@ def measured(process: psutil.Process) -> tuple[int, int, int]:
 
 def watched(federation: LoopbackFederation, job_id: str, marks: tuple[int, ...]) -> Iterator[tuple[int, Figures]]:
     """The figures as the job reaches each of these rounds. Raises `FederationError` if it ends before."""
-    reader, reached, left = ProgressReader(), 0, list(marks)
-    parties = (SERVER, *federation.sites)
+    reader, parties = ProgressReader(), (SERVER, *federation.sites)
+    results = federation.kits / SERVER / job_id / RESULTS
+    reached, left, heard = 0, list(marks), time.monotonic()
     while left:
-        if federation.finished(job_id):
-            raise FederationError(f"the job was over before round {left[0]}: {federation.status(job_id)}")
-        for event in reader.events(federation.results(job_id)):
-            reached = max(reached, event.round)
+        for event in reader.events(results):
+            reached, heard = max(reached, event.round), time.monotonic()
         if reached >= left[0]:
             yield left.pop(0), figures(federation, parties)
+        # The server is asked seldom: its answers to questions would be part of what is measured.
+        if time.monotonic() - heard > SILENCE:
+            if federation.finished(job_id):
+                raise FederationError(f"the job was over before round {left[0]}: {federation.status(job_id)}")
+            heard = time.monotonic()
         time.sleep(0.1)
 
 

@@ -8,7 +8,7 @@ of it is believed before it is verified. What does not hold never stops training
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,14 @@ class Down:
     """Sizes of the site's log from which its next checkpoint is to be proven."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse."""
+        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
         others = [[str(one.key), str(one.note), _coded(one.proof)] for one in self.others]
-        cosigned = [str(note) for note in self.cosigned]
-        return _json({"key": str(self.key), "cosigned": cosigned, "others": others, "wanted": self.wanted})
+        cosigned, wanted = [str(note) for note in self.cosigned], list(self.wanted)
+
+        def parts(most: int) -> dict[str, Any]:
+            return {"cosigned": _last(cosigned, most), "others": _last(others, most), "wanted": _last(wanted, most)}
+
+        return _fitted({"key": str(self.key)}, parts, MAX_DOWN)
 
     @classmethod
     def read(cls, said: bytes) -> "Down":
@@ -93,11 +97,15 @@ class Up:
     """How many entries of others' logs this site has cosigned, by origin."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse."""
-        proofs = {str(size): _coded(proof) for size, proof in self.proofs.items()}
-        cosigned = [str(note) for note in self.cosigned]
-        said = {"key": str(self.key), "note": str(self.note), "proofs": proofs}
-        return _json({**said, "cosigned": cosigned, "seen": dict(self.seen or {})})
+        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
+        proofs = [(str(size), _coded(proof)) for size, proof in self.proofs.items()]
+        cosigned, seen = [str(note) for note in self.cosigned], list((self.seen or {}).items())
+
+        def parts(most: int) -> dict[str, Any]:
+            lists = {"proofs": dict(_last(proofs, most)), "seen": dict(_last(seen, most))}
+            return {"cosigned": _last(cosigned, most), **lists}
+
+        return _fitted({"key": str(self.key), "note": str(self.note)}, parts, MAX_UP)
 
     @classmethod
     def read(cls, said: bytes) -> "Up":
@@ -105,7 +113,7 @@ class Up:
         try:
             found = _parsed(said, MAX_UP)
             proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(found["proofs"].items()))}
-            seen = {str(origin): _size(size) for origin, size in found["seen"].items()}
+            seen = {str(origin): _size(size) for origin, size in _few(list(found["seen"].items()))}
             cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
             return cls(VerifierKey.parse(found["key"]), Note.parse(found["note"]), proofs, cosigned, seen)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
@@ -158,8 +166,7 @@ class Attester:
         positions = self._witness.positions().items()
         recent = {origin: Checkpoint.parse(found.text).size for origin, found in positions}
         # Of others' logs that are not of this job nothing needs to be said.
-        seen = dict(list(recent.items())[-_MOST:])
-        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
+        return Up(self._key.public, note, proofs, tuple(self._cosigned), recent).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
         """Whether the key is the one that is known, or the first of its name."""
@@ -199,6 +206,18 @@ def site_of(origin: str) -> str:
 
 def _json(said: Any) -> bytes:
     return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]], most: int) -> bytes:
+    """The encoding with as many parts of each kind as fit into `most` bytes."""
+    count = _MOST
+    while len(encoded := _json({**whole, **parts(count)})) > most and count:
+        count //= 2
+    return encoded
+
+
+def _last(found: list[Any], most: int) -> list[Any]:
+    return found[len(found) - most :] if len(found) > most else found
 
 
 def _parsed(said: bytes, most: int) -> Any:

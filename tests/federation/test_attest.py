@@ -19,6 +19,7 @@ from audits import (
     Event,
     Examination,
     LogError,
+    Note,
     State,
     VerifierKey,
     check,
@@ -28,7 +29,7 @@ from audits import (
     read,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
-from medfedvqa.federation.attest import Down, Relayed, Up
+from medfedvqa.federation.attest import MAX_DOWN, MAX_UP, Down, Relayed, Up
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.notary import Notary, _digest
@@ -284,6 +285,20 @@ def test_what_travels_beside_a_task_is_small(federation: Federation, monkeypatch
     monkeypatch.setattr(Up, "encoded", spy)
     federation.run("second")
     assert 500 < max(sizes) < 6000
+
+
+def test_what_travels_beside_a_task_is_bounded_at_both_ends(federation: Federation) -> None:
+    """However much there is to say, it fits, is read at the other end, and names the log's newest checkpoint."""
+    key, log = federation.key("chest"), AuditLog(federation.audit("chest"), "chest", federation.key("chest"))
+    note = log.checkpoint()
+    log.close()
+    long = Note(note.text, note.signatures * 30)
+    proofs = {size: (bytes(32),) * 120 for size in range(32)}
+    up = Up(key.public, note, proofs, (long,) * 40, {f"{number}" * 50: number for number in range(40)})
+    down = Down(key.public, (long,) * 40, (Relayed(key.public, long, (bytes(32),) * 120),) * 40, tuple(range(40)))
+    assert len(up.encoded()) <= MAX_UP and len(down.encoded()) <= MAX_DOWN
+    assert Up.read(up.encoded()).note == note and Up.read(up.encoded()).proofs
+    assert Down.read(down.encoded()).key == key.public and Down.read(down.encoded()).others
 
 
 def test_receipts_hold_the_digests_of_what_the_server_got(federation: Federation) -> None:

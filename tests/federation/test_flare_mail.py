@@ -148,3 +148,51 @@ def test_nothing_is_sent_again_after_the_end() -> None:
     with pytest.raises(TimeoutError):
         head.receive("chest", 0.1)
     assert threading.active_count() == before
+
+
+HOSTILE = [
+    {"medfedvqa_attempt": ["one"]},
+    {"medfedvqa_attempt": "x" * 1000},
+    {"medfedvqa_number": -1},
+    {"medfedvqa_number": 10**30},
+    {"medfedvqa_number": "0"},
+    {"medfedvqa_number": None},
+    {"medfedvqa_arrived": float("nan")},
+    {MessageHeaderKey.ORIGIN: 7},
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE)
+@pytest.mark.parametrize("topic", ["part", "again"])
+def test_a_frame_with_headers_that_no_site_sends_is_dropped(headers: dict[str, Any], topic: str) -> None:
+    """Numbers that are none, names without end: no error, nothing is kept, and honest mail still arrives."""
+    wires = Wires()
+    chest, head = (wires.mail(site) for site in ("chest", "head"))
+    one, other = chest.attempt("one"), head.attempt("one")
+    honest = {"medfedvqa_attempt": "one", "medfedvqa_number": 0, "medfedvqa_last": True, "medfedvqa_arrived": 0}
+    frame = Message({**honest, MessageHeaderKey.ORIGIN: f"chest.{JOB}", **headers}, b"hostile")
+    if not (topic == "again" and "medfedvqa_number" in headers):  # of which a question has none
+        wires.hand_over((f"head.{JOB}", topic), frame)
+    one.send("head", b"honest")
+    assert other.receive("chest", 5) == b"honest"
+
+
+def test_mail_without_end_is_dropped_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither parts that nobody takes, nor attempts that do not exist, grow beyond what is set; taking makes room."""
+    monkeypatch.setattr(mail, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(mail, "_MOST_BOXES", 5)
+    wires = Wires()
+    chest, head = (wires.mail(site) for site in ("chest", "head"))
+    receiving = head.attempt("one")
+    for number in range(100):
+        headers = {"medfedvqa_attempt": f"{number}", "medfedvqa_number": 0, "medfedvqa_last": True}
+        frame = Message({**headers, "medfedvqa_arrived": 0, MessageHeaderKey.ORIGIN: f"x.{JOB}"}, b"")
+        wires.hand_over((f"head.{JOB}", "part"), frame)
+    assert len(head._boxes) == 5
+    head.attempt("one")
+    receiving, sending = head.attempt("one"), chest.attempt("one")
+    for _ in range(100):
+        sending.send("head", bytes(100))
+    assert sum(box.nbytes for box in head._boxes.values()) == 1000
+    for _ in range(100):
+        assert receiving.receive("chest", 5) == bytes(100)

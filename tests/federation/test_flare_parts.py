@@ -9,21 +9,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.job_launcher_spec import JobProcessArgs
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 from nvflare.utils.process_utils import ProcessAdapter
 
+from audits import JobRefused, Refusal
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher
 from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
-from medfedvqa.federation.flare.messages import pack, unpack
+from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS, beside, pack, unpack
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
+from medfedvqa.federation.flare.server_side import _Gathering
 from medfedvqa.federation.hub import Event
 
 Start = Callable[[], ProcessAdapter]
@@ -181,3 +187,53 @@ def test_flare_processes_are_ended_also_when_the_reaper_was_killed(tmp_path: Pat
         (other,) = [child for child in psutil.Process().children() if str(tmp_path) in child.cmdline()[3:4]]
         other.kill()
     assert not flare_processes([str(tmp_path)]) and process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        *((refusal.value, refusal.sentence) for refusal in Refusal),
+        *((said, Refusal.FAILED.sentence) for said in ("patient 4711 has", "BUDGET", b"budget", ["budget"], None, 7)),
+    ],
+)
+def test_the_server_tells_of_a_refusal_by_the_sentence_of_its_code(said: object, sentence: str) -> None:
+    """A site may be hostile: whatever else it gives as its reason is a failure without a text."""
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[REASON] = said
+    with pytest.raises(FederationError) as caught:
+        submitted(reply)
+    assert str(caught.value) == f"site 'chest' stopped the job: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {ROUND: "1"}, {ROUND: -1}, {ROUND: True}, {ROUND: 10**9}, {TENSORS: None}, {TENSORS: [1]}, {"else": 1},
+        {TENSORS: {"x": [1.0]}}, {TENSORS: {"x": np.array(["text"])}}, {TENSORS: {"x": np.array([None])}},
+        {TENSORS: {"x": np.zeros(1, "M8[s]")}}, {TENSORS: {1: np.zeros(1)}}, {TENSORS: {"x" * 1000: np.zeros(1)}},
+    ],
+)  # fmt: skip
+def test_what_is_not_a_message_of_numbers_is_refused_at_both_ends(change: dict[str, object]) -> None:
+    """Rounds that are none, arrays that are none or hold no numbers, names without end, and anything beside them."""
+    message = Shareable(pack(1, {"x": np.zeros(1)}) | change)
+    with pytest.raises(JobRefused) as caught:
+        unpack(message)
+    assert caught.value.code is Refusal.MESSAGE
+    with pytest.raises(FederationError) as stopped:
+        submitted(message)
+    assert str(stopped.value) == f"site 'chest' stopped the job: {Refusal.MESSAGE.sentence}"
+
+
+def submitted(reply: Shareable) -> None:
+    """Has the server take in a site's answer. Raises `FederationError`."""
+    gathering = _Gathering({"chest"}, lambda site: None, lambda replies: ())
+    answer = SimpleNamespace(client=SimpleNamespace(name="chest"), result=reply, task_sent_time=0.0)
+    gathering._received(answer, None)  # type: ignore[arg-type]
+    assert gathering.complete(0.0)
+
+
+@pytest.mark.parametrize("said", [None, 7, "text", b"x" * (1 << 20), bytearray(1), memoryview(b"1")])
+def test_audit_bytes_are_bytes_and_few(said: object) -> None:
+    """What else lies beside the arrays is taken for bytes that no reader accepts."""
+    assert beside(Shareable(pack(1, {}, b"said") | {BESIDE: said})) == b"?"
+    assert beside(pack(1, {}, b"said")) == b"said"

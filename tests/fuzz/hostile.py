@@ -5,6 +5,7 @@ All of it follows from a seed. `MARKER` stands in whatever text a change brings,
 
 import copy
 import io
+import json
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ def _add(parent: Any, key: Any, rng: random.Random) -> None:
     if type(parent) is dict:
         parent.update({rng.choice(_NAMES): value(rng), **({MARKER + str(n): n for n in range(rng.choice([0, 99]))})})
     else:
-        parent.extend([value(rng)] * rng.choice([1, 1000]))
+        parent.extend([value(rng)] * rng.choice([1, 20]))
 
 
 def _another_class(parent: Any, key: Any, rng: random.Random) -> None:
@@ -131,7 +132,7 @@ def value(rng: random.Random) -> Any:
     for _ in range(rng.choice([1, 50, 400])):
         deep = [deep] if rng.random() < 0.5 else {MARKER: deep}
     plain = (None, True, -1, 0, 2**63 - 1, -(2**63), 2**64 - 1, 1e308, float("nan"), float("inf"), 10**7, 3)
-    texts = (MARKER, MARKER * 10_000, "", "\x00", "train", MARKER.encode(), MARKER.encode() * 10_000)
+    texts = (MARKER, MARKER * 1000, "", "\x00", "train", MARKER.encode(), MARKER.encode() * 1000)
     made = (deep, {}, [], {MARKER: MARKER}, [MARKER] * 1000, array_bytes(rng), of_class(rng, MARKER), of_class(rng, {}))
     reference = of_class(rng, {"data": {"datum_id": MARKER, "unwrap": True}})
     reference[TYPE] = "nvflare.fuel.utils.fobs.datum.DatumRef"
@@ -173,8 +174,6 @@ def _sections_changed(sections: list[tuple[int, int, int, bytes]], rng: random.R
 
 def changed_json(text: bytes, seed: int) -> bytes:
     """The audit bytes beside a message, changed as JSON or as bytes."""
-    import json
-
     rng = random.Random(seed)
     if rng.random() < 0.3:
         return _bytes_changed(text, rng)

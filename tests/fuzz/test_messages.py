@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hostile import MARKER, changed_json, mutated
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
@@ -192,3 +194,43 @@ def test_the_server_takes_hostile_answers_for_refusals_and_echoes_nothing(ends: 
     assert MARKER.encode() not in b"".join(path.read_bytes() for path in receipts.rglob("*") if path.is_file())
     assert min(outcomes["undecoded"], outcomes["taken"], outcomes["refused"]) > COUNT / 20
     print(dict(outcomes), file=sys.stderr)
+
+
+def section(marker: int, dot: int, data: bytes) -> bytes:
+    return lobs.HEADER_STRUCT.pack(marker, dot, len(data)) + data
+
+
+def test_what_flare_would_make_of_a_message_besides_values_is_not_made(tmp_path: Path) -> None:
+    """An object of a class that is on FLARE's list and not on ours, a file, and a part at another process: FLARE's
+    decoder makes the first, writes the second and asks for the third."""
+    body = encoded({"plain": [1, 2.0, "three", b"four", None, (5,)]})
+    assert decoded(body)["plain"] == [1, 2.0, "three", b"four", None, (5,)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lobs, "get_datum_dir", lambda: str(tmp_path))
+        for part in (section(103, 0, bytes(16) + b"file"), section(102, 1, bytes(16) + b'{"fqcn": "x"}')):
+            with pytest.raises(decoding.UndecodedError):
+                decoded(body + part)
+    assert not list(tmp_path.iterdir())
+    assert decoded(body + section(102, 0, bytes(16) + b"bytes that nothing refers to"))
+    with pytest.raises(decoding.UndecodedError):
+        decoded(encoded(DXO(DataKind.WEIGHTS, data={})))
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 40, 0), (-1,), (3,), (1,) * 40])
+def test_an_array_takes_no_more_room_than_its_bytes(shape: tuple[int, ...]) -> None:
+    """A header may say that eight terabytes follow; what does not follow is not made room for."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(16)
+    before = memory()
+    with pytest.raises(decoding.UndecodedError):
+        decoding.array_of(data)
+    assert memory() - before < 10 * 1024
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(6.0).reshape(2, 3), np.arange(6).reshape(2, 3).T, np.array(True), np.empty(0)]
+)
+def test_an_array_of_numbers_arrives_as_it_was_sent(array: np.ndarray) -> None:
+    """Through FLARE's encoder and this decoder, in either order of axes, empty or without axes."""
+    arrived = decoded(encoded({"array": array}))["array"]
+    assert np.array_equal(arrived, array) and arrived.dtype == array.dtype and arrived.flags.writeable

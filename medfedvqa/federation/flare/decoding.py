@@ -36,17 +36,18 @@ class UndecodedError(Exception):
     """A message holds what this process does not decode; says nothing of what."""
 
 
-def decode_listed_only() -> None:
-    """From now on this process decodes messages only if they hold nothing but these types.
+def decode_listed_only(*also: str) -> None:
+    """From now on this process decodes messages only if they hold nothing but the types of `LISTED`, and these.
 
     An error of decoding, which FLARE tells the sender, says nothing of the message; the local log has the error's name.
     """
+    allowed = LISTED.union(also)
     unpack, section, load = fobs.Packer.unpack, lobs._get_one_section, lobs.load_from_stream
 
     def listed(packer: fobs.Packer, found: Any) -> Any:
         if type(found) is dict and fobs.FOBS_TYPE in found:
             name = found[fobs.FOBS_TYPE]
-            if type(name) is not str or name not in LISTED:
+            if type(name) is not str or name not in allowed:
                 raise UndecodedError("a message holds an object of a class that is not decoded here")
         return unpack(packer, found)
 

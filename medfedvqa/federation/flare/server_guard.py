@@ -19,6 +19,12 @@ from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedvqa.federation.flare import checks, pinned
+from medfedvqa.federation.flare.decoding import decode_listed_only
+from medfedvqa.federation.flare.heaps import return_free_memory
+from medfedvqa.federation.flare.streams import forget_ended_streams
+
+_STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
+"""Types that FLARE decodes from the server's own files."""
 
 _installed: list["ServerGuard"] = []
 
@@ -33,6 +39,9 @@ class ServerGuard(FLComponent):
         if reason := checks.server_broken(self.kit):
             _refuse(reason)
         pinned.pin_settings(self.kit)
+        return_free_memory()
+        forget_ended_streams()
+        decode_listed_only(*_STORED)
         _leave_nothing_of_refused_jobs()
         _installed.append(self)
 

@@ -171,7 +171,7 @@ class _Gathering:
         try:
             refused = None if result.get_return_code() == ReturnCode.OK else refusal(result)
             tensors = {} if refused else unpack(result)[1]
-        except (JobRefused, AttributeError, TypeError):
+        except (JobRefused, AttributeError, KeyError, TypeError, ValueError):
             refused = Refusal.MESSAGE
         if refused:
             self._fail(f"site '{site}' stopped the job: {refused.sentence}")
