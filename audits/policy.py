@@ -54,6 +54,8 @@ class SitePolicy:
     """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
     min_committee: int = 3
     """The fewest sites that must compute."""
+    min_difference: int = 2
+    """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
 
     def __post_init__(self) -> None:
         if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
@@ -166,6 +168,12 @@ def _least_committee(value: Any) -> int:
     return int(value)
 
 
+def _least_difference(value: Any) -> int:
+    if _count(value) < 2:
+        raise ValueError
+    return int(value)
+
+
 _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "methods": (_texts, "a list of names"),
     "recipients": (_texts, "a list of names"),
@@ -179,4 +187,5 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),
+    "min_difference": (_least_difference, "a whole number, at least 2"),
 }
