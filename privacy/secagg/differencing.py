@@ -55,9 +55,9 @@ class _Span:
 
     def add(self, vector: _Vector) -> bool:
         """Whether it was no combination of those before."""
-        for pivot, row in self._rows.items():
-            vector = _cleared(vector, row, pivot)
-        pivot = next((place for place, value in enumerate(vector) if value), None)
+        for place, row in self._rows.items():
+            vector = _cleared(vector, row, place)
+        pivot = _first(vector)
         if pivot is None:
             return False
         self._rows = {other: _cleared(row, vector, pivot) for other, row in self._rows.items()}
@@ -70,6 +70,11 @@ class _Span:
         free = [place for place in range(width) if place not in self._rows]
         unit = {place: [int(place == other) for other in free] for place in free}
         return [unit.get(place) or [self._rows[place][other] for other in free] for place in range(width)]
+
+
+def _first(vector: _Vector) -> int | None:
+    """The first place that is not zero."""
+    return next((place for place, value in enumerate(vector) if value), None)
 
 
 def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
@@ -87,7 +92,7 @@ def _dependent(columns: Sequence[_Vector], weights: Sequence[int], room: int) ->
 
     def search(left: list[tuple[int, _Vector]], room: int) -> list[int]:
         for number, (place, column) in enumerate(left):
-            pivot = next((row for row, value in enumerate(column) if value), None)
+            pivot = _first(column)
             if pivot is None:
                 return [place]
             rest = room - weights[place]
