@@ -1,6 +1,7 @@
 """What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove."""
 
 from audits.checkpoint import Checkpoint, origin_of
+from audits.earlier_sums import EarlierSums
 from audits.empirical import (
     EmpiricalError,
     Guesses,
@@ -39,7 +40,7 @@ from audits.examine import (
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.gate import Charged, Gate, JobContext, Sharing
+from audits.gate import Charged, Gate, JobContext, Sharing, Stage
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
@@ -69,6 +70,7 @@ __all__ = [
     "Claims",
     "Cosigned",
     "EXIT_CODES",
+    "EarlierSums",
     "EmpiricalError",
     "Entry",
     "Event",
@@ -109,6 +111,7 @@ __all__ = [
     "SecretError",
     "Sharing",
     "SitePolicy",
+    "Stage",
     "State",
     "Submitted",
     "TaskSpec",

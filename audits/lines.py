@@ -71,11 +71,14 @@ _LINE = re.compile(
     rb"\{"
     + _member("actor", _ANY)
     + rb'(?:"admission":(\{.*?\}),)?'
-    + b"".join(_member(*pair) for pair in _FORMS.items())[:-1]
+    + b"".join(
+        (rb'(?:"sharing":(\{.*?\}),)?' if name == "site" else b"") + _member(name, form)
+        for name, form in _FORMS.items()
+    )[:-1]
     + rb'(?:,"wire":(\{.*\}))?\}\n',
     re.DOTALL,
 ).fullmatch
-_NULLS = (None, b"null", b"null", b"null", None)
+_NULLS = (None, b"null", b"null", b"null", None, None)
 
 
 def read_line(line: bytes) -> Line:
@@ -85,9 +88,9 @@ def read_line(line: bytes) -> Line:
         return _slowly(line)
     (
         admission, dp_event, after, before, event, job, member, leaf, nbytes, outcome, peer, prev,
-        reason, round, seq, site, task, tensors, wire,
+        reason, round, seq, sharing, site, task, tensors, wire,
     ) = found.groups()  # fmt: skip
-    parts = admission, dp_event, after, before, wire
+    parts = admission, dp_event, after, before, sharing, wire
     begin, end = found.span(7)
     digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
     if digest != leaf.decode() or not (parts == _NULLS or _canonical(parts)) or not (line.isascii() or _utf8(line)):

@@ -33,7 +33,7 @@ RECORDS = st.fixed_dictionaries(
         "tensors": st.lists(st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, {"name": 'a"b\\'}])),
     },
     optional=dict.fromkeys(
-        ("wire", "admission"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
+        ("wire", "admission", "sharing"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
     ),
 )
 
@@ -73,7 +73,7 @@ def alike(line: bytes) -> bool:
 def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
     """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
     line = sealed(BLANK | PLACE | record)
-    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission"))
+    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission", "sharing"))
 
 
 @given(RECORDS, st.data())
