@@ -85,8 +85,9 @@ def port_of(listener: socket.socket) -> int:
 def in_process(code: str, *arguments: Any) -> dict[str, Any]:
     """What a process that is held to one address reports of a piece of code."""
     indented = "\n".join(f"    {line}" for line in code.splitlines())
-    report = "\nprint(json.dumps({'error': error, 'noted': len(noted), 'names': str(noted)}))"
-    text = f"{PRELUDE}error = None\ntry:\n{indented}\nexcept Exception as caught:\n    error = type(caught).__name__{report}"
+    report = "print(json.dumps({'error': error, 'noted': len(noted), 'targets': str(noted)}))"
+    caught = "except Exception as caught:\n    error = type(caught).__name__"
+    text = f"{PRELUDE}error = None\ntry:\n{indented}\n{caught}\n{report}"
     command = [sys.executable, "-c", text, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
