@@ -18,6 +18,7 @@ from audits.errors import (
     ForkFound,
     JobRefused,
     LogError,
+    MessageRefused,
     NoteError,
     PolicyError,
     Reason,
@@ -36,7 +37,7 @@ from audits.examine import (
     sites_of,
 )
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
-from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
+from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
 from audits.gate import Charged, Gate, JobContext, Sharing
 from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
@@ -86,6 +87,7 @@ __all__ = [
     "Judgement",
     "Kind",
     "LogError",
+    "MessageRefused",
     "Note",
     "NoteError",
     "Offer",
@@ -127,6 +129,7 @@ __all__ = [
     "check",
     "check_site",
     "claims_on",
+    "clipped",
     "describe",
     "epsilon_lower_bound",
     "examine",
@@ -135,6 +138,7 @@ __all__ = [
     "find_logs",
     "guess",
     "held",
+    "joint_norm",
     "leaf_hash",
     "log_odds",
     "make_secret",

@@ -17,12 +17,16 @@ class ReceiptRefused(AuditError):
     """A message was not what the site may take in; nothing of it was used."""
 
 
+class MessageRefused(AuditError):
+    """A message is not what its task declares; the text holds declared facts only."""
+
+
 class JobRefused(AuditError):
     """A site does not run a job; `code` is what others are told, the text is for the site's own people."""
 
     def __init__(self, code: Refusal, detail: str = "") -> None:
         super().__init__(f"the job was refused: {detail or code.sentence}")
-        self.code = code
+        self.code, self.detail = code, detail
 
 
 class PolicyError(AuditError):
@@ -57,6 +61,8 @@ class Reason(StrEnum):
     DTYPE = "tensor '{name}' does not have its declared dtype {dtype}"
     SHAPE = "tensor '{name}' does not have its declared shape {shape}"
     FINITE = "tensor '{name}' holds values that are not finite"
+    BOUNDS = "tensor '{name}' holds values outside of its declared bounds {low} to {high}"
+    NORM = "the parameters are longer than the declared norm of {most}"
     METHOD = "the site's policy does not allow the method '{method}'"
     KIND = "tensor '{name}' is of the kind '{kind}', which the site's policy does not allow"
     RECIPIENT = "tensor '{name}' is declared for a peer that the site's policy does not allow"

@@ -4,20 +4,24 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audits.errors import AuditError
+from audits.errors import AuditError, MessageRefused, Reason
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_LARGEST = 2.0**1000
+"""No limit is larger: a whole number of any size still fits a float."""
+_ROUNDING = 1e-6
+"""Rounding to float32 may lengthen what was scaled to a norm by less."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
 
@@ -60,7 +64,8 @@ class Protection(StrEnum):
 class TensorSpec:
     """One tensor of a message. `recipients` are the peers at the other end, whichever way the message goes.
 
-    Shape and dtype are exact. Raises `AuditError` if the declaration itself is malformed.
+    Shape and dtype are exact. `bounds`, if there are some, are the least and the largest value that it may hold.
+    Raises `AuditError` if the declaration itself is malformed.
     """
 
     name: str
@@ -70,6 +75,7 @@ class TensorSpec:
     meaning: str
     recipients: tuple[str, ...] = ("server",)
     protection: Protection = Protection.NONE
+    bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check_names("tensor", (self.name,))
@@ -82,6 +88,32 @@ class TensorSpec:
             raise AuditError(f"tensor '{self.name}': say its kind with `Kind` and its protection with `Protection`")
         if not self.recipients or not isinstance(self.meaning, str) or not self.meaning.strip():
             raise AuditError(f"tensor '{self.name}': it needs a recipient, and a sentence that says what it means")
+        if self.bounds is not None:
+            object.__setattr__(self, "bounds", _bounds(self.name, self.bounds))
+
+    def copied(self, tensors: Mapping[str, Any]) -> NDArray[Any]:
+        """This tensor of a message: a read-only, C-contiguous, little-endian copy, made before its values are checked.
+
+        Raises `MessageRefused` unless it is a plain array of this dtype and shape whose values are finite and within
+        the bounds.
+        """
+        if self.name not in tensors:
+            raise MessageRefused(Reason.MISSING.format(name=self.name))
+        value, dtype = tensors[self.name], wire_dtype(self)
+        # Subclasses may hold more than they show, such as the values under a mask.
+        if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
+            raise MessageRefused(Reason.ARRAY.format(name=self.name))
+        if value.dtype.newbyteorder("<") != dtype:
+            raise MessageRefused(Reason.DTYPE.format(name=self.name, dtype=self.dtype))
+        if value.shape != self.shape:
+            raise MessageRefused(Reason.SHAPE.format(name=self.name, shape=list(self.shape)))
+        copy: NDArray[Any] = np.ndarray(self.shape, dtype, buffer=value.astype(dtype, copy=False).tobytes())
+        if not np.isfinite(copy).all():
+            raise MessageRefused(Reason.FINITE.format(name=self.name))
+        if self.bounds is not None and ((copy < self.bounds[0]) | (copy > self.bounds[1])).any():
+            low, high = self.bounds
+            raise MessageRefused(Reason.BOUNDS.format(name=self.name, low=f"{low:g}", high=f"{high:g}"))
+        return copy
 
     @property
     def nbytes(self) -> int:
@@ -91,16 +123,34 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task: its messages hold exactly the tensors `up` (site to peer) and `down` (peer to site)."""
+    """One task: its messages hold exactly the tensors `up` (site to peer) and `down` (peer to site).
+
+    `most_norm`: the largest joint L2 norm of the tensors of parameters that go up, or None if there is no limit.
+    """
 
     name: str
     up: tuple[TensorSpec, ...]
     down: tuple[TensorSpec, ...]
+    most_norm: float | None = None
 
     def __post_init__(self) -> None:
         _check_names("task", (self.name,))
+        if self.most_norm is not None:
+            if not _is_number(self.most_norm) or self.most_norm <= 0:
+                raise AuditError(f"task '{self.name}': the largest norm of an upload is a positive number")
+            object.__setattr__(self, "most_norm", float(self.most_norm))
         _check_names(f"task '{self.name}', up: tensor", [spec.name for spec in self.up])
         _check_names(f"task '{self.name}', down: tensor", [spec.name for spec in self.down])
+
+    def parameters(self, upload: Mapping[str, NDArray[Any]]) -> Tensors:
+        """The part of an upload whose joint norm is limited."""
+        named = (spec.name for spec in self.up if spec.kind is Kind.PARAMETERS)
+        return {name: upload[name] for name in named if name in upload}
+
+    def check_norm(self, upload: Mapping[str, NDArray[Any]]) -> None:
+        """Raises `MessageRefused` if the parameters of an upload are longer than the task allows."""
+        if self.most_norm is not None and not joint_norm(self.parameters(upload)) <= self.most_norm:
+            raise MessageRefused(Reason.NORM.format(most=f"{self.most_norm:g}"))
 
     @property
     def bytes_up(self) -> int:
@@ -131,9 +181,28 @@ class Exchange:
                 return task
         raise AuditError(f"the method '{self.method}' does not declare the task that was asked for")
 
+    def check(
+        self, task: str, direction: Literal["up", "down"], tensors: Mapping[str, Any], peer: str = "server"
+    ) -> Tensors:
+        """Copies of a message's tensors, once all is as the task declares it: names, dtypes, shapes, values.
+
+        For whoever is at the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
+        every reason, in sentences that hold nothing but declared facts.
+        """
+        declared = self.task(task)
+        specs = [spec for spec in (declared.up if direction == "up" else declared.down) if peer in spec.recipients]
+        passed, reasons = copies(specs, tensors)
+        if undeclared := len(tensors.keys() - {spec.name for spec in specs}):
+            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+        if reasons:
+            raise MessageRefused("; ".join(reasons))
+        if direction == "up":
+            declared.check_norm(passed)
+        return passed
+
     def to_json(self) -> str:
         """Canonical JSON; `from_json` reads it back."""
-        return canonical(asdict(self)).decode()
+        return canonical(self._facts()).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Exchange":
@@ -146,7 +215,17 @@ class Exchange:
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hex."""
-        return hashlib.sha256(canonical(asdict(self))).hexdigest()
+        return hashlib.sha256(canonical(self._facts())).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        """As plain JSON. A limit that is not set is left out: digests of earlier versions stay what they were."""
+        facts = asdict(self)
+        for task in facts["tasks"]:
+            for place in (task, *task["up"], *task["down"]):
+                for limit in ("bounds", "most_norm"):
+                    if place.get(limit, 0) is None:
+                        del place[limit]
+        return facts
 
 
 def canonical(value: Any) -> bytes:
@@ -160,6 +239,43 @@ def canonical(value: Any) -> bytes:
 def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
     """The dtype in which the tensor travels and is digested: little-endian on every machine."""
     return np.dtype(spec.dtype).newbyteorder("<")
+
+
+def copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
+    """See `TensorSpec.copied`: the tensors that are as declared, and why the others are not."""
+    passed: Tensors = {}
+    reasons = []
+    for spec in specs:
+        try:
+            passed[spec.name] = spec.copied(tensors)
+        except MessageRefused as error:
+            reasons.append(str(error))
+    return passed, reasons
+
+
+def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
+    """The L2 norm of all values together."""
+    return math.hypot(*(float(np.linalg.norm(array.astype(np.float64))) for array in tensors.values()))
+
+
+def clipped(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
+    """The tensors, scaled down together if their joint norm exceeds the limit; dtypes stay."""
+    norm = joint_norm(tensors)
+    if norm <= most_norm:
+        return dict(tensors)
+    factor = most_norm / norm * (1 - _ROUNDING)
+    with np.errstate(invalid="ignore"):  # a value that is not finite stays one, and the gate refuses it
+        return {name: (array.astype(np.float64) * factor).astype(array.dtype) for name, array in tensors.items()}
+
+
+def _bounds(name: str, bounds: Any) -> tuple[float, float]:
+    if not isinstance(bounds, tuple) or len(bounds) != 2 or not all(map(_is_number, bounds)) or bounds[0] > bounds[1]:
+        raise AuditError(f"tensor '{name}': bounds are two finite numbers, the smaller one first")
+    return float(bounds[0]), float(bounds[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _check_names(what: str, names: Iterable[str]) -> None:
@@ -191,4 +307,5 @@ def _tensor(found: dict[str, Any]) -> TensorSpec:
             "kind": Kind(found["kind"]),
             "protection": Protection(found["protection"]),
         }
+        | ({"bounds": tuple(_list(found["bounds"]))} if "bounds" in found else {})
     )

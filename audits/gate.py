@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from operator import attrgetter, index
 from typing import Any, NoReturn
 
-import numpy as np
 from numpy.typing import NDArray
 
-from audits.errors import AuditError, JobRefused, Reason, ReceiptRefused, ReleaseRefused
-from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec, wire_dtype
+from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
+from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from audits.log import AuditLog, Event, Outcome, TensorRecord
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
@@ -79,10 +78,6 @@ class _Way:
 _EPSILONS = ("epsilon_before", "epsilon_after")
 _OUT = _Way("out", Event.RELEASE, Outcome.SENT, attrgetter("up"), ReleaseRefused, "nothing was sent")
 _IN = _Way("in", Event.RECEIVE, Outcome.ACCEPTED, attrgetter("down"), ReceiptRefused, "nothing received was used")
-
-
-class _Unfit(Exception):
-    """One tensor of a message may not pass; holds the sentence that says why."""
 
 
 class Gate:
@@ -180,6 +175,7 @@ class Gate:
         passed, reasons = self._checked(specs, message, peer)
         if way is _OUT:
             reasons += self._unprotected(specs, charged)
+            reasons += _too_long(task, passed)
         if reasons:
             said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
             self._refuse(way, said, reasons)
@@ -201,8 +197,8 @@ class Gate:
         for spec in specs:
             try:
                 self._check_allowed(spec, peer)
-                passed[spec.name] = _frozen(spec, message)
-            except _Unfit as error:
+                passed[spec.name] = spec.copied(message)
+            except MessageRefused as error:
                 reasons.append(str(error))
         return passed, reasons
 
@@ -221,9 +217,9 @@ class Gate:
     def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
         reason = self._policy.allows(self._exchange.method, spec)
         if reason:
-            raise _Unfit(reason)
+            raise MessageRefused(reason)
         if peer not in spec.recipients:
-            raise _Unfit(Reason.ADDRESS.format(name=spec.name))
+            raise MessageRefused(Reason.ADDRESS.format(name=spec.name))
 
     def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
         reason = "; ".join(dict.fromkeys(reasons))
@@ -231,22 +227,12 @@ class Gate:
         raise way.refusal(f"{way.consequence} in round {said['round']}: {reason}")
 
 
-def _frozen(spec: TensorSpec, message: Mapping[str, Any]) -> NDArray[Any]:
-    """A copy that nobody can write to; made before the values are checked, so that what is checked is what passes."""
-    if spec.name not in message:
-        raise _Unfit(Reason.MISSING.format(name=spec.name))
-    value, dtype = message[spec.name], wire_dtype(spec)
-    # Subclasses may hold more than they show, such as the values under a mask.
-    if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
-        raise _Unfit(Reason.ARRAY.format(name=spec.name))
-    if value.dtype.newbyteorder("<") != dtype:
-        raise _Unfit(Reason.DTYPE.format(name=spec.name, dtype=spec.dtype))
-    if value.shape != spec.shape:
-        raise _Unfit(Reason.SHAPE.format(name=spec.name, shape=list(spec.shape)))
-    copy: NDArray[Any] = np.ndarray(spec.shape, dtype, buffer=value.astype(dtype, copy=False).tobytes())
-    if not np.isfinite(copy).all():
-        raise _Unfit(Reason.FINITE.format(name=spec.name))
-    return copy
+def _too_long(task: TaskSpec, passed: Tensors) -> Iterator[str]:
+    """Why the parameters of an upload may not leave together."""
+    try:
+        task.check_norm(passed)
+    except MessageRefused as error:
+        yield str(error)
 
 
 def _digested(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:

@@ -55,6 +55,7 @@ class Event(StrEnum):
     EXPIRED = "expired"
     FINDING = "finding"
     REFUSAL = "refusal"
+    ADMITTED = "admitted"
 
 
 class Outcome(StrEnum):

@@ -1,13 +1,16 @@
 """A site's own allow-list and demands: whatever it does not name is refused, and a job may only be stricter."""
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from audits.errors import PolicyError, Reason
 from audits.exchange import SITES, Kind, TensorSpec, canonical
+from audits.refusals import Refusal
+
+MOST_EPSILON = 10.0
+"""The limit of a site that requires differential privacy and writes none: beyond it there is little to promise."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class SitePolicy:
     require_dp: bool = False
     """Whether all that depends on data must be under differential privacy to leave."""
     max_epsilon: float | None = None
-    """What all jobs together may cost any patient, in nats at a delta of `delta` or less."""
+    """What all jobs together may cost any patient, in nats at a delta of `delta` or less: see `epsilon_limit`."""
     max_epsilon_per_job: float | None = None
     """What one job may cost any patient."""
     delta: float = 1e-5
@@ -54,6 +57,21 @@ class SitePolicy:
     """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
     min_committee: int = 3
     """The fewest sites that must compute."""
+    allowed_backbones: tuple[str, ...] = ()
+    """Names of backbones that jobs may use beside those that ship with the project or lie in the site's own files."""
+    submitters: tuple[str, ...] = ()
+    """SHA-256 fingerprints of the certificates of those who may submit jobs; none: whoever the federation admits."""
+    require_fresh: bool = True
+    """Whether a job under differential privacy must be signed with a nonce and an expiry."""
+    repeats: int = 3
+    """How often within a day one definition without a nonce may run."""
+    data_refusals: int = 3
+    """How many jobs within a day may fail at the site's data before it refuses all that are new."""
+
+    @property
+    def epsilon_limit(self) -> float | None:
+        """What all jobs together may cost: a site that requires differential privacy always has a limit."""
+        return self.max_epsilon or (MOST_EPSILON if self.require_dp else None)
 
     def __post_init__(self) -> None:
         if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
@@ -90,22 +108,22 @@ class SitePolicy:
             return Reason.OPEN.format(name=spec.name)
         return None
 
-    def refusal(self, job: Offer) -> str | None:
-        """`None` if a job offers all that the site demands, else the reason why it does not run here."""
+    def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
+        """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""
         if self.require_dp and job.delta is None:
-            return Reason.DP
+            return Refusal.PRIVACY, Reason.DP
         if job.delta is not None and job.delta > self.delta:
-            return Reason.DELTA
+            return Refusal.PRIVACY, Reason.DELTA
         if job.unit is not None and job.unit != self.unit:
-            return Reason.UNIT.format(unit=self.unit)
+            return Refusal.PRIVACY, Reason.UNIT.format(unit=self.unit)
         if self.require_secagg and not job.secagg:
-            return Reason.SECAGG
+            return Refusal.SECAGG, Reason.SECAGG
         if job.min_sites < self.min_sites:
-            return Reason.SITES.format(count=self.min_sites)
+            return Refusal.SITES, Reason.SITES.format(count=self.min_sites)
         if job.secagg and set(job.committee) != set(self.committee):
-            return Reason.COMMITTEE
+            return Refusal.COMMITTEE, Reason.COMMITTEE
         if job.secagg and job.members < self.min_committee:
-            return Reason.MEMBERS.format(count=self.min_committee)
+            return Refusal.COMMITTEE, Reason.MEMBERS.format(count=self.min_committee)
         return None
 
 
@@ -123,8 +141,18 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _fingerprints(value: Any) -> tuple[str, ...]:
+    if not all(len(text) == 64 and set(text) <= set("0123456789abcdef") for text in _texts(value)):
+        raise ValueError
+    return tuple(value)
+
+
 def _kinds(value: Any) -> tuple[Kind, ...]:
     return tuple(Kind(kind) for kind in _texts(value))
+
+
+_MOST = 2**31 - 1
+"""Of a number of sites."""
 
 
 def _flag(value: Any) -> bool:
@@ -133,10 +161,14 @@ def _flag(value: Any) -> bool:
     return value
 
 
+_LARGEST = 1e6
+"""No limit means anything beyond it."""
+
+
 def _limit(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
         raise TypeError
     return float(value)
 
@@ -155,7 +187,7 @@ def _unit(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise TypeError
     return value
 
@@ -179,4 +211,9 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),
+    "allowed_backbones": (_texts, "a list of names"),
+    "submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),
+    "require_fresh": (_flag, "true or false"),
+    "repeats": (_count, "a whole number, at least 1"),
+    "data_refusals": (_count, "a whole number, at least 1"),
 }

@@ -47,7 +47,7 @@ class Refusal(StrEnum):
 
 _SENTENCES = {
     Refusal.FOLDER: "the job's folder holds more than the two configuration files of a job, or they are too large",
-    Refusal.SCHEMA: "the job's configuration is not one that this version makes: export it with `medfedvqa jobs export`",
+    Refusal.SCHEMA: "the job's configuration is not as this version writes it: make it by `medfedvqa jobs export`",
     Refusal.SIGNATURE: "the job is not signed by a submitter of this federation",
     Refusal.SUBMITTER: "the site's policy does not list the job's submitter",
     Refusal.FEDERATION: "the job was signed for another federation, or for other sites",
@@ -64,7 +64,7 @@ _SENTENCES = {
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
-    Refusal.COHORT: "sums over these sites and earlier ones could be combined to show fewer sites than the policy allows",
+    Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
     Refusal.BACKBONE: "the site's policy does not list the job's backbone, or the site does not have it",
     Refusal.DEVICE: "the site's device or data folder is not there",
     Refusal.BUDGET: "the site's privacy budget does not cover the job",

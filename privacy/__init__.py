@@ -3,6 +3,7 @@
 from privacy.accounting import Spent, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
+    Gathering,
     Mixture,
     Reliability,
     mean,
@@ -34,6 +35,7 @@ __all__ = [
     "CountsMechanism",
     "DPEvent",
     "DPSettings",
+    "Gathering",
     "JobAccount",
     "Laplace",
     "Ledger",

@@ -3,7 +3,7 @@
 Source: "Prompt-based Personalized Federated Learning for Medical Visual Question Answering", Eqs. 10 and 11.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +58,76 @@ def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = N
         name: _combine(shares / shares.sum(), _stack(uploads, name)).astype(first.dtype)
         for name, first in next(iter(uploads.values())).items()
     }
+
+
+LEAST_ROBUST = 3
+TRIMMED = 5
+"""One site in so many, rounded up, is left out at each end: as many may lie without moving the trimmed mean beyond the
+others' values (D. Yin et al., "Byzantine-Robust Distributed Learning", 2018). The median bears just less than half."""
+
+
+def trimmed_mean(stack: Floats) -> Floats:
+    """Coordinate by coordinate, [...] of [sites, ...]."""
+    cut = -(-len(stack) // TRIMMED)
+    return np.asarray(np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0))
+
+
+def _median(stack: Floats) -> Floats:
+    return np.asarray(np.median(stack, axis=0))
+
+
+_ROBUST: Mapping[str, Callable[[Floats], Floats]] = {"trimmed": trimmed_mean, "median": _median}
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How a server combines uploads that are averaged, and how long the parameters of one may be.
+
+    Raises `AggregationError` for an unknown rule, or a norm that is not positive.
+    """
+
+    rule: Literal["mean", "trimmed", "median"] = "mean"
+    """`trimmed`: of each coordinate the `TRIMMED` smallest and largest values are left out; `median`: the middle one.
+    Both weigh all sites the same, whatever weights they claim."""
+    most_norm: float | None = None
+    """The largest joint L2 norm of an upload's parameters."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("mean", *_ROBUST):
+            raise AggregationError(f"'gather' is one of mean, {', '.join(_ROBUST)}")
+        if self.most_norm is not None and not 0 < self.most_norm < np.inf:
+            raise AggregationError("'most_norm' is a positive number")
+
+    @property
+    def robust(self) -> bool:
+        """Whether a few lying sites cannot move the result out of the range of the others' values."""
+        return self.rule != "mean"
+
+    @property
+    def least_sites(self) -> int:
+        """The fewest uploads: of two that differ, nothing tells which one lies."""
+        return LEAST_ROBUST if self.robust else 1
+
+    @property
+    def sentence(self) -> str:
+        """What the results say of it; empty for a plain mean without a limit."""
+        rule = f"Uploads were combined by '{self.rule}', coordinate by coordinate, all sites weighing the same."
+        norm = f"The parameters of an upload had an L2 norm of at most {self.most_norm}."
+        return " ".join([rule] * self.robust + [norm] * (self.most_norm is not None))
+
+    def gathered(self, uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = None) -> Tensors:
+        """One tensor of each name; `weights` count in a mean only. Raises `AggregationError` for too few uploads, and
+        as `mean` does."""
+        if not self.robust:
+            return mean(uploads, weights)
+        if len(uploads) < self.least_sites:
+            raise AggregationError(
+                f"'gather' {self.rule} needs {self.least_sites} uploads: of two, either may be wrong"
+            )
+        return {
+            name: _ROBUST[self.rule](_stack(uploads, name)).astype(first.dtype)
+            for name, first in next(iter(uploads.values())).items()
+        }
 
 
 def mix(

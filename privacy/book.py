@@ -173,6 +173,13 @@ class Book:
     def _freed(self, row: Row) -> None:
         self.jobs[row.record["job"]].reserved.clear()
 
+    def _returned(self, row: Row) -> None:
+        job = self.jobs[row.record["job"]]
+        for began in [head for head, debit in self.debits.items() if debit.job == job.name]:
+            del self.debits[began], self.charges[began]
+        for done in (job.reserved, job.charges, job.settled):
+            done.clear()
+
     def _imported(self, row: Row) -> None:
         told = row.record["debit"]
         self._known(told["cohort"])
@@ -192,6 +199,7 @@ _REPLAY: Mapping[str, Callable[[Book, Row], None]] = {
     "begun": Book._begun,
     "charged": Book._charged,
     "freed": Book._freed,
+    "returned": Book._returned,
     "imported": Book._imported,
 }
 

@@ -1,13 +1,13 @@
 """The site's budget ledger, the only source of epsilon: what patients may still spend, and what jobs have spent.
 
 A charge is reserved, then begun, then charged; or reserved, then freed. It counts against the budget from its
-reservation on, and for good once it has begun, for a task that died may have used the data. A charge is on a cohort
+reservation on, and for good once it has begun, for a task that died may have used the data; all charges of a job are
+returned if its owner knows that nothing of it was released. A charge is on a cohort
 and applies to each of its patients; what a cohort has spent is what its worst patient has, over all the cohorts that
 this patient belongs to. Time stands in the records for people only.
 """
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from privacy.accounting import Spent, fitting, spent
+from privacy.accounting import Spent, spent
 from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
 from privacy.cohorts import load_key
 from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+from privacy.limits import Limits, by_round, check_fits
 from privacy.mechanisms import DPEvent
 
 __all__ = [
@@ -34,23 +35,6 @@ __all__ = [
 ]
 
 LEDGER_NAME = "ledger.sqlite"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most that a patient may lose: epsilon over all jobs and by one job, both at `delta`; None is no limit.
-
-    Raises `ValueError` unless the epsilons are positive and finite and `delta` lies between 0 and 1.
-    """
-
-    max_epsilon: float | None
-    delta: float
-    max_epsilon_per_job: float | None = None
-
-    def __post_init__(self) -> None:
-        given = [epsilon for epsilon in (self.max_epsilon, self.max_epsilon_per_job) if epsilon is not None]
-        if not all(0 < epsilon < math.inf for epsilon in given) or not 0 < self.delta < 1:
-            raise ValueError("limits on epsilon are positive and finite, and delta lies between 0 and 1")
 
 
 class State(StrEnum):
@@ -141,17 +125,29 @@ class Ledger:
             missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
             if not missing:
                 return []
-            rounds = [
-                [event for one in missing if one.round == number for event in one.events]
-                for number in sorted({one.round for one in missing})
-            ]
-            self._check(job, digests, rounds, limits, reserved=True)
+            self._check(job, digests, by_round(missing), limits, reserved=True)
             items = [{"task": one.task, "round": one.round, "events": encoded(one.events)} for one in missing]
             terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
             reserved = _record("reserved", job=job, plan=items, **terms)
             return [*self._opening(), *self._registered(cohort, digests), reserved]
 
         self._commit(draft)
+
+    def check(self, job: str, plan: Sequence[Planned], limits: Limits) -> None:
+        """Whether the plan fits, whoever the patients are: beside all other jobs, as for a patient who was in each.
+
+        Asks no data, so that a refusal tells nothing of any. Raises `BudgetRefused`.
+        """
+        with self._current() as book:
+            others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
+            mine = book.of_job(job, reserved=True)
+            missing = [one for one in plan if job not in book.jobs or not _holds(book.jobs[job], (one.task, one.round))]
+            bounds = (
+                (f"job '{job}' with those before it", limits.max_epsilon, [[*others, *mine]]),
+                (f"job '{job}' alone", limits.max_epsilon_per_job, [mine]),
+            )
+            everybody = frozenset[str]().union(*book.cohorts.values())
+            check_fits(bounds, by_round(missing), limits.delta, lambda: self._history(everybody, limits.delta))
 
     def begin(self, job: str, task: str, round: int, limits: Limits) -> Charge:
         """Charges the task; when it returns, the charge is on disk, and the task may touch data.
@@ -187,6 +183,24 @@ class Ledger:
             return [_record("freed", job=job, tasks=len(known.reserved))] if known and known.reserved else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
+
+    def take_back(self, job: str) -> int:
+        """Gives back all that the job reserved or was charged, for a job of which nothing was released; how many tasks.
+
+        The caller also forgets what the job's tasks computed: a result of theirs has no charge any more.
+        """
+
+        def draft() -> list[Record]:
+            known = self._book.jobs.get(job)
+            tasks = len(known.reserved | known.charges.keys()) if known else 0
+            return [_record("returned", job=job, tasks=tasks)] if tasks else []
+
+        return sum(row.record["tasks"] for row in self._commit(draft))
+
+    def holds(self, job: str) -> bool:
+        """Whether any of the budget is set aside for the job, or charged to it."""
+        with self._current() as book:
+            return job in book.jobs and bool(book.jobs[job].reserved or book.jobs[job].charges)
 
     def accounts(self, delta: float) -> tuple[Account, ...]:
         """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
@@ -314,21 +328,12 @@ class Ledger:
         """Raises `BudgetRefused` if these rounds more, beside what is spent (or authorised), go over a limit."""
         if limits.delta > 1 / len(patients):
             raise BudgetRefused("delta is more than one over the number of patients: the site must set a smaller one")
-        book, delta, added = self._book, limits.delta, [event for events in rounds for event in events]
+        book, delta = self._book, limits.delta
         bounds = (
             (f"job '{job}' with those before it", limits.max_epsilon, book.exposures(patients, reserved)),
             (f"job '{job}' alone", limits.max_epsilon_per_job, [book.of_job(job, reserved)]),
         )
-        for who, most, exposures in bounds:
-            if most is None:
-                continue
-            epsilon = max(spent([*events, *added], delta).epsilon for events in exposures)
-            if epsilon > most:
-                fit = min(fitting(most, delta, events, rounds) for events in exposures)
-                raise BudgetRefused(
-                    f"{who} would spend epsilon {epsilon:.3f} of the {most:g} that the site allows at delta {delta:g}; "
-                    f"{fit} of {len(rounds)} rounds would fit. So far: {self._history(patients, delta)}"
-                )
+        check_fits(bounds, rounds, delta, lambda: self._history(patients, delta))
 
     def _history(self, patients: frozenset[str], delta: float) -> str:
         accounts = [account for account in self._job_accounts(patients, delta) if account.epsilon or account.reserved]

@@ -1,12 +1,20 @@
 """What a job asks for when it trains under differential privacy: public figures, the same at every site."""
 
-import math
 from dataclasses import dataclass
 
 from privacy.accounting import calibrate
 from privacy.errors import AccountingError, SettingsError
 from privacy.mechanisms import CountsMechanism, DPEvent, Use, counts_mechanisms
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
+
+MOST_EPSILON = 1e5
+MOST_LEVEL = 1e6
+"""Of noise and of the clipping norm."""
+LEAST_RATE = 1e-5
+"""Smallest sampling rate: an epoch takes one over the rate steps."""
+MOST_PATIENTS = 10_000_000
+MOST_ROWS = 4_096
+"""Of a patient, and patients in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,17 @@ class DPSettings:
         given = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
         if given not in ([True, False, False], [False, True, True]):
             raise SettingsError("differential privacy needs either 'epsilon', or both 'noise' and 'count_noise'")
-        positive = (self.epsilon, self.noise, self.count_noise, self.clip)
-        if not all(math.isfinite(value) and value > 0 for value in positive if value is not None):
-            raise SettingsError("'epsilon', 'noise', 'count_noise' and 'clip' must be positive numbers")
-        if not 0 < self.sample_rate <= 1 or not 0 < self.delta < 1 or not 0 < self.count_share < 1:
-            raise SettingsError("'sample_rate' lies in (0, 1], 'delta' and 'count_share' between 0 and 1")
-        if min(self.expected_patients, self.patient_rows, self.physical_patients) < 1:
-            raise SettingsError("'expected_patients', 'patient_rows' and 'physical_patients' are at least 1")
+        levels = [value for value in (self.noise, self.count_noise, self.clip) if value is not None]
+        if not all(0 < value <= MOST_LEVEL for value in levels):
+            raise SettingsError("'noise', 'count_noise' and 'clip' must be positive numbers, a million at most")
+        if self.epsilon is not None and not 0 < self.epsilon <= MOST_EPSILON:
+            raise SettingsError("'epsilon' must be a positive number, a hundred thousand at most")
+        if not LEAST_RATE <= self.sample_rate <= 1 or not 0 < self.delta < 1 or not 0 < self.count_share < 1:
+            raise SettingsError("'sample_rate' lies in [0.00001, 1], 'delta' and 'count_share' between 0 and 1")
+        if not 1 <= self.expected_patients <= MOST_PATIENTS:
+            raise SettingsError("'expected_patients' is at least 1, and ten million at most")
+        if not all(1 <= count <= MOST_ROWS for count in (self.patient_rows, self.physical_patients)):
+            raise SettingsError("'patient_rows' and 'physical_patients' are at least 1, and 4096 at most")
 
     def levels(self, job: Cost) -> NoiseLevels:
         """The noise given, or the least that keeps the whole job within the target.

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"audits", "medfedvqa.errors", "medfedvqa.files", "medfedvqa.version"},
+    {"audits", "medfedvqa.bounds", "medfedvqa.errors", "medfedvqa.files", "medfedvqa.version"},
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},

@@ -1,4 +1,4 @@
-"""`medfedvqa doctor`: is a site's startup kit fit to join?"""
+"""`medfedvqa doctor`: is a startup kit fit to join?"""
 
 import json
 from pathlib import Path
@@ -6,46 +6,68 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, hardening, record_digests
-from medfedvqa.federation.flare.doctor import examine
+from medfedvqa.federation.flare.checks import Check
+from medfedvqa.federation.flare.doctor import accept_changes, examine
+
+_MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "failed": ("FAIL   ", "bold red")}
 
 
 def doctor(
-    kit: Annotated[Path, typer.Argument(help="A site's startup kit: the folder with startup/ and local/.")],
-    server: Annotated[bool, typer.Option("--server", help="Also see whether the federation's server answers.")] = False,
+    kit: Annotated[
+        Path, typer.Argument(help="The startup kit of a site, a server or an administrator: has startup/ and local/.")
+    ],
+    server: Annotated[
+        bool, typer.Option("--server", help="Also see whether the federation's server answers, and compare clocks.")
+    ] = False,
+    running: Annotated[bool, typer.Option("--running", help="Also see whether the site, or server, runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="The kit's files are as they should be: remember them as they are now.")
+        bool, typer.Option("--accept", help="The site's files are as they should be: remember them as they are now.")
     ] = False,
 ) -> None:
-    """Check hardening, site.yml, folders, keys, disk and clock of a site; exit code 1 if the site should not join."""
+    """Check all that a party needs to take part, without starting it; exit code 1 if it should not join."""
     if accept:
-        _accept(kit)
-    found = examine(kit, server)
-    sound = all(check.ok for check in found)
+        accept_changes(kit)
+    checks = examine(kit, server, running)
+    sound = all(check.ok for check in checks)
     if as_json:
-        checks = [{"name": one.name, "ok": one.ok, "problem": one.problem, "remedy": one.remedy} for one in found]
-        typer.echo(json.dumps({"ok": sound, "checks": checks}, indent=2))
+        typer.echo(json.dumps({"ok": sound, "checks": [_record(check) for check in checks]}, indent=2))
     else:
-        _show(found)
+        _show(checks)
     raise typer.Exit(0 if sound else 1)
 
 
-def _accept(kit: Path) -> None:
-    if not all(check.ok for check in hardening(kit)):
-        raise ConfigError(
-            "the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off"
-        )
-    record_digests(kit / "local")
+def _record(check: Check) -> dict[str, str | bool | None]:
+    return {
+        "name": check.name,
+        "state": _state(check),
+        "ok": check.ok,
+        "problem": check.problem,
+        "remedy": check.remedy,
+    }
 
 
-def _show(found: list[Check]) -> None:
+def _state(check: Check) -> str:
+    if not check.ok:
+        return "failed"
+    return "ok" if check.problem is None else "warning"
+
+
+def _show(checks: list[Check]) -> None:
     console = Console()
-    for check in found:
-        mark = "[green]ok[/]  " if check.ok else "[bold red]FAIL[/]"
-        said = "" if check.ok else f": {check.problem}; {check.remedy}"
-        console.print(f"{mark} {check.name}{said}", highlight=False, soft_wrap=True)
-    failed = sum(not check.ok for check in found)
-    console.print(f"{len(found) - failed} of {len(found)} checks passed", highlight=False)
+    for check in checks:
+        explanation = "" if check.problem is None else f": {check.problem}; {check.remedy}"
+        # As text: rich would take `:ab:` in a fingerprint for a picture, and brackets for its markup.
+        line = Text.assemble(_MARKS[_state(check)], Text(f" {_printable(check.name + explanation)}"))
+        console.print(line, highlight=False, soft_wrap=True)
+    failed = sum(not check.ok for check in checks)
+    warnings = sum(_state(check) == "warning" for check in checks)
+    noted = f", {warnings} with a warning" if warnings else ""
+    console.print(Text(f"{len(checks) - failed} of {len(checks)} checks passed{noted}"), highlight=False)
+
+
+def _printable(text: str) -> str:
+    """Names come from files that others wrote: nothing in them steers the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -6,8 +6,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.run import CommitteeOption, DPOption, EpsilonOption, SecaggOption, asked_committee, named_values
+from medfedvqa.cli.run import (
+    CommitteeOption,
+    DPOption,
+    EpsilonOption,
+    GatherOption,
+    MostNormOption,
+    SecaggOption,
+    asked_committee,
+    named_values,
+)
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.terms import Terms
 
 app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
 
@@ -29,9 +40,19 @@ def export(
     dp: DPOption = None,
     secagg: SecaggOption = False,
     committee: CommitteeOption = None,
+    gather: GatherOption = "mean",
+    most_norm: MostNormOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
+    kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="With --kit: a site that may take part; repeatable.")] = None,
+    days: Annotated[float, typer.Option(help="With --kit: days until the job expires.", min=0.01, max=31)] = 7.0,
 ) -> None:
-    """Write a configuration-only job folder."""
+    """Write a configuration-only job folder.
+
+    With --kit and --site the job names its federation, its sites, an expiry and a nonce. Once it is submitted, and so
+    signed, it runs once: jobs under differential privacy need that. Without them a site runs the folder as often a day
+    as its policy says.
+    """
     from medfedvqa.federation.flare.recipe import export_job
 
     job = {
@@ -43,7 +64,25 @@ def export(
         "dp": named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
         "committee": asked_committee(committee),
+        "gather": gather,
+        "most_norm": most_norm,
         "min_sites": min_sites,
     }
-    export_job(JobSpec.from_dict(job), out)
+    spec = JobSpec.from_dict(job)
+    if kit or site:
+        spec = spec.model_copy(update={"terms": _terms(kit, site, days)})
+    export_job(spec, out)
     Console().print(f"Submit it by: nvflare job submit -j {out}")
+
+
+def _terms(kit: Path | None, sites: list[str] | None, days: float) -> Terms:
+    """Raises `ConfigError`."""
+    from medfedvqa.federation.flare.certificates import federation_of
+
+    root = kit / "startup" / "rootCA.pem" if kit else None
+    if root is None or not root.is_file() or not sites:
+        raise ConfigError("a fresh job needs --kit, the folder of a startup kit, and each site's name by --site")
+    try:
+        return Terms.fresh(federation_of(root), tuple(sites), days)
+    except ValueError:
+        raise ConfigError("a site's name has letters, digits, '-', '_' and '.', and no more than 63 of them") from None

@@ -65,7 +65,8 @@ def plan(
     console.print(table)
     if site is not None:
         policy = config_of(site).policy
-        refusal = policy.refusal(job.offer()) or _over(policy, rounds, job.dp.delta)
+        refused = policy.refusal(job.offer())
+        refusal = refused[1] if refused else _over(policy, rounds, job.dp.delta)
         if refusal:
             raise ConfigError(f"the site would refuse this job: {refusal}")
         console.print("The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left.")
@@ -86,9 +87,9 @@ def spent_command(site: SiteFile) -> None:
         table.add_row("spent", *_cells(account.spent))
         table.add_row("with what is reserved", *_cells(account.authorised))
         console.print(table)
-        if config.policy.max_epsilon is not None:
-            left = max(0.0, config.policy.max_epsilon - account.authorised.epsilon)
-            console.print(f"{left:.4g} left of {config.policy.max_epsilon:g} allowed", highlight=False)
+        if config.policy.epsilon_limit is not None:
+            left = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
+            console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
     for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
         console.print(f"[bold red]job {job} has no valid epsilon[/]: {withdrawal.sentence}", highlight=False)
@@ -144,7 +145,7 @@ def _cells(one: Spent) -> list[str]:
 
 def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -> str | None:
     """Why a job goes over a policy's limit by itself, or None."""
-    limits = [limit for limit in (policy.max_epsilon, policy.max_epsilon_per_job) if limit is not None]
+    limits = [limit for limit in (policy.epsilon_limit, policy.max_epsilon_per_job) if limit is not None]
     cost = spent([event for one in rounds for event in one], delta).epsilon
     if not limits or cost <= min(limits):
         return None

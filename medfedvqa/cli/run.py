@@ -45,6 +45,13 @@ CommitteeOption = Annotated[
     str | None,
     typer.Option(help="With --secagg: how many sites compute, drawn if there are more, or NAME,NAME,.. Default: 8."),
 ]
+GatherOption = Annotated[
+    str,
+    typer.Option(help="How the server combines uploads: mean; or trimmed, median, which bear some lying sites."),
+]
+MostNormOption = Annotated[
+    float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
+]
 DPOption = Annotated[
     list[str] | None,
     typer.Option("--dp", help="NAME=VALUE, another setting of differential privacy, see `privacy settings`."),
@@ -80,6 +87,8 @@ def run(
     dp: DPOption = None,
     secagg: SecaggOption = False,
     committee: CommitteeOption = None,
+    gather: GatherOption = "mean",
+    most_norm: MostNormOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
     out: OutOption = None,
 ) -> None:
@@ -99,6 +108,8 @@ def run(
             "dp": named_values(dp or [], epsilon=epsilon) or None,
             "secagg": secagg,
             "committee": asked_committee(committee),
+            "gather": gather,
+            "most_norm": most_norm,
         }
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"

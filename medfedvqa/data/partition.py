@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from medfedvqa.bounds import MOST_SEED
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import ConfigError, DataError
 
@@ -31,7 +32,10 @@ class Split:
     def __post_init__(self) -> None:
         if self.kind not in ("official", "patient"):
             raise ConfigError("the split is 'official' or 'patient'")
-        if len(self.fractions) != 3 or min(self.fractions) < 0 or not math.isclose(sum(self.fractions), 1):
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ConfigError("the split's seed is a whole number from 0 to 2^63 - 1")
+        shares = len(self.fractions) == 3 and all(0 <= share <= 1 for share in self.fractions)
+        if not shares or not math.isclose(sum(self.fractions), 1):
             raise ConfigError("the split's fractions are three numbers from 0 to 1 that sum to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError("the split's validation share is at least 0 and below 1")

@@ -46,6 +46,8 @@ class History:
     """Last shared prompts, by site, same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sites that broke a computation on shares and took no further part, with the round."""
+    gathering: str = ""
+    """How uploads were combined, if not by a plain mean or mixture; empty otherwise."""
     committee: str = ""
     """Which sites computed on shares for all of them; empty if all did, or none."""
     lost: dict[int, str] = field(default_factory=dict)

@@ -203,6 +203,8 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The run failed: {failure.rstrip('.')}.")
     elif scores is not None and len(history.rounds) < facts.rounds_planned:
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
+    if history.gathering:
+        notes.append(history.gathering)
     if history.committee:
         notes.append(f"{history.committee}.")
     for site, number in history.left_out.items():

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from audits import Charged, LogError, read
+from audits import Charged, JobRefused, LogError, Refusal, read
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Method
-from privacy import Charge, Cost, Ledger, LedgerError, Limits
+from privacy import Charge, Cost, Ledger, LedgerError, Limits, spent
 
 
 class JobBudget:
@@ -18,13 +18,28 @@ class JobBudget:
         self._config, self._job_id, self._method = config, job_id, method
         self._dp, self._ledger = job.dp, None
 
-    def reserve(self, patients: Iterable[str]) -> None:
-        """Set the whole job's cost aside. Raises `BudgetRefused`, or `LedgerError` if the ledger cannot be trusted."""
+    def check(self) -> None:
+        """Whether the job fits beside all others, whoever its patients are: asks no data.
+
+        Raises `JobRefused` if the job alone is too much, `BudgetRefused` if it is with others, or `LedgerError` if the
+        ledger cannot be trusted.
+        """
         if self._dp is None:
             return
-        if self._ledger is None:  # a refused job may be asked for again
-            self._ledger = Ledger(self._config.ledger, self._config.name)
+        plan, limits = self._method.plan(), self._limits
+        alone = spent([event for one in plan for event in one.events], limits.delta).epsilon
+        most = [limit for limit in (limits.max_epsilon, limits.max_epsilon_per_job) if limit is not None]
+        if most and alone > min(most):
+            detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"
+            raise JobRefused(Refusal.EPSILON, detail)
+        self._ledger = Ledger(self._config.ledger, self._config.name)
         check_ledger(self._ledger, self._config.audit)
+        self._ledger.check(self._job_id, plan, limits)
+
+    def reserve(self, patients: Iterable[str]) -> None:
+        """Set the whole job's cost aside, after `check`. Raises `BudgetRefused`."""
+        if self._ledger is None:
+            return
         void = self._config.repeatable_noise is not None
         self._ledger.reserve(self._job_id, self._method.name, patients, self._method.plan(), self._limits, void)
 
@@ -39,12 +54,13 @@ class JobBudget:
             return self._ledger.settle(self._job_id, task, round)
         return None
 
-    def close(self, ended: bool) -> None:
-        """Give the file back; with `ended` also what the job reserved and never began."""
-        if self._ledger:
-            if ended:
-                self._ledger.free(self._job_id)
-            self._ledger.close()
+    def close(self) -> bool:
+        """Give the file back; whether the job had any part of the budget."""
+        if self._ledger is None:
+            return False
+        had_part = self._ledger.holds(self._job_id)
+        self._ledger.close()
+        return had_part
 
     def _costs(self, task: str) -> bool:
         """Whatever the round: one that was not planned is for the ledger to refuse."""
@@ -54,7 +70,7 @@ class JobBudget:
     def _limits(self) -> Limits:
         # A job's delta is at most the site's: at that delta every epsilon is at least the site's own.
         policy, delta = self._config.policy, self._dp.delta if self._dp else self._config.policy.delta
-        return Limits(policy.max_epsilon, delta, policy.max_epsilon_per_job)
+        return Limits(policy.epsilon_limit, delta, policy.max_epsilon_per_job)
 
 
 def logged(charge: Charge) -> Charged:

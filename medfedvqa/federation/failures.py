@@ -1,8 +1,25 @@
-"""Which errors may be told."""
+"""Which errors may be told, and as which code: nobody but the site itself is told more than that."""
 
-from audits import AuditError
-from medfedvqa.errors import MedfedvqaError
-from privacy import PrivacyError
+from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
+from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
+from privacy import BudgetRefused, LedgerError, PrivacyError
 
 ACTIONABLE = (MedfedvqaError, AuditError, PrivacyError)
-"""Errors whose sentence may be shown to the user and sent to the server; of any other one only the name."""
+"""Errors whose sentence may be shown to the user of this machine; of any other one only the name."""
+
+_CODES: tuple[tuple[type[Exception], Refusal], ...] = (
+    (ReleaseRefused, Refusal.MESSAGE),
+    (ReceiptRefused, Refusal.MESSAGE),
+    (LogError, Refusal.RECORDS),
+    (LedgerError, Refusal.RECORDS),
+    (BudgetRefused, Refusal.BUDGET),
+    (BackboneError, Refusal.BACKBONE),
+    (FederationError, Refusal.ATTEMPT),
+)
+
+
+def code_of(error: Exception) -> Refusal:
+    """What the server is told of an error at a site."""
+    if isinstance(error, JobRefused):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Refusal.FAILED)

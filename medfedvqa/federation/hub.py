@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from audits import Exchange, MessageRefused
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
 from medfedvqa.federation.notary import Notary
 from medfedvqa.methods import ACCURACY, EPSILON, Tensors
-from privacy import AggregationError, Reliability, mean, mix
+from privacy import AggregationError, Gathering, Reliability, mix
 
 
 class Reply(NamedTuple):
@@ -32,6 +33,7 @@ def nobody(replies: Mapping[str, Reply]) -> Collection[str]:
     return ()
 
 
+MEAN = Gathering()
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -71,22 +73,27 @@ class ServerHub:
         self,
         sites: tuple[str, ...],
         call: Call,
+        exchange: Exchange,
         watch: Callable[[Event], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
         ended: Callable[[History], None] = lambda history: None,
         seed: int = 0,
         backbone: str = "",
         notary: Notary | None = None,
+        gathering: Gathering = MEAN,
     ) -> None:
-        """`watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
+        """`exchange`: what travels in the job; every answer is held against it before anything is computed.
+
+        `watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
 
         `seed`: the job's. `backbone`: its name. `notary`: keeps receipts, and passes on what sites say of their logs.
+        `gathering`: how means are taken.
         """
         self.sites, self.seed = sites, seed
         self.backbone = backbone
-        self.history = History(sites=sites, rounds=[], uploads={}, shared={})
+        self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
-        self._notary = notary
+        self._notary, self._exchange, self._gathering = notary, exchange, gathering
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
         self._weights: dict[str, np.ndarray] = {}
@@ -121,8 +128,9 @@ class ServerHub:
         """See `Hub.mean`."""
         replies = self.collect(task, down)
         if weight is None:
-            return mean(replies)
-        return mean(replies, {site: float(tensors.pop(weight)) for site, tensors in replies.items()})
+            return self._gathering.gathered(replies)
+        weights = {site: float(tensors.pop(weight)) for site, tensors in replies.items()}
+        return self._gathering.gathered(replies, weights)
 
     def mix(
         self,
@@ -143,7 +151,7 @@ class ServerHub:
         return mixture.shared
 
     def _ask(self, task: str, messages: Mapping[str, Tensors], excused: Excused = nobody) -> dict[str, Reply]:
-        """One task, watched and counted."""
+        """One task, watched, checked and counted. Raises `FederationError` naming a site whose answer is refused."""
 
         def answered(site: str) -> None:
             self._watch(Event(self._round, self._planned, task, site))
@@ -153,13 +161,33 @@ class ServerHub:
         else:
             beside = self._notary.outgoing(messages)
             replies = self._call(task, self._round, messages, answered, excused, beside)
-            for site, reply in replies.items():
-                self._notary.incoming(site, task, self._round, reply.tensors, reply.beside)
+        replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
         for site, message in messages.items():
             self._tally.sent(site, message)
         for site, reply in replies.items():
             self._tally.received(site, reply)
         return replies
+
+    def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
+        """The answer, if it is what the job declares, with a receipt either way; None if the job goes on without it."""
+        try:
+            reply = reply._replace(tensors=self._declared(task, reply.tensors))
+        except MessageRefused as error:
+            if self._notary is not None:
+                self._notary.refused(site, task, self._round, str(error))
+            return self._refused(site, task, error)
+        if self._notary is not None:
+            self._notary.incoming(site, task, self._round, reply.tensors, reply.beside)
+        return reply
+
+    def _declared(self, task: str, tensors: Tensors) -> Tensors:
+        """The answer's tensors. Raises `MessageRefused` unless they are as the job declares them for the task."""
+        return self._exchange.check(task, "up", tensors)
+
+    def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
+        """What happens to the job after an answer that it does not declare: it stops."""
+        sentence = f"round {self._round}: site '{site}' sent a message that the job does not declare: {error}"
+        raise FederationError(sentence) from None
 
     def _record(self, seconds: float) -> None:
         self.history.rounds.append(

@@ -1,20 +1,25 @@
 """A job as it is submitted: configuration only, no code, no path."""
 
+import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from audits import Exchange, Offer
+from audits import Exchange, Offer, canonical
+from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.data import Split
 from medfedvqa.federation.members import MembersRule
+from medfedvqa.federation.terms import Terms
 from medfedvqa.methods import Method, checked, create
 from medfedvqa.models import shape_of
-from privacy import DPSettings
+from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
 ANY_DATA = "any"
+_Count = Annotated[int, Field(le=MOST_SITES)]
+_Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 MOST_MEMBERS = 8
 """Beyond so many sites a committee of so many computes, if the job does not say otherwise. Costs stay those of a small
@@ -25,18 +30,23 @@ of draws with three members, in 0.01 % with eight."""
 class JobSpec(BaseModel, frozen=True, extra="forbid"):
     """What to train, on which kind of data, from which backbone. The sites decide whether they take part."""
 
-    method: str
+    method: Identifier
     options: dict[str, Any] = Field(default_factory=dict)
-    data: str = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
+    data: Identifier = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
     split: Split = Field(default_factory=Split)
-    backbone: str = Field("medclip-slake", description="name of the frozen backbone, never a path")
-    seed: int = 0
+    backbone: BackboneName = Field("medclip-slake", description="name of the frozen backbone, never a path")
+    seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
     secagg: bool = Field(False, description="aggregate on shares: neither server nor other sites see an upload")
-    min_sites: int = Field(1, ge=1, description="the job does not begin with fewer sites")
-    committee: int | tuple[str, ...] | None = Field(
+    min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job does not begin with fewer sites")
+    committee: _Count | _Names | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
+    gather: Literal["mean", "trimmed", "median"] = Field(
+        "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
+    )
+    most_norm: float | None = Field(None, gt=0, le=MOST_WEIGHT, description="largest L2 norm of an upload")
+    terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
 
     @field_validator("committee")
     @classmethod
@@ -56,12 +66,13 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""
-        return create(self.method, self.options, self.dp, self.secagg)
+        return create(self.method, self.options, self.dp, self.secagg, Gathering(self.gather, self.most_norm))
 
     @property
     def least_sites(self) -> int:
         """The fewest sites that this job begins with."""
-        return max(self.min_sites, self.build().least_sites)
+        method = self.build()
+        return max(self.min_sites, method.least_sites, method.gathering.least_sites + method.bystanders)
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
         """Which sites compute on shares; `beacon`: of the draw, if there was one."""
@@ -80,6 +91,11 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
         return Offer(sites, self.secagg, self.dp and self.dp.delta, self.dp and self.dp.unit, members, rule.named)
+
+    @property
+    def definition(self) -> str:
+        """SHA-256, as hex, of all that the job trains, without what makes it fresh."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"terms"}))).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""

@@ -91,6 +91,11 @@ class Notary:
         except NoteError as error:
             self._log.append(Event.FINDING, **self._standing, round=round, peer=site, reason=str(error))
 
+    def refused(self, site: str, task: str, round: int, reason: str) -> None:
+        """Logs that a site's answer was not used; `reason` holds declared facts only. Raises `LogError`."""
+        received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.REFUSED}
+        self._log.append(Event.RECEIVE, **self._standing, **received, reason=reason)
+
     def close(self) -> None:
         """Signs the receipts, and lays beside them what is held of sites' logs."""
         self._log.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from audits import MessageRefused, TaskSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.attempt import Attempt, Opening
@@ -15,11 +16,11 @@ from medfedvqa.federation.drawing import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
-from medfedvqa.methods.on_shares import CONTRIBUTORS, MASK_KEY, OPENING, averaging, unmasking
+from medfedvqa.methods.on_shares import CONTRIBUTORS, DRAWING, MASK_KEY, OPENING, averaging, unmasking
 from privacy import Reliability
 from privacy.secagg import Layout, SecureAggregationError
 from privacy.secagg.masking import Upload, check_contributors, opened, threshold
-from privacy.secagg.mean import mean_of_sum
+from privacy.secagg.mean import check_mean, mean_of_sum
 from privacy.secagg.ring import Ring
 
 
@@ -30,14 +31,18 @@ class SecureHub(ServerHub):
         self,
         *arguments: Any,
         on_shares: Mapping[str, OnShares],
-        layouts: Mapping[str, Layout],
+        shared: Mapping[str, TaskSpec],
         least: int,
         rule: MembersRule,
     ) -> None:
-        """`layouts`: what is aggregated, by task; `least`: the fewest sites that the job goes on with; `rule`: which of
-        them compute."""
+        """`shared`: what is aggregated, by task, as declared without shares; `least`: the fewest sites that the job
+        continues with; `rule`: which of them compute."""
         super().__init__(*arguments)
-        self._on_shares, self._layouts, self._least, self._rule = on_shares, layouts, least, rule
+        self._on_shares, self._shared, self._least, self._rule = on_shares, shared, least, rule
+        self._layouts = {task: how.layout(shared[task]) for task, how in on_shares.items()}
+        self._repeatable = {spec.name for spec in DRAWING}
+        for task in on_shares:
+            self._repeatable |= {mixing(task), averaging(task), unmasking(task)}
         self._number = 0
         self._means: dict[Layout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
@@ -71,6 +76,15 @@ class SecureHub(ServerHub):
         while not self._mixed(task):
             pass
         return {site: {} for site in self.sites}
+
+    def _declared(self, task: str, tensors: Tensors) -> Tensors:
+        """See `ServerHub._declared`; a site may answer an attempt at a mean by saying who broke it."""
+        said = f"{task}/broken" if FAULT.name in tensors and task.endswith("/mean") else task
+        return super()._declared(said, tensors)
+
+    def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
+        """See `ServerHub._refused`; in an attempt the site counts as silent, and the attempt is repeated without it."""
+        return None if task in self._repeatable else super()._refused(site, task, error)
 
     def _mixed(self, task: str) -> bool:
         """One attempt; whether the round is over with it."""
@@ -119,13 +133,20 @@ class SecureHub(ServerHub):
             if how.hidden:
                 said = Opening(attempt.name, tuple(sorted(uploads))).message(total)
                 self._hidden = {site: said for site in uploads}
-            self._means[layout] = {} if how.hidden else mean_of_sum(total, len(uploads), layout)
+            self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(uploads))
         except SecureAggregationError as error:
             if layout not in self._means:
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
                 raise FederationError(sentence) from None
             self.history.lost[self._round] = str(error)
         return {name: array.copy() for name, array in self._means[layout].items()}
+
+    def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
+        """Raises `SecureAggregationError` if no sites that keep to the declaration could have this sum."""
+        shared, layout = self._shared[task], self._layouts[task]
+        found = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
+        check_mean(found, shared.most_norm)
+        return found
 
     def _uploads(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, dict[str, Upload]]:
         """The masked uploads of the first attempt that no site breaks off.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from audits import Exchange, Gate, Sharing, TaskSpec
+from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, TaskSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.attempt import (
     HIDDEN_SUM,
@@ -31,10 +31,10 @@ from medfedvqa.federation.state import Contribution, Saved, StateFile
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
 from medfedvqa.methods.on_shares import LARGEST_GROUP, MASK_KEY, MASK_SECRETS, OPENING, averaging, broken, unmasking
 from medfedvqa.models import shape_of
-from privacy.secagg import Layout, SiteError
+from privacy.secagg import Layout, SecureAggregationError, SiteError
 from privacy.secagg.group import Group
 from privacy.secagg.masking import answer, exchange, new_secrets, threshold, unhidden
-from privacy.secagg.mean import mean_of_sum, summand
+from privacy.secagg.mean import check_mean, mean_of_sum, summand
 
 _logger = logging.getLogger(__name__)
 
@@ -123,6 +123,10 @@ class SecureSite:
         links = self._connected(pinned, attempt, round)
         mixture, nbytes = mix_with_others(group, links, attempt.dealt, upload, self._layout(task, how))
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
+        try:
+            self._layout(task, how).check_mixture(mixture, self.method.gathering.most_norm)
+        except SecureAggregationError as error:
+            self.gate.refuse_job(Refusal.MESSAGE, str(error))
         self.file.save(replace(saved, mixture=saved.mixture | mixture, mixed=round))
         return nbytes
 
@@ -187,7 +191,12 @@ class SecureSite:
         return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
 
     def _summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
+        """Raises `JobRefused` if the answer is not as declared: under masks nobody else could see that."""
         layout = self._layout(task, how)
+        try:
+            reply = self._exchange.check(task, "up", reply)
+        except MessageRefused as error:
+            self.gate.refuse_job(Refusal.MESSAGE, str(error))
         averaged = {name: reply[name] for name, _ in layout.shapes}
         return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
 
@@ -208,7 +217,10 @@ class SecureSite:
         task = saved.task
         total = np.array(message.get(HIDDEN_SUM, ()), np.int64).view(np.uint64)
         layout = self._layout(task, self.method.on_shares[task])
-        mean = mean_of_sum(unhidden(total, kept.group_key, opening.uploaded), len(opening.uploaded), layout)
+        how = self.method.on_shares[task]
+        weights = how.weight_bounds(self._declared(task)) if isinstance(how, MeanOnShares) else None
+        mean = mean_of_sum(unhidden(total, kept.group_key, opening.uploaded), len(opening.uploaded), layout, weights)
+        check_mean(mean, self._declared(task).most_norm)
         sharing = Sharing(opening.attempt, "mean", opening.uploaded, "")
         mean = self.gate.reveal(averaging(task), saved.round, mean, sharing)
         return replace(saved, mixture=saved.mixture | mean)
@@ -228,7 +240,7 @@ class SecureSite:
 
     @cached_property
     def _exchange(self) -> Exchange:
-        return self.method.exchange(shape_of(self.job.backbone))
+        return self.method.declared(shape_of(self.job.backbone))
 
     def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> Layout:
         return how.layout(self._declared(task))

@@ -53,7 +53,8 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    hub = _hub(job, method, sites, call, watch, stop, ended, job.seed, job.backbone, notary)
+    exchange = method.final_exchange(shape_of(job.backbone))
+    hub = _hub(job, method, sites, call, exchange, watch, stop, ended, job.seed, job.backbone, notary, method.gathering)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:
@@ -76,10 +77,9 @@ def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
     if not job.secagg:
         return ServerHub(*arguments)
-    exchange = method.exchange(shape_of(job.backbone))
-    layouts = {task: how.layout(exchange.task(task)) for task, how in method.on_shares.items()}
+    shared = {task: method.declared(shape_of(job.backbone)).task(task) for task in method.on_shares}
     rule = job.members_rule()
-    return SecureHub(*arguments, on_shares=method.on_shares, layouts=layouts, least=job.least_sites, rule=rule)
+    return SecureHub(*arguments, on_shares=method.on_shares, shared=shared, least=job.least_sites, rule=rule)
 
 
 def check_sites(job: JobSpec, count: int) -> None:

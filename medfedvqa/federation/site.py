@@ -1,21 +1,25 @@
 """A site's part of one job: every message passes the gate, every task ends in saved state."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
 
-from audits import AuditKey, AuditLog, Gate, JobContext, Refusal, TaskSpec, origin_of
+from audits import AuditKey, AuditLog, Exchange, Gate, JobContext, JobRefused, Refusal, TaskSpec, origin_of
 from medfedvqa.data import SiteData, Split, load_site
-from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
+from medfedvqa.federation.admission import Admission, Signature
 from medfedvqa.federation.attempt import Relays
 from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import JobBudget, logged
-from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.closing import settle
+from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_site import SecureSite, apart
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
@@ -41,34 +45,38 @@ class SiteRuntime:
         load: LoadBackbone = load_backbone,
         relays: Relays | None = None,
         load_data: LoadData = load_site,
-        actor: str = "",
+        signature: Signature | None = None,
     ) -> None:
         """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
-        `load_data`: where rows come from that are not those of the site's data set. `actor`: see `JobContext`.
-
-        Raises `ConfigError` if the job is not for this site's data.
+        `load_data`: where rows come from that are not those of the site's data set. `signature`: see `Admission`.
         """
-        if job.data not in (ANY_DATA, config.data.reader):
-            raise ConfigError(f"the job is for data '{job.data}'; this site holds '{config.data.reader}'")
         self.config, self._job, self._load, self._relays = config, job, load, relays
         self._load_data = load_data
         self._method = job.build()
-        self._exchange = self._method.final_exchange(shape_of(job.backbone))
         self._budget = JobBudget(config, job, job_id, self._method)
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
+        self._admission = Admission(config, job, job_id, self._log, signature)
         self._attester = Attester(config, self._log, key, job_id, job.method)
         self._file = StateFile(config.state, job_id)
-        self._job_id, self._actor = job_id, actor
+        self._job_id, self._actor = job_id, signature.actor if signature else ""
+        self._refused: JobRefused | None = None
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return self._method.final_exchange(shape_of(self._job.backbone))
+
+    @cached_property
+    def _backbone(self) -> Backbone:
+        torch.set_num_threads(self.config.threads)
+        return self._load(self._job.backbone, self.config.backbones, self.config.device)
 
     @cached_property
     def site(self) -> Site:
         """Data and backbone, loaded once."""
-        job, config = self._job, self.config
-        torch.set_num_threads(config.threads)
+        job, config, backbone = self._job, self.config, self._backbone
         held = config.data
         data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, held.answers)
-        backbone = self._load(job.backbone, config.backbones, config.device)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 
     def _randomness(self) -> Randomness:
@@ -79,26 +87,36 @@ class SiteRuntime:
 
     @cached_property
     def _gate(self) -> Gate:
+        """The job's text and signature, policy and budget come before anything is loaded, and data come last."""
+        self._admission.decide()
+        with self._refusing(PrivacyError, Refusal.BUDGET):
+            self._budget.check()
+        with self._refusing(BackboneError, Refusal.BACKBONE):
+            digest = self._backbone.digest
+        with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
+            self._method.check_answers(self.site.data)
+            self._budget.reserve(self.site.data.trained_patients)
         context = JobContext(
             job=self._job_id,
             method=self._job.method,
-            model_digest=self.site.backbone.digest,
+            model_digest=digest,
             code_version=code_version(),
             code_digest=code_digest(),
             actor=self._actor,
         )
         gate = Gate(self._exchange, self.config.policy, self._log, context)
-        if refusal := self.config.policy.refusal(self._job.offer()):
-            gate.refuse_job(Refusal.PRIVACY, refusal)
-        try:
-            self._method.check_answers(self.site.data)
-            self._budget.reserve(self.site.data.trained_patients)
-        except ConfigError as error:
-            gate.refuse_job(Refusal.DATA, str(error))
-        except PrivacyError as error:
-            gate.refuse_job(Refusal.BUDGET, str(error))
         gate.open()
         return gate
+
+    @contextmanager
+    def _refusing(self, kinds: type[Exception] | tuple[type[Exception], ...], code: Refusal) -> Iterator[None]:
+        """The job is refused with this code if one of these errors is raised."""
+        try:
+            yield
+        except JobRefused as error:
+            self._admission.refuse(error.code, error.detail)
+        except kinds as error:
+            self._admission.refuse(code, str(error))
 
     @cached_property
     def _secure(self) -> SecureSite | None:
@@ -115,16 +133,36 @@ class SiteRuntime:
         self._attester.hear(told, round)
         return self.handle(task, round, received), self._attester.say()
 
+    def refuse(self, code: Refusal, detail: str) -> NoReturn:
+        """Logs, once, that the site does not go on with the job, for a reason that nothing has logged, and raises."""
+        try:
+            if self._refused is None:
+                self._admission.refuse(code, detail)
+        except JobRefused as error:
+            self._refused = error
+        raise self._refused
+
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
         """One task: checked in, run, saved, checked and logged out.
 
         The same task of the same round, asked again after a crash, is answered from the saved state
-        without training twice. Raises `MedfedvqaError` or `AuditError`, both safe to share.
+        without training twice. Raises `JobRefused`, then for every further task too, or another `AuditError`,
+        `MedfedvqaError` or `PrivacyError`: see `failures.code_of` for what of them may be told.
         """
+        if self._refused is not None:
+            raise self._refused
+        try:
+            return self._handle(task, round, received)
+        except JobRefused as error:
+            self._refused = error
+            raise
+
+    def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
+        gate = self._gate  # before anything else: the site may not take the job
         if self._secure and (answer := self._secure.handler(task)):
             return answer(round, received)
         received, hidden = apart(received) if self._secure else (received, {})
-        received = self._gate.receive(task, round, received)
+        received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
         saved = self._file.load()
         if saved is None or (saved.task, saved.round) != (task, round):
@@ -136,14 +174,13 @@ class SiteRuntime:
         return self._release(spec, saved)
 
     def _run(self, task: TaskSpec, round: int, before: Saved | None, received: Tensors) -> Saved:
-        try:
+        with self._refusing(PrivacyError, Refusal.BUDGET):
             self._budget.begin(task.name, round)
-        except PrivacyError as error:
-            self._gate.refuse_job(Refusal.BUDGET, str(error))
         state = before.state if before else self._method.setup(self.site)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.site.task_seed(task.name, round))
             state, reply = self._method.handle(task, self.site, state, received, round)
+            reply = self._method.shortened(task, self.site.backbone.shape, reply)
         if before is None:
             return Saved(task.name, round, state, reply)
         return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
@@ -163,8 +200,12 @@ class SiteRuntime:
         return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charged=logged(charge))
 
     def close(self, ended: bool = True) -> None:
-        """This process is done with the job; with `ended` the job itself is over: say so in the log."""
-        self._budget.close(ended)
-        if "_gate" in self.__dict__:
-            self._gate.close()
-        self._log.close()
+        """This process is done with the job; with `ended` the job itself is over: settle it, and say so in the log."""
+        had_part = self._budget.close()
+        try:
+            if ended and had_part:
+                settle(self.config, self._job_id)
+        finally:
+            if "_gate" in self.__dict__:
+                self._gate.close()
+            self._log.close()

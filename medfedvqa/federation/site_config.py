@@ -54,7 +54,8 @@ policy:
   methods: {methods}
   kinds: {kinds}
   # Whether all that depends on data must be under differential privacy; what all jobs together, and one job, may
-  # cost any patient (epsilon, in nats; null: no limit); the largest delta, below 1 over the number of patients.
+  # cost any patient (epsilon, in nats; null: 10 for all jobs together if differential privacy is required, else no
+  # limit); the largest delta, below 1 over the number of patients.
   require_dp: {require_dp}
   max_epsilon: {max_epsilon}
   max_epsilon_per_job: {max_epsilon_per_job}
@@ -67,6 +68,17 @@ policy:
   # round; and the fewest that must compute.
   committee: {committee}
   min_committee: {min_committee}
+  # Backbones that jobs may use beside those that ship with the project and those named above; who may submit jobs, by
+  # fingerprint of the certificate, as `medfedvqa doctor` shows it for an administrator's kit ([]: whoever the
+  # federation admits).
+  allowed_backbones: {allowed_backbones}
+  submitters: {submitters}
+  # A job signed with a nonce and an expiry runs once. Whether jobs under differential privacy must be so signed; how
+  # often a day the same job without a nonce may run; and after how many jobs a day that failed at this site's data it
+  # takes no new one.
+  require_fresh: {require_fresh}
+  repeats: {repeats}
+  data_refusals: {data_refusals}
 """
 
 DEFAULTS: dict[str, Any] = {
@@ -75,7 +87,8 @@ DEFAULTS: dict[str, Any] = {
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
-    "min_committee": 3, "kinds": ["parameters", "statistic", "public"],
+    "min_committee": 3, "allowed_backbones": [], "submitters": [], "require_fresh": True, "repeats": 3,
+    "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 CLOSED = "closed"

@@ -103,6 +103,11 @@ class StateFile:
         with _replaced(self._path) as file:
             torch.save(fields, file)
 
+    def forget(self) -> None:
+        """Remove all that the job left."""
+        for path in self._path.parent.glob(f"{self._path.stem}.*"):
+            path.unlink()
+
     def keep(self, task: str, reply: Tensors) -> None:
         """Write what a task found and the site keeps, figures by name, for the hospital itself: `JOB.TASK.json`."""
         figures = {name: array.tolist() for name, array in reply.items()}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from audits import (
     JobContext,
     Kind,
     LogError,
+    MessageRefused,
+    Refusal,
     TaskSpec,
     TensorSpec,
     origin_of,
@@ -88,6 +90,10 @@ class StatusRuntime:
         figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
         return figures, self._attester.say()
 
+    def refuse(self, code: Refusal, detail: str) -> NoReturn:
+        """As `SiteRuntime.refuse`."""
+        self._gate.refuse_job(code, detail)
+
     def close(self) -> None:
         """The job is over."""
         self._gate.close()
@@ -95,7 +101,7 @@ class StatusRuntime:
 
 
 def _budget(config: SiteConfig) -> Tensors:
-    delta, limit = config.policy.delta, config.policy.max_epsilon or 0.0
+    delta, limit = config.policy.delta, config.policy.epsilon_limit or 0.0
     spent = authorised = 0.0
     jobs: set[str] = set()
     if config.ledger.is_dir():
@@ -127,10 +133,14 @@ def serve_status(sites: tuple[str, ...], call: Call, out: Path, notary: Notary) 
         try:
             told = notary.outgoing([site])
             reply = call("status", 1, {site: {}}, lambda answered: None, beside=told)[site]
-            notary.incoming(site, "status", 1, reply.tensors, reply.beside)
-            answers[site] = _read(reply.tensors)
+            tensors = EXCHANGE.check("status", "up", reply.tensors)
+            notary.incoming(site, "status", 1, tensors, reply.beside)
+            answers[site] = _read(tensors)
         except FederationError as error:
             answers[site] = {"refused": str(error)}
+        except MessageRefused as error:
+            notary.refused(site, "status", 1, str(error))
+            answers[site] = {"refused": f"site '{site}' sent a message that the job does not declare: {error}"}
     status = {"asked": datetime.now(UTC).isoformat(timespec="seconds"), "sites": answers}
     write_whole(out / STATUS, f"{json.dumps(status, indent=2)}\n".encode())
     write_whole(out / TABLE, markdown(answers).encode())

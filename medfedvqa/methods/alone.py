@@ -6,12 +6,13 @@ local round of its own (`local`).
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, TaskSpec
+from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
 from medfedvqa.data import CLOSED_ANSWERS, Examples, SiteData, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import (
@@ -38,23 +39,28 @@ from privacy import Cost, DPSettings
 class AloneConfig(MethodConfig, frozen=True):
     """Options of local training."""
 
-    rounds: int = Field(10, ge=1, description="rounds of local training")
-    local_epochs: int = Field(2, ge=1, description="passes over the site's rows per round")
+    rounds: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds of local training")
+    local_epochs: int = Field(2, ge=1, le=MOST_PASSES, description="passes over the site's rows per round")
     local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
-    batch_rows: int = Field(32, ge=1, description="rows per batch, whole patients")
-    views: int = Field(1, ge=1, description="fixed augmented views of each picture to train on, itself included")
+    batch_rows: int = Field(32, ge=1, le=MOST_ROWS, description="rows per batch, whole patients")
+    views: int = Field(
+        1, ge=1, le=MOST_VIEWS, description="fixed augmented views of each picture to train on, itself included"
+    )
     optimizer: Optimizer = Field("adamw", description="local optimiser, new in every round")
-    learning_rate: float = Field(1e-3, gt=0, description="first learning rate")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="first learning rate")
     decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
-    decay_every: int = Field(10, ge=1, description="rounds between decays")
-    weight_decay: float = Field(1e-2, ge=0, description="decay of weights per step, times the learning rate")
+    decay_every: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds between decays")
+    weight_decay: float = Field(
+        1e-2, ge=0, le=MOST_RATE, description="decay of weights per step, times the learning rate"
+    )
     finish_epochs: int = Field(
         0,
         ge=0,
+        le=MOST_PASSES,
         description="passes that a site trains on by itself after its last release, without noise; 0 is none",
     )
 
-    answers: tuple[str, ...] | Literal["closed", "site"] | None = Field(
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
         None,
         description="the answer space: a list, 'closed' for the bundled one, 'site' for the one in each site.yml; "
         "null: the bundled one for a shared head, else each site's own, if need be that of its rows",

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.bounds import MOST_LAYERS, MOST_LENGTH, MOST_RANK, MOST_SITES, MOST_WIDTH, SiteName
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
@@ -26,10 +27,12 @@ class TunedConfig(MethodConfig, frozen=True):
     """Options of methods that tune a backbone."""
 
     tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
-    blocks: int | None = Field(None, ge=1, description="how many of each tower's last blocks are tuned; null is all")
-    rank: int = Field(16, ge=1, description="rank of low-rank updates")
-    reduction: int = Field(16, ge=1, description="a token's width over that of an adapter's bottleneck")
-    length: int = Field(4, ge=2, description="tokens of a prompt per block, half keys, half values")
+    blocks: int | None = Field(
+        None, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
+    )
+    rank: int = Field(16, ge=1, le=MOST_RANK, description="rank of low-rank updates")
+    reduction: int = Field(16, ge=1, le=MOST_WIDTH, description="a token's width over that of an adapter's bottleneck")
+    length: int = Field(4, ge=2, le=MOST_LENGTH, description="tokens of a prompt per block, half keys, half values")
 
     @property
     def tuned(self) -> TuningConfig:
@@ -40,14 +43,16 @@ class TunedConfig(MethodConfig, frozen=True):
 class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     """Options that all of these methods have."""
 
-    hidden: int = Field(512, ge=1, description="width of the answer head's hidden layer")
+    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
         "shared", description="test the last mean, or the site's own model before it was averaged"
     )
-    unseen: tuple[str, ...] = Field((), description="sites that never train, and test the last mean on their rows")
+    unseen: tuple[SiteName, ...] = Field(
+        (), max_length=MOST_SITES, description="sites that never train, and test the last mean on their rows"
+    )
 
     def head_of(self, answers: int) -> HeadConfig:
         """A head for so many answers."""
@@ -97,6 +102,16 @@ class Averaging(Alone[Config]):
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
         return {"start": how, "train": how} if self.shares else {}
 
+    @property
+    def averages(self) -> bool:
+        """See `Method.averages`."""
+        return self.shares
+
+    @property
+    def bystanders(self) -> int:
+        """The sites that only test."""
+        return len(self.config.unseen)
+
     def shared(self, shape: BackboneShape) -> Shapes:
         """What is averaged, by name."""
         head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._common else {}
@@ -107,7 +122,7 @@ class Averaging(Alone[Config]):
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
-            up = (*up, TensorSpec(ROWS, (), "int64", Kind.STATISTIC, "number of training rows"))
+            up = (*up, *counts(ROWS))
         return Exchange(
             self.name,
             (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*self.scores), down)),

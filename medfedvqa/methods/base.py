@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
-from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
+from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
-from privacy import Cost, DPSettings, NoiseLevels, Planned, Reliability
+from privacy import Cost, DPSettings, Gathering, NoiseLevels, Planned, Reliability
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
@@ -33,12 +33,16 @@ RIGHT = "right"
 VALIDATED = "validated"
 """In the state of training: the share of validation rows right after each round, float32 [rounds]. It stays too."""
 
+MOST_ROWS = 1_000_000
+"""The most rows that a site may claim: several times those of the largest public set of medical questions. It bounds
+what a lying site weighs in a mean by rows."""
+
 ACCURACY = "accuracy"
 """The scalar in an upload by which a mixture weighs it."""
 
 
-class MethodConfig(BaseModel, frozen=True, extra="forbid"):
-    """Base of every method's options: immutable, strict, JSON round trip."""
+class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Base of every method's options: immutable, strict, JSON round trip; every value is bounded."""
 
 
 Config = TypeVar("Config", bound=MethodConfig)
@@ -91,6 +95,8 @@ class Method(ABC, Generic[Config]):
 
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
+    gathering: Gathering = Gathering()
+    """The job's: how the server takes means, and how long uploads may be. Set by `create`."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         """`dp`: train under differential privacy; `secagg`: aggregate on shares.
@@ -124,9 +130,40 @@ class Method(ABC, Generic[Config]):
         """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
         return ()
 
+    @property
+    def averages(self) -> bool:
+        """Whether the server takes means of the sites' uploads, and of nothing else."""
+        return False
+
+    @property
+    def bystanders(self) -> int:
+        """How many sites of the job upload nothing."""
+        return 0
+
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Everything that travels, for a backbone of this shape."""
+
+    def declared(self, shape: BackboneShape) -> Exchange:
+        """The exchange with the job's limit on the norm of uploads.
+
+        Raises `ConfigError` if there is a limit and no task uploads parameters.
+        """
+        exchange, most = self.exchange(shape), self.gathering.most_norm
+        if most is None:
+            return exchange
+        limited = [task.name for task in exchange.tasks if any(spec.kind is Kind.PARAMETERS for spec in task.up)]
+        if not limited:
+            raise ConfigError(f"the method '{self.name}', so configured, uploads no parameters: leave out 'most_norm'")
+        tasks = (replace(task, most_norm=most) if task.name in limited else task for task in exchange.tasks)
+        return replace(exchange, tasks=tuple(tasks))
+
+    def shortened(self, task: TaskSpec, shape: BackboneShape, reply: Tensors) -> Tensors:
+        """A reply whose parameters are scaled down to the job's limit together, if they are longer."""
+        most = self.gathering.most_norm
+        if most is None:
+            return reply
+        return {**reply, **clipped(self.exchange(shape).task(task.name).parameters(reply), most)}
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """A whole job's tasks in order, each with its round; methods that train under differential privacy say them."""
@@ -168,7 +205,7 @@ class Method(ABC, Generic[Config]):
         With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
         not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
         come from there too: no message holds them. A committee of sites may be drawn in tasks at the end."""
-        exchange = self.exchange(shape)
+        exchange = self.declared(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
@@ -271,7 +308,11 @@ def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:
     """Declarations of the int64 scalars of `COUNTS` that have these names."""
-    return tuple(TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name]) for name in names)
+    most = {"kept_finished": 1}
+    return tuple(
+        TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name], bounds=(0, most.get(name, MOST_ROWS)))
+        for name in names
+    )
 
 
 COUNTS = {
@@ -307,12 +348,27 @@ def method_type(name: str) -> type[Method[Any]]:
     return _METHODS[name]
 
 
-def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None, secagg: bool = False) -> Method[Any]:
+def create(
+    name: str,
+    options: Mapping[str, Any],
+    dp: DPSettings | None = None,
+    secagg: bool = False,
+    gathering: Gathering | None = None,
+) -> Method[Any]:
     """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
     kind = method_type(name)
     if FINISH in options and FINISH not in kind.config_type.model_fields:
         raise ConfigError(f"method '{name}' keeps no model of its own at a site: leave out '{FINISH}'")
-    return kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
+    method = kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
+    method.gathering = gathering or Gathering()
+    if method.gathering.robust and secagg:
+        raise ConfigError(
+            f"'gather' is '{method.gathering.rule}', which needs every site's own upload at the server: on shares only "
+            "a mean can be taken"
+        )
+    if method.gathering.robust and not method.averages:
+        raise ConfigError(f"the method '{name}', so configured, takes no means of uploads: leave out 'gather'")
+    return method
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:

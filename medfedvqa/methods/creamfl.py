@@ -14,6 +14,22 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.bounds import (
+    LEAST_TEMPERATURE,
+    MOST_LAYERS,
+    MOST_PAIRS,
+    MOST_PASSES,
+    MOST_RANK,
+    MOST_RATE,
+    MOST_ROWS,
+    MOST_SITES,
+    MOST_SPACE,
+    MOST_TEMPERATURE,
+    MOST_WEIGHT,
+    MOST_WIDTH,
+    BackboneName,
+    SiteName,
+)
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
@@ -55,36 +71,55 @@ class SiteModelConfig(MethodConfig, frozen=True):
 
     sees: Sees | None = None
     tuning: TuningKind | None = None
-    blocks: int | None = Field(None, ge=1)
-    reduction: int | None = Field(None, ge=1)
-    rank: int | None = Field(None, ge=1)
-    hidden: int | None = Field(None, ge=1)
+    blocks: int | None = Field(None, ge=1, le=MOST_LAYERS)
+    reduction: int | None = Field(None, ge=1, le=MOST_WIDTH)
+    rank: int | None = Field(None, ge=1, le=MOST_RANK)
+    hidden: int | None = Field(None, ge=1, le=MOST_WIDTH)
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
     """Options; those of FedAvg describe the sites' models, and nothing of these is averaged."""
 
     sees: Sees = Field("multimodal", description="what sites see; a text site answers from the question alone")
-    models: dict[str, SiteModelConfig] = Field(
-        {}, description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden"
+    models: dict[SiteName, SiteModelConfig] = Field(
+        {},
+        max_length=MOST_SITES,
+        description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
     )
-    public_pairs: int = Field(128, ge=2, description="public pictures with captions (paper: 50000)")
-    space: int = Field(256, ge=1, description="width of representations (code: 256)")
-    gamma: float = Field(0.5, ge=0, description="weight of the contrast (code: 0.5); 0 is local training")
-    temperature: float = Field(0.5, gt=0, description="of the sites' contrast (code: 0.5)")
+    public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
+    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of representations (code: 256)")
+    gamma: float = Field(
+        0.5, ge=0, le=MOST_WEIGHT, description="weight of the contrast (code: 0.5); 0 is local training"
+    )
+    temperature: float = Field(
+        0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the sites' contrast (code: 0.5)"
+    )
     order: Literal["alternating", "joint"] = Field(
         "alternating", description="private rows and public pairs in turn, epoch by epoch (code), or in every step"
     )
-    gca_temperature: float = Field(1.0, gt=0, description="of the scores that weigh sites (paper: none)")
+    gca_temperature: float = Field(
+        1.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the scores that weigh sites (paper: none)"
+    )
     positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
-    kd: float = Field(0.3, ge=0, description="weight of the ensemble in the server's training (code: 0.3); 0 is none")
+    kd: float = Field(
+        0.3, ge=0, le=MOST_WEIGHT, description="weight of the ensemble in the server's training (code: 0.3); 0 is none"
+    )
     distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
-    public_rows: int = Field(32, ge=2, description="public pairs per step, at sites and server")
-    server_hidden: int = Field(512, ge=1, description="width of the server's hidden layers")
-    server_epochs: int = Field(5, ge=1, description="the server's own passes over the public pairs per round (code: 1)")
-    server_rate: float = Field(1e-3, gt=0, description="the server's learning rate, Adam (code: 0.0002, AdamP)")
-    server_temperature: float = Field(0.07, gt=0, description="of the server's contrast between pictures and captions")
-    trunk: str | None = Field(
+    public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
+    server_hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the server's hidden layers")
+    server_epochs: int = Field(
+        5, ge=1, le=MOST_PASSES, description="the server's own passes over the public pairs per round (code: 1)"
+    )
+    server_rate: float = Field(
+        1e-3, gt=0, le=MOST_RATE, description="the server's learning rate, Adam (code: 0.0002, AdamP)"
+    )
+    server_temperature: float = Field(
+        0.07,
+        ge=LEAST_TEMPERATURE,
+        le=MOST_TEMPERATURE,
+        description="of the server's contrast between pictures and captions",
+    )
+    trunk: BackboneName | None = Field(
         None, description="the server's frozen backbone, one that needs no file; null is the job's"
     )
 
@@ -271,12 +306,14 @@ class CreamFL(Averaging[CreamFLConfig]):
         return load_backbone(name)
 
     def _representations(self, modality: str, whose: str) -> TensorSpec:
-        shape = self.config.public_pairs, self.config.space
+        shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "
         return TensorSpec(
-            modality, shape, "float32", Kind.REPRESENTATIONS, f"{whose} unit vectors of public {_PUBLIC[modality]}"
+            modality, shape, "float32", Kind.REPRESENTATIONS, meaning + _PUBLIC[modality], bounds=(-_UNIT, _UNIT)
         )
 
 
+_UNIT = 1.0001
+"""No coordinate of a unit vector is larger, with room for rounding."""
 _PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
 
 

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec
+from medfedvqa.bounds import MOST_WEIGHT
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State, Tensors, register
 from medfedvqa.models import BackboneShape, Values
@@ -15,7 +16,9 @@ from medfedvqa.training import Penalty, Site, Trainer
 class FedDCConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    alpha: float = Field(0.01, ge=0, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg")
+    alpha: float = Field(
+        0.01, ge=0, le=MOST_WEIGHT, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg"
+    )
 
 
 @register

@@ -3,6 +3,7 @@
 import torch
 from pydantic import Field
 
+from medfedvqa.bounds import MOST_WEIGHT
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
 from medfedvqa.methods.base import State, register
 from medfedvqa.models import Values
@@ -12,7 +13,9 @@ from medfedvqa.training import Penalty
 class FedProxConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    mu: float = Field(0.01, ge=0, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg")
+    mu: float = Field(
+        0.01, ge=0, le=MOST_WEIGHT, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg"
+    )
 
 
 @register

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from audits import Exchange
+from medfedvqa.bounds import MOST_HOPS, MOST_PASSES, MOST_PIXELS, MOST_SPACE, MOST_WEIGHT
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
 from medfedvqa.methods.base import State, Tensors, register
@@ -27,15 +28,17 @@ from privacy import Cost
 class MedicalConfig(AloneConfig, frozen=True):
     """Options of these networks."""
 
-    pixels: int = Field(128, ge=16, multiple_of=16, description="side of a picture; a region is 16 pixels")
-    width: int = Field(128, ge=2, multiple_of=2, description="of the question's state and of attention")
+    pixels: int = Field(
+        128, ge=16, le=MOST_PIXELS, multiple_of=16, description="side of a picture; a region is 16 pixels"
+    )
+    width: int = Field(128, ge=2, le=MOST_SPACE, multiple_of=2, description="of the question's state and of attention")
     dropout: float = Field(0.5, ge=0, lt=1, description="before the answer layer")
 
 
 class AttentionConfig(MedicalConfig, frozen=True):
     """Options of networks with stacked attention."""
 
-    hops: int = Field(2, ge=1, description="layers of attention (SAN: 2)")
+    hops: int = Field(2, ge=1, le=MOST_HOPS, description="layers of attention (SAN: 2)")
 
     @property
     def network(self) -> NetworkConfig:
@@ -47,10 +50,16 @@ class DenoisingConfig(MedicalConfig, frozen=True):
     """Options of networks with an auto-encoder."""
 
     pretraining: int = Field(
-        5, ge=0, description="passes over the site's own pictures, before round 1, that train the auto-encoder alone"
+        5,
+        ge=0,
+        le=MOST_PASSES,
+        description="passes over the site's own pictures, before round 1, that train the auto-encoder alone",
     )
     reconstruction: float = Field(
-        0.001, ge=0, description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)"
+        0.001,
+        ge=0,
+        le=MOST_WEIGHT,
+        description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)",
     )
 
 

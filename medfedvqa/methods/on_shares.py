@@ -8,8 +8,14 @@ from audits import Kind, Protection, TaskSpec, TensorSpec
 from audits.exchange import SITES
 from privacy.secagg import Layout
 
-FAULT = TensorSpec("fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1")
-SHARED_BYTES = TensorSpec("shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others")
+MOST_SITES = 512
+"""The most sites of one mixture: the sums of more do not fit the ring."""
+FAULT = TensorSpec(
+    "fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1", bounds=(-1, MOST_SITES - 1)
+)
+SHARED_BYTES = TensorSpec(
+    "shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others", bounds=(0, 2**50)
+)
 """With a masked upload, all that the server hears of an attempt to aggregate on shares."""
 
 LARGEST_GROUP = 256
@@ -19,7 +25,7 @@ MASK_SECRETS = TensorSpec(
     "mask_secrets", (8,), "int64", Kind.PUBLIC, "random keys of this attempt's masks", (SITES,), Protection.MASKED
 )
 MASK_KEY = TensorSpec("mask_key", (4,), "int64", Kind.PUBLIC, "public key of this attempt's masks")
-EQUAL_WEIGHT = TensorSpec("weight", (), "int64", Kind.PUBLIC, "one: all sites weigh the same")
+EQUAL_WEIGHT = TensorSpec("weight", (), "int64", Kind.PUBLIC, "one: all sites weigh the same", bounds=(1, 1))
 CONTRIBUTORS = TensorSpec("contributors", (), "int64", Kind.PUBLIC, "one: the sum counts the sites")
 OPENING = TensorSpec(
     "opening", (LARGEST_GROUP, 4), "int64", Kind.PUBLIC, "shares of keys of masks, of which enough open one sum"
@@ -64,7 +70,7 @@ class MixOnShares:
             for spec in shared
             if spec.kind is Kind.PARAMETERS
         )
-        yield TaskSpec(mixing(task.name), up=(*shared, FAULT, SHARED_BYTES), down=result)
+        yield TaskSpec(mixing(task.name), (*shared, FAULT, SHARED_BYTES), result, task.most_norm)
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,20 @@ class MeanOnShares:
         """The masked upload in parts, as the sum holds them: what is averaged, the weight, a one."""
         specs = {spec.name: spec for spec in task.up}
         averaged = [specs[name] for name, _ in self.layout(task).shapes]
-        weight = specs[self.weight] if self.weight else EQUAL_WEIGHT
+        weight = self._weight(task)
         weighted = [replace(spec, meaning=f"{spec.meaning}, times the weight") for spec in averaged]
+        # Under masks every value is as likely as any other: bounds hold for what is masked.
         return tuple(
-            replace(spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, under masks")
+            replace(spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, under masks", bounds=None)
             for spec in (*weighted, weight, CONTRIBUTORS)
         )
+
+    def weight_bounds(self, task: TaskSpec) -> tuple[float, float] | None:
+        """Between which values the weight of one site lies."""
+        return self._weight(task).bounds
+
+    def _weight(self, task: TaskSpec) -> TensorSpec:
+        return next(spec for spec in task.up if spec.name == self.weight) if self.weight else EQUAL_WEIGHT
 
     def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
         """What travels in the place of the task's upload."""

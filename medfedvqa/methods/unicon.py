@@ -5,12 +5,23 @@ activations of a batch, and learns the loss's gradients by them; at a round's en
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.bounds import (
+    LEAST_TEMPERATURE,
+    MOST_DECAYS,
+    MOST_LENGTH,
+    MOST_PASSES,
+    MOST_RATE,
+    MOST_ROUNDS,
+    MOST_ROWS,
+    MOST_SPACE,
+    MOST_TEMPERATURE,
+)
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.methods.averaging import TunedConfig
@@ -40,14 +51,20 @@ _OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 class UniConConfig(TunedConfig, frozen=True):
     """Options; `variant` and `averaged` say `paper` or `reference` where the paper and its released code differ."""
 
-    rounds: int = Field(10, ge=1, description="rounds, each ended by averaging (paper: 20, one epoch each)")
-    steps: int = Field(30, ge=1, description="batches per round, the same number at all sites")
-    batch_rows: int = Field(64, ge=2, description="rows per batch, exactly (paper: 128)")
-    learning_rate: float = Field(1e-3, gt=0, description="Adam's, on both sides (paper: 0.0001)")
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up (paper: 10000 of 69340)")
+    rounds: int = Field(
+        10, ge=1, le=MOST_ROUNDS, description="rounds, each ended by averaging (paper: 20, one epoch each)"
+    )
+    steps: int = Field(30, ge=1, le=MOST_PASSES, description="batches per round, the same number at all sites")
+    batch_rows: int = Field(64, ge=2, le=MOST_ROWS, description="rows per batch, exactly (paper: 128)")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="Adam's, on both sides (paper: 0.0001)")
+    warmup: int = Field(
+        0, ge=0, le=MOST_ROUNDS * MOST_PASSES, description="steps of linear warm-up (paper: 10000 of 69340)"
+    )
     decay: float = Field(0.2, gt=0, le=1, description="factor on the learning rate (paper: 0.2)")
-    decay_after: tuple[int, ...] = Field((10, 15), description="rounds after which it decays (paper: 10 and 15)")
-    temperature: float = Field(0.07, gt=0, description="tau (paper: 0.07)")
+    decay_after: tuple[Annotated[int, Field(ge=0, le=MOST_ROUNDS)], ...] = Field(
+        (10, 15), max_length=MOST_DECAYS, description="rounds after which it decays (paper: 10 and 15)"
+    )
+    temperature: float = Field(0.07, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="tau (paper: 0.07)")
     variant: Literal["reference", "paper"] = Field(
         "reference", description="InfoNCE: cosine, own key included, mean (code); or dot product, excluded, sum"
     )
@@ -61,9 +78,9 @@ class UniConConfig(TunedConfig, frozen=True):
     aggregate: Literal["sites", "none"] = Field(
         "sites", description="the sites' parts: averaged among them on shares, or each stays its own"
     )
-    words: int = Field(8, ge=1, description="tokens of an answer (paper: 8)")
-    width: int = Field(512, ge=1, description="width of v_MHA and v_APN (paper: 512)")
-    space: int = Field(256, ge=1, description="width of v_NHA and v_LTA (paper: 256)")
+    words: int = Field(8, ge=1, le=MOST_LENGTH, description="tokens of an answer (paper: 8)")
+    width: int = Field(512, ge=1, le=MOST_SPACE, description="width of v_MHA and v_APN (paper: 512)")
+    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of v_NHA and v_LTA (paper: 256)")
 
     def rate(self, round: int, step: int) -> float:
         """The learning rate of a step, both from 1."""

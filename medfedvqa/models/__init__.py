@@ -2,7 +2,7 @@
 
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
-from medfedvqa.models.backbones import bundled_for, load_backbone, seen_by, shape_of
+from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
@@ -44,6 +44,7 @@ __all__ = [
     "Words",
     "adapters",
     "bundled_for",
+    "is_bundled",
     "check_apart",
     "divergence",
     "joined_width",

@@ -60,6 +60,11 @@ def seen_by(name: str) -> tuple[str, ...] | None:
     return BUNDLED[name].seen if name in BUNDLED else None
 
 
+def is_bundled(name: str) -> bool:
+    """Whether the backbone ships with the project, so that nothing is fetched to load it."""
+    return name in BUNDLED
+
+
 def bundled_for(data: str) -> str:
     """The bundled backbone that has not seen this data set."""
     return next(name for name, model in BUNDLED.items() if data not in model.seen)

@@ -10,6 +10,14 @@ from audits import Tensors
 from privacy.secagg.errors import SecureAggregationError
 from privacy.secagg.ring import Floats
 
+LARGEST_NORM = 1024.0
+"""The longest segment that a site may put into a mixture."""
+
+
+def with_error(most_norm: float) -> float:
+    """The limit for an aggregate of tensors within a norm: a computation on shares adds an error of its own."""
+    return 1.01 * most_norm + 1e-3
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -49,6 +57,15 @@ class Layout:
         ends = np.cumsum([prod(shape) for _, shape in self.shapes])[:-1]
         parts = np.split(flat.astype(np.float32), ends)
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+    def check_mixture(self, mixture: Tensors, most_norm: float | None) -> None:
+        """A mixture is no longer, segment by segment, than the longest upload. Raises `SecureAggregationError` if this
+        one is."""
+        flat, most = self.flatten(mixture), with_error(min(most_norm or LARGEST_NORM, LARGEST_NORM))
+        if not all(np.linalg.norm(flat[segment]) <= most for segment in self.segments):
+            raise SecureAggregationError(
+                "the mixture is longer than any upload may be: a site shared more than the job allows"
+            )
 
     def zeros(self) -> Tensors:
         """Tensors that hold nothing, for the dealer's run."""

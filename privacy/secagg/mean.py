@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from audits import Tensors
+from audits import Tensors, joint_norm
 from privacy.secagg.errors import RangeError, SecureAggregationError
-from privacy.secagg.layout import Layout
+from privacy.secagg.layout import Layout, with_error
 from privacy.secagg.ring import FixedPoint, Ring
 
 SUM_BITS = 24
@@ -23,10 +23,11 @@ def summand(tensors: Tensors, weight: float, layout: Layout, sites: int) -> Ring
     return np.append(FixedPoint(SUM_BITS, sites).encode(values), np.uint64(1))
 
 
-def mean_of_sum(total: Ring, sites: int, layout: Layout) -> Tensors:
-    """The weighted mean, from the sum over so many sites.
+def mean_of_sum(total: Ring, sites: int, layout: Layout, weights: tuple[float, float] | None = None) -> Tensors:
+    """The weighted mean, from the sum over so many sites; `weights`: the least and the most that one site may weigh.
 
-    Raises `SecureAggregationError` if it is not that, or if the weights are all zero.
+    Raises `SecureAggregationError` if it is not that, if the weights are all zero, or if no weights of so many sites
+    within their bounds have this sum.
     """
     # Every site adds a one: any other sum means that the masks did not cancel.
     if total.shape != (layout.size + 2,) or int(total[-1]) != sites:
@@ -34,4 +35,12 @@ def mean_of_sum(total: Ring, sites: int, layout: Layout) -> Tensors:
     sums = FixedPoint(SUM_BITS).decode(total[:-1])
     if sums[-1] <= 0:
         raise SecureAggregationError("the weights of all sites are zero: there is no mean")
+    if weights is not None and not sites * weights[0] <= sums[-1] <= sites * weights[1]:
+        raise SecureAggregationError("the sites' weights do not add up to what the job allows: one of them sent more")
     return layout.restore(sums[:-1] / sums[-1])
+
+
+def check_mean(mean: Tensors, most_norm: float | None) -> None:
+    """A mean is no longer than the longest of its uploads. Raises `SecureAggregationError` if this one is."""
+    if most_norm is not None and not joint_norm(mean) <= with_error(most_norm):
+        raise SecureAggregationError("the mean is longer than any upload may be: a site sent more than the job allows")

@@ -14,7 +14,7 @@ from privacy.secagg.communicator import Peer, SilentWire
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import RangeError, SecureAggregationError
 from privacy.secagg.group import Group
-from privacy.secagg.layout import Layout
+from privacy.secagg.layout import LARGEST_NORM, Layout
 from privacy.secagg.masked import Masked
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
@@ -22,7 +22,6 @@ from privacy.secagg.ring import FixedPoint, Ring
 from privacy.secagg.tuples import DealerTuples, PartyTuples, mask_key, own_mask
 from privacy.secagg.vectors import OwnedVectors
 
-LARGEST_NORM = 1024.0
 _UNIT = FixedPoint(COSINE_BITS // 2)
 
 

@@ -5,12 +5,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import Event, Excused, Reply, ServerHub
 from medfedvqa.methods import Tensors
 from privacy import Reliability
 
 SITES = ("a", "b", "c")
+PROMPT = TensorSpec("prompt", (1, 1, 2), "float32", Kind.PARAMETERS, "A prompt.")
+ACCURACY = TensorSpec("accuracy", (), "float32", Kind.STATISTIC, "A share of rows.", bounds=(0, 1))
+EXCHANGE = Exchange("mixed", tuple(TaskSpec(task, (PROMPT, ACCURACY), ()) for task in ("start", "train")))
 
 
 def answer(prompts: Mapping[str, np.ndarray], accuracy: float = 0.5) -> Callable[..., dict[str, Reply]]:
@@ -25,7 +29,7 @@ def answer(prompts: Mapping[str, np.ndarray], accuracy: float = 0.5) -> Callable
     ) -> dict[str, Reply]:
         replies = {}
         for site in messages:
-            replies[site] = Reply({"prompt": prompts[site], "accuracy": np.float32(accuracy).reshape(())}, 0.25)
+            replies[site] = Reply({"prompt": prompts[site], "accuracy": np.array(accuracy, np.float32)}, 0.25)
             answered(site)
         return replies
 
@@ -38,7 +42,7 @@ def vectors(*values: tuple[float, float]) -> dict[str, np.ndarray]:
 
 def test_rounds_record_bytes_seconds_accuracy_and_reliability() -> None:
     """After a round the history holds what each site sent and was sent, to the byte."""
-    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))))
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE)
     for _ in hub.rounds(1):
         shared = hub.mix("start", Reliability())
     record = hub.history.rounds[0]
@@ -50,7 +54,7 @@ def test_rounds_record_bytes_seconds_accuracy_and_reliability() -> None:
 
 def test_the_mean_can_be_weighted_by_an_upload_that_is_not_averaged() -> None:
     """`mean` uses the named scalar as weight and leaves it out of the result."""
-    hub = ServerHub(SITES, answer(vectors((1, 0), (3, 0), (5, 3))))
+    hub = ServerHub(SITES, answer(vectors((1, 0), (3, 0), (5, 3))), EXCHANGE)
     for _ in hub.rounds(1):
         result = hub.mean("train", weight="accuracy")
     assert set(result) == {"prompt"} and np.allclose(result["prompt"], [[(3, 1)]])
@@ -58,7 +62,7 @@ def test_the_mean_can_be_weighted_by_an_upload_that_is_not_averaged() -> None:
 
 def test_paper_mode_ends_the_run_where_its_weights_make_no_sense() -> None:
     """Opposed prompts under Eq. 11 as printed: the run ends and names the round."""
-    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0.1), (-1, 0.2))))
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0.1), (-1, 0.2))), EXCHANGE)
     with pytest.raises(FederationError, match="round 1: mode 'paper'"):
         for _ in hub.rounds(1):
             hub.mix("start", Reliability("paper"))
@@ -71,7 +75,9 @@ def test_no_round_begins_after_a_stop() -> None:
     def stop() -> bool:
         return len(asked) == 2
 
-    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), stop=stop, ended=lambda history: asked.append(1))
+    hub = ServerHub(
+        SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE, stop=stop, ended=lambda history: asked.append(1)
+    )
     done = [number for number in hub.rounds(9) if hub.collect("train")]
     assert done == [1, 2] and len(hub.history.rounds) == 2
 
@@ -79,7 +85,7 @@ def test_no_round_begins_after_a_stop() -> None:
 def test_every_answer_of_a_site_is_an_event() -> None:
     """Whoever watches sees each site's answer to each task, with the round and how many are planned."""
     seen: list[Event] = []
-    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), watch=seen.append)
+    hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE, watch=seen.append)
     for _ in hub.rounds(2):
         hub.collect("train")
     assert seen == [Event(number, 2, "train", site) for number in (1, 2) for site in SITES]

@@ -17,7 +17,7 @@ from fate import Fate
 from processes import Nursery, ProcessEngine
 from untrained import METHODS, Averaged, AveragedAtSites, Mixed, assert_alike, assert_near, given
 
-from audits import Outcome, read, verify
+from audits import Exchange, Kind, Outcome, TaskSpec, TensorSpec, read, verify
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import serve
 from medfedvqa.federation.attempt import Attempt, Opening
@@ -26,8 +26,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors, base
-from privacy.secagg import Layout
+from medfedvqa.methods import MixOnShares, Tensors, base
 from privacy.secagg.ring import FixedPoint
 
 SITES = ("a", "b", "c", "d")
@@ -299,7 +298,10 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
             replies[site] = Reply({"fault": np.array(fault), "shared_bytes": np.array(0)}, 0.0)
         return replies
 
-    hub = SecureHub(SITES, call, on_shares={}, layouts={"start": Layout.of({"x": (2,)})}, least=3, rule=RULE)
+    x = TensorSpec("x", (2,), "float32", Kind.PARAMETERS, "A vector.")
+    start, how = TaskSpec("start", (x,), ()), MixOnShares()
+    exchange = Exchange("mixed", (TaskSpec("start", (), ()), *how.tasks(start)))
+    hub = SecureHub(SITES, call, exchange, on_shares={"start": how}, shared={"start": start}, least=3, rule=RULE)
     hub.collect("start")
     hub._mixed("start")
     return hub

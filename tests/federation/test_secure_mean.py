@@ -315,7 +315,13 @@ def test_a_mean_that_the_method_does_not_declare_is_refused(job_on_shares: Make,
     """Another weight than the one declared would not be on shares."""
     configs, job = job_on_shares(Averaged, THREE)
     hub = SecureHub(
-        THREE, Engine(configs, job).call, on_shares=job.build().on_shares, layouts={}, least=3, rule=job.members_rule()
+        THREE,
+        Engine(configs, job).call,
+        job.exchange(),
+        on_shares=job.build().on_shares,
+        shared={task.name: task for task in job.build().declared(shape_of(job.backbone)).tasks},
+        least=3,
+        rule=job.members_rule(),
     )
     with pytest.raises(FederationError, match="declares no mean of 'start'"):
         hub.mean("start")

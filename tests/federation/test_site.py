@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audits import Outcome, ReceiptRefused, read, verify
-from medfedvqa.errors import ConfigError
+from audits import JobRefused, Outcome, ReceiptRefused, Refusal, read, verify
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
@@ -93,15 +92,19 @@ def test_logged_bytes_equal_the_declared_bytes(sites: Sites, quick_job: Job) -> 
 def test_a_method_that_the_site_does_not_allow_is_refused_before_it_runs(sites: Sites, quick_job: Job) -> None:
     """The site's own policy decides: a job of a method that it does not name is refused and logged; nothing trains."""
     config = sites("chest", methods=["another"])["chest"]
-    with pytest.raises(ReceiptRefused, match="method"):
+    with pytest.raises(JobRefused, match="method"):
         SiteRuntime(config, quick_job(), "job").handle("start", 1, {})
-    assert list(read(config.audit))[-1].outcome == Outcome.REFUSED and not list(config.state.glob("*.pt"))
+    (entry,) = read(config.audit)
+    assert entry.admission is not None and entry.admission["code"] == Refusal.METHOD
+    assert not list(config.state.glob("*.pt"))
 
 
 def test_a_job_for_other_data_is_refused(sites: Sites, quick_job: Job) -> None:
     """A site with the phantom set takes no part in a job for VQA-RAD."""
-    with pytest.raises(ConfigError, match="vqa-rad"):
-        SiteRuntime(sites("chest")["chest"], quick_job().model_copy(update={"data": "vqa-rad"}), "job")
+    job = quick_job().model_copy(update={"data": "vqa-rad"})
+    with pytest.raises(JobRefused) as refused:
+        SiteRuntime(sites("chest")["chest"], job, "job").handle("start", 1, {})
+    assert refused.value.code is Refusal.READER
 
 
 @pytest.mark.parametrize(

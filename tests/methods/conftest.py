@@ -30,7 +30,8 @@ class Federation:
     """Whether each task runs in a process of its own, with nothing but the saved state."""
 
     def run(self) -> dict[str, Tensors]:
-        return self.method.serve(ServerHub(tuple(self.sites), self._call))
+        exchange = self.method.exchange(next(iter(self.sites.values())).backbone.shape)
+        return self.method.serve(ServerHub(tuple(self.sites), self._call, exchange))
 
     def uploads(self, task: str, round: int) -> dict[str, Tensors]:
         return {site: tensors for name, number, site, tensors in self.sent if (name, number) == (task, round)}

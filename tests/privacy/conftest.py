@@ -27,7 +27,8 @@ def simple_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("privacy.book.spent", spent)
     monkeypatch.setattr("privacy.ledger.spent", spent)
-    monkeypatch.setattr("privacy.ledger.fitting", fitting)
+    monkeypatch.setattr("privacy.limits.spent", spent)
+    monkeypatch.setattr("privacy.limits.fitting", fitting)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ FLARE = "2.9.0"
 
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
 VALIDATOR = "medfedvqa.federation.flare.validator.ConfigurationOnly"
 GUARD = "medfedvqa.federation.flare.hardening.SiteGuard"

@@ -53,9 +53,8 @@ def run_on_flare(
     folder = out.resolve() / "flare"
     folder.mkdir(parents=True)
     stop_file = folder / "stop"
-    export_job(job, folder / "job")
     reader = ProgressReader()
-    with start(folder, sites, {STOP_FILE: str(stop_file)}) as run:
+    with start(folder, job, sites, {STOP_FILE: str(stop_file)}) as run:
         try:
             while run.running():
                 _report(reader, run, watch)
@@ -80,8 +79,11 @@ def _report(reader: ProgressReader, run: _Run, watch: Callable[[Event], None]) -
 
 
 @contextmanager
-def _simulation(folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str]) -> Iterator[_Run]:
+def _simulation(
+    folder: Path, job: JobSpec, sites: Mapping[str, Path], environment: Mapping[str, str]
+) -> Iterator[_Run]:
     workspace = folder / "simulator"
+    export_job(job, folder / "job")
     prepare_simulation(workspace, sites)
     clients = ["-c", ",".join(sites), "-t", str(len(sites))]
     command = [sys.executable, "-m", _SIMULATOR, str(folder / "job"), "-w", str(workspace), *clients]
@@ -95,8 +97,11 @@ def _simulation(folder: Path, sites: Mapping[str, Path], environment: Mapping[st
 
 
 @contextmanager
-def _federation(folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str]) -> Iterator[_Run]:
+def _federation(
+    folder: Path, job: JobSpec, sites: Mapping[str, Path], environment: Mapping[str, str]
+) -> Iterator[_Run]:
     with LoopbackFederation(folder, sites, environment) as federation:
+        export_job(job.model_copy(update={"terms": federation.terms()}), folder / "job")
         job_id = federation.submit(folder / "job")
         yield _Run(
             running=lambda: not federation.finished(job_id),

@@ -33,7 +33,9 @@ from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import checks, pinned
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
+from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.results import check_questions, check_results
+from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -87,6 +89,8 @@ class SiteGuard(FLComponent):
         _answer_only_what_is_listed(site, self.job)
         check_results(ledger)
         check_questions()
+        forget_ended_streams()
+        decode_listed_only()
         ledger.install()
         pin_cells(url, refused.note)
         address.install()

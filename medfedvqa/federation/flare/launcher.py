@@ -1,7 +1,8 @@
 """Starts a site's job process, and starts it again when something kills it.
 
 FLARE (2.9) takes a job process that dies by a signal for a failed job, and forgets the jobs of a client that
-is itself killed. Tasks here are answered from saved state when they come again, so neither has to end a job.
+is itself killed. Tasks here are answered from saved state when they come again, so neither has to end a job. Once a job
+is over, however it ended, the launcher has its budget settled and its log closed.
 """
 
 import contextlib
@@ -9,6 +10,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -110,19 +113,43 @@ class PersistentHandle(ProcessHandle):
 class SiteJobLauncher(ClientProcessJobLauncher):
     """FLARE's launcher for client jobs, with processes that come back. Belongs in a site's resources.json."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: set[str] = set()
+        self._closing = threading.Lock()
+
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the process of a job, with the job's first credentials if this client was restarted."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        job_id = job_meta[JobConstants.JOB_ID]
         arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
-        record = LaunchRecord(Path(workspace.get_run_dir(job_meta[JobConstants.JOB_ID])))
+        record = LaunchRecord(Path(workspace.get_run_dir(job_id)))
         record.restore(arguments)
+        self._running.add(job_id)
 
         def start() -> ProcessAdapter:
             handle = ClientProcessJobLauncher.launch_job(self, job_meta, fl_ctx)
             record.write(arguments, handle.adapter.pid)
             return handle.adapter
 
-        return PersistentHandle(start, record.delete)
+        def ended() -> None:
+            record.delete()
+            self._running.discard(job_id)
+            self._close_jobs(workspace)
+
+        return PersistentHandle(start, ended)
+
+    def _close_jobs(self, workspace: Workspace) -> None:
+        """Has the site's jobs that do not run any more closed, by a process of its own: it needs seconds to import."""
+        command = [sys.executable, "-m", "medfedvqa.federation.flare.closing", workspace.get_root_dir()]
+
+        def close() -> None:
+            with self._closing:
+                result = subprocess.run([*command, *sorted(self._running)], stdin=subprocess.DEVNULL, check=False)
+            if result.returncode:
+                _logger.error("the jobs that ended could not be closed; `medfedvqa doctor` says which are open")
+
+        threading.Thread(target=close, name="close-jobs").start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Besides launching: no client without its guard; once it is up, take up the jobs that its predecessor left."""
@@ -133,6 +160,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
             workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
             for path in Path(workspace.get_root_dir()).glob(f"*/{_RECORD}"):
                 self._resume(path.parent.name, workspace, fl_ctx)
+            self._close_jobs(workspace)
 
     def _resume(self, job_id: str, workspace: Workspace, fl_ctx: FLContext) -> None:
         # The server ends the process again with the next heartbeat if the job is over there.

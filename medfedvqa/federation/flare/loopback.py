@@ -16,9 +16,11 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.terms import Terms
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
@@ -61,6 +63,11 @@ class LoopbackFederation:
         self._ending.close()
 
     @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of its sites."""
+        return tuple(self._sites)
+
+    @property
     def admin_kit(self) -> Path:
         """The startup kit that `nvflare job submit --startup-kit` takes."""
         return self.kits / ADMIN
@@ -85,6 +92,10 @@ class LoopbackFederation:
                 if _is_job(process.cmdline()) == job:
                     mine.append(process)
         return mine
+
+    def terms(self) -> Terms:
+        """What makes one job fresh for all sites of this federation."""
+        return Terms.fresh(federation_of(self.admin_kit / "startup" / "rootCA.pem"), tuple(self._sites))
 
     def submit(self, job_folder: Path) -> str:
         """Submit a job folder; returns the job's id."""

@@ -23,6 +23,13 @@ from medfedvqa.federation.flare.wire import installed
 _ATTEMPT, _NUMBER, _LAST, _ARRIVED = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_last", "medfedvqa_arrived"
 _PART_BYTES = 1 << 20
 """FLARE's clients (2.9) drop the connection over a frame of more than 4 MiB, the limit of aiohttp."""
+_LONGEST_NAME = 256  # characters of an attempt's name
+_MOST_PARTS = 1 << 20
+"""Parts that one site sends another in an attempt: a terabyte."""
+_MOST_BOXES = 4096
+"""Attempts and senders of which mail is kept at a time."""
+_MOST_BYTES = 1 << 30
+"""Bytes of mail that wait at a time for this site to take them; what is beyond is dropped, and asked for again."""
 _ASK_AFTER = 1.0  # seconds in which nothing came; doubled with every question that brings nothing
 
 
@@ -33,7 +40,7 @@ class SiteMail:
         self._flare, self._job_id = flare, job_id
         # FLARE's auxiliary messages are streams with receipts, on threads of their own: three times as dear.
         self._cell = flare.get_cell().core_cell
-        self._boxes: defaultdict[tuple[str, str], _Box] = defaultdict(_Box)
+        self._boxes: dict[tuple[str, str], _Box] = {}
         self._lock = threading.Lock()
         self._current: AttemptMail | None = None
         self._came = 0.0
@@ -55,7 +62,13 @@ class SiteMail:
     def box(self, attempt: str, address: str) -> "_Box":
         """What a peer sent in an attempt, which need not have begun here."""
         with self._lock:
-            return self._boxes[attempt, address]
+            return self._boxes.setdefault((attempt, address), _Box())
+
+    def _room(self, attempt: str, address: str, nbytes: int) -> bool:
+        """Whether there is room for a part from there: a peer or server that is hostile may send without end."""
+        with self._lock:
+            known = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
+            return known and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
 
     def address(self, site: str) -> str:
         """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
@@ -79,22 +92,37 @@ class SiteMail:
         self._cell.fire_and_forget(channel=CHANNEL, topic=topic, targets=address, message=message, optional=True)
 
     def _received(self, message: Message) -> None:
-        self._came = time.monotonic()
-        attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
+        headers = _headers(message, _NUMBER, _ARRIVED)
         # An empty part comes as None; anything but bytes, as an attacker's, is refused above as a part of no message.
         part = bytes(message.payload) if isinstance(message.payload, bytes | bytearray | memoryview) else b""
-        last = bool(message.get_header(_LAST))
-        self.box(attempt, address).put(int(message.get_header(_NUMBER)), part, last)
+        if headers is None or len(part) > _PART_BYTES:
+            return
+        attempt, address, (number, arrived) = headers
+        if not self._room(attempt, address, len(part)):
+            return
+        self._came = time.monotonic()
+        self.box(attempt, address).put(number, part, message.get_header(_LAST) is True)
         current = self._current
         if current is not None and current.name == attempt:
-            current.arrived(address, int(message.get_header(_ARRIVED)))
+            current.arrived(address, arrived)
 
     def _asked(self, message: Message) -> None:
-        current = self._current
-        if current is not None and current.name == message.get_header(_ATTEMPT):
-            address = message.get_header(MessageHeaderKey.ORIGIN)
-            current.arrived(address, int(message.get_header(_ARRIVED)))
+        headers, current = _headers(message, _ARRIVED), self._current
+        if headers is None or current is None:
+            return
+        attempt, address, (arrived,) = headers
+        if current.name == attempt:
+            current.arrived(address, arrived)
             current.send_again(address)
+
+
+def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]] | None:
+    """Attempt, sender and these numbers of a message; None if they are not what a site sends."""
+    attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
+    found = tuple(message.get_header(name) for name in numbers)
+    named = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
+    counted = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in found)
+    return (attempt, address, found) if named and counted else None
 
 
 class AttemptMail:
@@ -129,16 +157,18 @@ class AttemptMail:
     def arrived(self, address: str, before: int) -> None:
         """The peer has all parts before this number."""
         with self._lock:
-            for number in [number for number in self._kept[address] if number < before]:
-                del self._kept[address][number]
+            kept = self._kept.get(address, {})
+            for number in [number for number in kept if number < before]:
+                del kept[number]
 
     def send_again(self, address: str) -> None:
         """The first part that the peer is not known to have, if it was sent before."""
         with self._lock:
-            number = min(self._kept[address], default=None)
-            if number is None:
+            kept = self._kept.get(address)
+            if not kept:
                 return
-            part, last = self._kept[address][number]
+            number = min(kept)
+            part, last = kept[number]
         self._mail.send(address, self.name, number, part, last)
 
 
@@ -147,6 +177,8 @@ class _Box:
 
     def __init__(self) -> None:
         self.arrived = 0
+        self.nbytes = 0
+        """Bytes of parts that nobody has taken yet."""
         self._early: dict[int, tuple[bytes, bool]] = {}
         self._parts: list[bytes] = []
         self._messages: list[bytes] = []
@@ -155,8 +187,9 @@ class _Box:
     def put(self, number: int, part: bytes, last: bool) -> None:
         """Keeps the part unless it is here already."""
         with self._change:
-            if number >= self.arrived:
-                self._early.setdefault(number, (part, last))
+            if number >= self.arrived and number not in self._early:
+                self._early[number] = part, last
+                self.nbytes += len(part)
             while self.arrived in self._early:
                 part, last = self._early.pop(self.arrived)
                 self.arrived += 1
@@ -175,7 +208,9 @@ class _Box:
                 wait = min(patience, end - time.monotonic())
                 more = self._change.wait_for(partial(self._more, before), max(wait, 0))
                 if self._messages:
-                    return self._messages.pop(0)
+                    message = self._messages.pop(0)
+                    self.nbytes -= len(message)
+                    return message
             if more:
                 patience = _ASK_AFTER
                 continue

@@ -1,16 +1,27 @@
-"""How named arrays lie in a FLARE message."""
+"""How named arrays lie in a FLARE message, and what of a message from outside is taken for them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+
+from audits import JobRefused, Refusal
 
 if TYPE_CHECKING:
     from medfedvqa.methods import Tensors
 
 REASON = "medfedvqa_reason"
+"""Of a refusal: the value of its `Refusal`."""
 ROUND, TENSORS, BESIDE = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
 """Of `BESIDE`: bytes in which sites and server tell each other of audit logs."""
+
+MOST_ROUNDS = 1_000_000
+_MOST_TENSORS = 10_000
+_MOST_BESIDE = 1 << 16  # bytes
+_LONGEST_NAME = 256  # characters
+_NUMBERS = frozenset("biuf")
+"""The kinds of numpy's types that travel: truth values, integers and floating-point numbers."""
 
 
 def pack(round: int, tensors: "Tensors", beside: bytes = b"") -> Shareable:
@@ -23,11 +34,35 @@ def pack(round: int, tensors: "Tensors", beside: bytes = b"") -> Shareable:
 
 
 def unpack(message: Shareable) -> "tuple[int, Tensors]":
-    """Round and arrays of a message; what else travels in it is FLARE's own."""
-    return message[ROUND], {name: np.asarray(array) for name, array in message[TENSORS].items()}
+    """Round and arrays of a message; its headers are FLARE's own.
+
+    Raises `JobRefused` unless the message holds a round, named arrays of numbers and, if anything, `BESIDE`.
+    """
+    if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, BESIDE}:
+        raise JobRefused(Refusal.MESSAGE, "the message holds more than a round, its arrays and what is beside them")
+    round, tensors = message.get(ROUND), message.get(TENSORS)
+    if type(round) is not int or not 0 <= round <= MOST_ROUNDS:
+        raise JobRefused(Refusal.MESSAGE, "the message does not name a round")
+    if type(tensors) is not dict or len(tensors) > _MOST_TENSORS:
+        raise JobRefused(Refusal.MESSAGE, "the message does not hold named arrays")
+    for name, array in tensors.items():
+        if type(name) is not str or len(name) > _LONGEST_NAME:
+            raise JobRefused(Refusal.MESSAGE, "an array of the message does not have a name")
+        if type(array) is not np.ndarray or array.dtype.kind not in _NUMBERS:
+            raise JobRefused(Refusal.MESSAGE, "an array of the message does not hold numbers")
+    return round, dict(tensors)
 
 
-def beside(message: Shareable) -> bytes:
-    """What is said beside the arrays; what is no bytes is returned as bytes that nobody takes for a message."""
-    said = message.get(BESIDE, b"")
-    return said if isinstance(said, bytes) else b"?"
+def beside(message: Mapping[str, Any]) -> bytes:
+    """The audit bytes that are sent alongside the arrays.
+
+    Anything that is not bytes, or more of them than either end sends, becomes `b"?"`, which no reader accepts.
+    """
+    found = message.get(BESIDE, b"")
+    return found if isinstance(found, bytes) and len(found) <= _MOST_BESIDE else b"?"
+
+
+def refusal(message: Mapping[str, Any]) -> Refusal:
+    """The refusal that a site's answer names; `Refusal.FAILED` for anything that is no value of it."""
+    code = message.get(REASON)
+    return Refusal(code) if isinstance(code, str) and code in set(Refusal) else Refusal.FAILED

@@ -11,6 +11,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.fed.client.communicator import Communicator
 
+from audits import Refusal
 from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -20,7 +21,6 @@ _HEADERS = {
     *(ReservedHeaderKey.PEER_CTX, ReservedHeaderKey.MSG_ROOT_ID, ReservedHeaderKey.MSG_ROOT_TTL),
     *(ReservedKey.TASK_NAME, FLContextKey.TASK_NAME, ServerCommandKey.TASK_NAME),
 }
-_REFUSED = "the site's guard stopped a result that holds more than was released; the site's own log says so"
 
 _EVERY = 1.0  # seconds
 _logger = logging.getLogger(__name__)
@@ -50,19 +50,26 @@ def check_results(ledger: WireLedger) -> None:
     def submit_update(  # type: ignore[no-untyped-def]
         communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
     ):
-        if not _is_answer(shareable):
-            _logger.error("a task's result held more than was released, and was not sent")
-            headers = shareable.get(ReservedHeaderKey.HEADERS, {})
-            shareable = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-            shareable[REASON] = _REFUSED
-            for name in _HEADERS & headers.keys() - {ReservedHeaderKey.RC}:
-                shareable.set_header(name, headers[name])
+        shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
         values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
         ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
         return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
 
     Communicator.submit_update = submit_update
+
+
+def leaving(result: Shareable) -> Shareable:
+    """The result of a task as it may leave: what the executor answered last, or a refusal by its code alone."""
+    if _is_answer(result):
+        return result
+    _logger.error("a task's result held more than was released, and was not sent")
+    headers = result.get(ReservedHeaderKey.HEADERS, {})
+    refused = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    refused[REASON] = Refusal.FAILED.value
+    for name in _HEADERS & headers.keys() - {ReservedHeaderKey.RC}:
+        refused.set_header(name, headers[name])
+    return refused
 
 
 def check_questions() -> None:
@@ -87,7 +94,8 @@ def _is_answer(shareable: Shareable) -> bool:
     if TENSORS in shareable:
         same = shareable[TENSORS] is _answer.tensors and shareable.get(BESIDE) is _answer.beside
         return same and keys - {BESIDE} == {ROUND, TENSORS}
-    return keys <= {REASON}
+    code = shareable.get(REASON)
+    return not keys or keys == {REASON} and type(code) is str and code in set(Refusal)
 
 
 def log_counts(ended: bool) -> None:

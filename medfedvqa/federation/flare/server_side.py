@@ -17,9 +17,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.failures import ACTIONABLE
-from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
+from medfedvqa.federation.flare.messages import beside, pack, refusal, unpack
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
@@ -162,12 +163,19 @@ class _Gathering:
         return self._waiting <= set(self._excused(self.replies))
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """The answer of a site that may be hostile: nothing of its text is passed on, and no error of its making.
+
+        A refusal is told by the sentence of its code. An answer that cannot be read stops the job as a refusal does.
+        """
         site, result = client_task.client.name, client_task.result
-        if result.get_return_code() != ReturnCode.OK:
-            reason = result.get(REASON, f"FLARE reports {result.get_return_code()}")
-            self._fail(f"site '{site}' stopped the job: {reason}")
+        try:
+            refused = None if result.get_return_code() == ReturnCode.OK else refusal(result)
+            tensors = {} if refused else unpack(result)[1]
+        except (JobRefused, AttributeError, TypeError):
+            refused = Refusal.MESSAGE
+        if refused:
+            self._fail(f"site '{site}' stopped the job: {refused.sentence}")
             return
-        _, tensors = unpack(result)
         with self._change:
             if self._closed:
                 return

@@ -1,50 +1,95 @@
-"""Which job folders a site takes: this project's configuration files, and nothing that could shadow the site's own."""
+"""Which jobs a site, or a server, takes: this project's two configuration files as this version exports them.
 
-from collections.abc import Iterator
+Runs in the parent processes, which never load torch. Whatever is wrong with a job, all that goes back is a code of
+`Refusal` with its sentence; a site's audit log has an entry of it.
+"""
+
+import io
+import logging
+import uuid
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.utils import app_deployer
 
-from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import EXECUTOR, read_json
+from audits import JobRefused, LogError, Refusal
+from medfedvqa.federation.flare.job_folder import check_folder, definition
+from medfedvqa.federation.flare.wire import installed
 
-_CONFIG = "config_fed_client.json"
-_SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
-_FILES = {f"config/{name}" for name in (_CONFIG, "config_fed_server.json", *_SIGNED)} | set(_SIGNED)
-_PLAIN = {"np_download_chunk_size", "tensor_download_chunk_size", "max_runner_sync_timeout", "get_task_timeout"}
-_PLAIN |= {"submit_task_result_timeout", "format_version", "executors"}
-_EMPTY = {"components", "task_data_filters", "task_result_filters"}
+MOST_FILES, MOST_UNPACKED = 16, 1 << 23
+"""Of an app's archive, folders included; and the bytes that it may unpack to."""
+
+_logger = logging.getLogger(__name__)
 
 
 class ConfigurationOnly(AppValidator):
-    """Belongs in a site's `resources.json` as `app_validator`; FLARE asks it before it deploys a job."""
+    """Belongs in `resources.json` as `app_validator`; asked before FLARE parses anything of a job, and deploys it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        FLAppValidator.validate = _own_first
+        training_cmds.unzip_all_from_bytes = app_deployer.unzip_all_from_bytes = _unzip
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """An error, or an empty text, and no properties: see FLARE's `AppValidator`."""
-        return next(_objections(Path(app_folder)), ""), {}
+        """A code with its sentence, or an empty text, and no properties: see FLARE's `AppValidator`."""
+        app = Path(app_folder)
+        try:
+            check_folder(app)
+        except JobRefused as error:
+            _record(error, _job_id(app), definition(app))
+            return f"refused: {error.code}: {error.code.sentence}", {}
+        return "", {}
 
 
-def _objections(folder: Path) -> Iterator[str]:
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if found - _FILES:
-        yield "the job ships files other than its configuration, and this site takes none: code, or files of its own"
+def _own_first(validators: FLAppValidator, app_folder: str) -> tuple[str, dict[str, Any]]:
+    """FLARE (2.9) asks its own validator first, which parses JSON, HOCON with includes, or YAML: whichever is there."""
+    properties: dict[str, Any] = {}
+    for validator in reversed(validators.validators):
+        error, found = validator.validate(app_folder)
+        if error:
+            return error, found
+        properties.update(found or {})
+    return "", properties
+
+
+_flares_unzip = app_deployer.unzip_all_from_bytes
+
+
+def _unzip(content: bytes, folder: str) -> None:
+    """FLARE (2.9) unpacks before it checks a signature, however much it is."""
     try:
-        config = read_json(folder / "config" / _CONFIG)
-    except ConfigError:
-        yield "the job has no configuration for a site"
+        with ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+        small = len(entries) <= MOST_FILES and sum(entry.file_size for entry in entries) <= MOST_UNPACKED
+    except (BadZipFile, ValueError, NotImplementedError):
+        small = False
+    if not small:
+        error = JobRefused(Refusal.FOLDER, "the job's archive is damaged, or holds too much")
+        _record(error, None, None)
+        raise error
+    _flares_unzip(content, folder)
+
+
+def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
+    """In the process's log, and, at a site, in its audit log."""
+    _logger.warning("%s", error)
+    ledger = installed()
+    if ledger is None:
         return
-    if any(config.get(key) for key in _EMPTY):
-        yield "the job brings components or filters, and this site runs its own executor only"
-    if set(config) - _PLAIN - _EMPTY:
-        yield "the job sets options that this site does not leave to jobs"
-    executors = config.get("executors")
-    if not isinstance(executors, list) or [_path(one) for one in executors] != [EXECUTOR]:
-        yield "the job brings a class that is not on this site's list"
+    try:
+        ledger.refuse(error.code, job, digest)
+    except (LogError, OSError):
+        _logger.exception("the refusal of a job could not be written into the audit log")
 
 
-def _path(executor: Any) -> Any:
-    """The class of an executor's definition; None if it says more than class and arguments."""
-    inner = executor.get("executor") if isinstance(executor, dict) else None
-    return inner.get("path") if isinstance(inner, dict) and set(inner) <= {"path", "args"} else None
+def _job_id(app: Path) -> str | None:
+    """FLARE names the folder above an app's by the job's id."""
+    name = app.absolute().parent.name
+    try:
+        return name if str(uuid.UUID(name)) == name else None
+    except ValueError:
+        return None

@@ -30,13 +30,16 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
-from audits import AuditKey, AuditLog, Event, LogError
+from audits import AuditKey, AuditLog, Event, LogError, Refusal
 from audits.wire import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
+from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.traffic import RESULT, classify
 
 PERIOD = 600.0  # seconds between a site's entries, if there was traffic
 _SWEEP = 2.0  # seconds between looks for processes that ended
-_FOLDER = "wire"
+FOLDER = "wire"
+"""The folder of the journals, beside the audit log."""
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HIDDEN = (MessageHeaderKey.ERROR, StreamHeaderKey.ERROR_MSG)
 _NO_DETAILS = "failed; the site's own log has the details"
@@ -127,10 +130,11 @@ class WireLedger:
         self.site, self.job = site, job
         self.process = SITE if job is None else JOB
         self._log = AuditLog(audit, site, key)
-        self._folder = audit / _FOLDER
+        self._folder = audit / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._session = secrets.token_hex(8)
         self._lock, self._logging = threading.Lock(), threading.Lock()
+        self._refusals = RefusalEntries(self._log, self._folder / "refusals")
         self._full: list[Journal] = []
         self._flushed = -PERIOD
         self._journal = self._new(0)
@@ -164,6 +168,14 @@ class WireLedger:
                     _logger.warning("a frame of the kind '%s' was not sent: the site does not send such", seen.traffic)
                 raise CommError(CommError.NOT_SUPPORTED, f"this site does not send frames of the kind '{seen.traffic}'")
             self._journal.note(["sent", seen.traffic, seen.job, seen.leaves, length, payload, announced])
+
+    def refuse(self, code: Refusal, job: str | None = None, definition: str | None = None) -> None:
+        """Log that a job was refused before it had a process; `definition`: SHA-256 of the site's configuration file.
+
+        Raises `LogError`, `OSError`.
+        """
+        with self._logging:
+            self._refusals.enter(code, job, definition)
 
     def announce(self, payload: int) -> None:
         """So many bytes are handed down by this thread, to be sent with its next frame."""

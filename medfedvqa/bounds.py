@@ -1,0 +1,73 @@
+"""The largest and smallest values that a job may ask for, and the patterns of its names.
+
+All are far above what any published experiment uses; they only keep a hostile job from asking a site for absurd
+amounts of memory or time. Without torch, as the processes that check job folders never load it.
+"""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+
+MOST_SEED = 2**63 - 1
+MOST_SITES = 10_000
+MOST_ROUNDS = 10_000
+"""Rounds, and whatever counts rounds."""
+MOST_PASSES = 10_000
+"""Passes over rows in one round, or its batches."""
+MOST_ROWS = 4_096
+"""Rows of a batch."""
+MOST_WIDTH = 8_192
+"""Units of a layer."""
+MOST_SPACE = 2_048
+"""Width of a representation, and of layers that stand for each word or each part of a picture."""
+MOST_RANK = 512
+"""Rank of low-rank updates."""
+MOST_LAYERS = 256
+"""Blocks of a backbone that are tuned."""
+MOST_HOPS = 16
+"""Layers of attention."""
+MOST_LENGTH = 256
+"""Tokens of a prompt in a block, or of an answer."""
+MOST_VIEWS = 64
+"""Augmented views of a picture."""
+MOST_PIXELS = 512
+"""Side of a picture."""
+MOST_PAIRS = 100_000
+"""Public pictures with captions."""
+MOST_WEIGHT = 1e6
+"""Weight of a part of a loss."""
+MOST_RATE = 100.0
+"""Learning rates, and the deviation of new values."""
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
+LEAST_FACTOR = 1e-6
+"""Factor on a learning rate."""
+MOST_ANSWERS = 10_000
+"""Answers of a list; no list of a job is longer."""
+MOST_TEXT = 200
+"""Characters of an answer, and of any other string of a job."""
+MOST_DECAYS = 1_000
+"""Rounds after which a learning rate decays."""
+
+EXPANDED = frozenset("{}$")
+"""Characters with which FLARE marks what it replaces by variables of the site's environment."""
+
+
+def _plain(text: str) -> str:
+    if not text.isprintable() or EXPANDED & set(text):
+        raise ValueError("a text has no control characters and none of '{', '}' and '$'")
+    return text
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_TEXT), AfterValidator(_plain)]
+"""Words of a job: printable, without the characters that FLARE expands."""
+SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\z", max_length=64)]
+"""A site, as the federation names it."""
+Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", max_length=32)]
+"""A method, a reader."""
+BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]
+"""A backbone; never a path of the site, as policies name those."""
+
+NONCE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
+"""A random UUID."""
+FINGERPRINT = r"^SHA256(:[0-9A-F]{2}){32}\z"
+"""Of a certificate, as FLARE's tools print it."""

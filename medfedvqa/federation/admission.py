@@ -1,0 +1,205 @@
+"""Whether a site runs a job: decided by the job's text and signature and the site's policy and log, never by its data.
+
+The log is the memory: which nonces were used, how often a definition ran, which jobs have ended. Nobody can set that
+back without setting back the log.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
+from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.terms import LONGEST, Terms
+from medfedvqa.models import is_bundled, shape_of
+
+LOCK = "admission.lock"
+DAY = timedelta(days=1)
+_SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Who signed a job, as SHA-256 of the certificate (empty: nobody), and the fingerprint of the federation's root."""
+
+    actor: str
+    federation: str
+
+
+@dataclass
+class _History:
+    """What the log tells of earlier jobs."""
+
+    ended: bool = False
+    """Whether this very job has ended."""
+    admitted: bool = False
+    """Whether this very job was admitted before."""
+    nonces: set[str] = field(default_factory=set)
+    """Of other jobs."""
+    repeats: int = 0
+    """Other jobs of the same definition, without a nonce, within a day."""
+    failed: int = 0
+    """Jobs that failed at the site's data within a day."""
+
+
+class Admission:
+    """Decides on one job at one site; each refusal is logged and raised as `JobRefused`."""
+
+    def __init__(
+        self, config: SiteConfig, job: JobSpec, job_id: str, log: AuditLog, signature: Signature | None
+    ) -> None:
+        """`signature`: None for an engine that runs all sites on one machine, whose jobs nobody signs."""
+        self._config, self._job, self._job_id, self._log = config, job, job_id, log
+        self._signature = signature
+
+    def decide(self) -> None:
+        """Signature and freshness, then the policy; a job that was signed is remembered. Raises `JobRefused`."""
+        with _locked(self._config.audit):
+            history = self._history()
+            if self._signature is not None:
+                self._check_signature(self._signature, history)
+            for code in self._objections():
+                self.refuse(code)
+            if refusal := self._config.policy.refusal(self._job.offer()):
+                self.refuse(*refusal)
+            self._check_exchange()
+            if self._signature is not None and not history.admitted:
+                self._remember(history)
+
+    def refuse(self, code: Refusal, detail: str = "") -> NoReturn:
+        """Logs the refusal and raises `JobRefused`; `detail` stays at the site."""
+        self._log.append(
+            Event.REFUSAL,
+            **self._standing(),
+            outcome=Outcome.REFUSED,
+            reason=detail or code.sentence,
+            admission={"code": code.value, "definition": self._job.definition},
+        )
+        raise JobRefused(code, detail)
+
+    def _standing(self) -> dict[str, Any]:
+        actor = self._signature.actor if self._signature else ""
+        policy = self._config.policy.digest()
+        return {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
+
+    def _remember(self, history: _History) -> None:
+        terms = self._job.terms
+        fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
+        said = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
+        self._log.append(Event.ADMITTED, **self._standing(), admission=said)
+
+    def _history(self) -> _History:
+        history, definition = _History(), self._job.definition
+        since = (datetime.now(UTC) - DAY).isoformat()
+        for entry in read(self._config.audit):
+            if entry.job == self._job_id:
+                history.ended |= entry.event in (Event.CLOSE, Event.REFUSAL)
+                history.admitted |= entry.event is Event.ADMITTED
+            elif entry.admission is not None:
+                _add(history, entry, definition, recent=entry.time >= since)
+        return history
+
+    # The signature, and whether it is fresh.
+
+    def _check_signature(self, signature: Signature, history: _History) -> None:
+        policy, terms = self._config.policy, self._job.terms
+        if not signature.actor:
+            self.refuse(Refusal.SIGNATURE)
+        if policy.submitters and signature.actor not in policy.submitters:
+            self.refuse(Refusal.SUBMITTER)
+        if history.ended:
+            self.refuse(Refusal.REPLAY)
+        if terms is not None:
+            self._check_terms(terms, signature, history)
+        elif self._job.dp is not None and policy.require_fresh:
+            self.refuse(Refusal.FRESH)
+        elif history.repeats >= policy.repeats:
+            self.refuse(Refusal.REPEATS)
+        if history.failed >= policy.data_refusals and not history.admitted:
+            self.refuse(Refusal.THROTTLED)
+
+    def _check_terms(self, terms: Terms, signature: Signature, history: _History) -> None:
+        if terms.federation != signature.federation or self._config.name not in terms.sites:
+            self.refuse(Refusal.FEDERATION)
+        left = terms.expires - datetime.now(UTC)
+        if not history.admitted and not timedelta(0) < left <= LONGEST + _SKEW:
+            self.refuse(Refusal.EXPIRED)
+        if terms.nonce in history.nonces:
+            self.refuse(Refusal.REPLAY)
+
+    # The site's policy.
+
+    def _objections(self) -> Iterator[Refusal]:
+        job, config = self._job, self._config
+        if job.method not in config.policy.methods:
+            yield Refusal.METHOD
+        if job.data not in (ANY_DATA, config.data.reader):
+            yield Refusal.READER
+        if not self._has_backbone():
+            yield Refusal.BACKBONE
+        if job.secagg and not self._knows_peers():
+            yield Refusal.PEERS
+        if not _has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
+            yield Refusal.DEVICE
+
+    def _has_backbone(self) -> bool:
+        name, files = self._job.backbone, self._config.backbones
+        if name in files:
+            return files[name].exists()
+        return is_bundled(name) or name in self._config.policy.allowed_backbones
+
+    def _knows_peers(self) -> bool:
+        """Whether the keys are pinned of all sites that the job names, or of as many as it needs."""
+        job, peers = self._job, self._config.peers.keys() - {self._config.name}
+        named = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
+        return named <= peers and len(peers) >= job.least_sites - 1
+
+    def _check_exchange(self) -> None:
+        """Every tensor that the job declares, in both directions."""
+        policy, method = self._config.policy, self._job.method
+        for task in self._job.build().final_exchange(shape_of(self._job.backbone)).tasks:
+            for spec in (*task.up, *task.down):
+                if reason := policy.allows(method, spec):
+                    self.refuse(Refusal.KIND, reason)
+            for spec in task.up:
+                if policy.require_dp and spec.kind is not Kind.PUBLIC and not spec.protection.private:
+                    self.refuse(Refusal.PRIVACY)
+
+
+def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None:
+    """What another job's entry adds."""
+    admission = entry.admission or {}
+    if entry.event is Event.ADMITTED:
+        if "nonce" in admission:
+            history.nonces.add(admission["nonce"])
+        elif recent and admission["definition"] == definition:
+            history.repeats += 1
+    elif entry.event is Event.REFUSAL and recent:
+        history.failed += admission["code"] == Refusal.DATA
+
+
+def _has_device(device: str) -> bool:
+    if device == "cpu":
+        return True
+    # torch takes seconds to import, and who asks for a graphics card has it loaded in any case.
+    import torch
+
+    kind, _, number = device.partition(":")
+    return kind == "cuda" and torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count()
+
+
+@contextmanager
+def _locked(audit: Path) -> Iterator[None]:
+    """One process of the site at a time decides, so that a nonce is not used by two at once."""
+    file = os.open(audit / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

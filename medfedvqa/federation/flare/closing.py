@@ -1,0 +1,22 @@
+"""`python -m medfedvqa.federation.flare.closing KIT JOB...`: closes jobs of a site that ended, not the named ones."""
+
+import sys
+from pathlib import Path
+
+from medfedvqa.federation.closing import close_ended
+from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.federation.site_config import load_site_config
+
+
+def main(kit: Path, running: list[str]) -> int:
+    """The exit status: 0 if all is closed."""
+    try:
+        close_ended(load_site_config(kit / "local" / "site.yml", kit.name), running)
+    except ACTIONABLE as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

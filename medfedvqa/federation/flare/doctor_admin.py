@@ -1,0 +1,69 @@
+"""`medfedvqa doctor` for an administrator: key, certificate and role, federation, server."""
+
+from pathlib import Path
+from typing import Any
+
+from cryptography.x509.oid import NameOID
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.checks import Check, read_json
+from medfedvqa.federation.flare.doctor_common import (
+    NEW_KIT,
+    ROOT,
+    Caution,
+    closed_to_others,
+    credentials,
+    file_times,
+    subject_of,
+)
+from medfedvqa.federation.flare.doctor_contact import Address, server_checks
+
+_OPERATORS = ("project_admin", "org_admin", "lead")
+"""The roles whose jobs the sites' rights accept; `member` may look."""
+
+
+def examine_admin(kit: Path, server: bool) -> list[Check]:
+    """All that can be seen of an administrator's kit from outside."""
+    startup = kit / "startup"
+    settings = _settings(startup)
+    checks = [closed_to_others(kit), *credentials(startup, "client", settings.get("username"))]
+    checks += [_role(startup), _federation(startup, settings.get("project_name")), file_times(kit)]
+    if server:
+        checks += server_checks(startup, "client", _address(settings))
+    return checks
+
+
+def _settings(startup: Path) -> dict[str, Any]:
+    try:
+        admin = read_json(startup / "fed_admin.json").get("admin")
+    except (ConfigError, RecursionError):
+        return {}
+    return admin if isinstance(admin, dict) else {}
+
+
+def _address(settings: dict[str, Any]) -> Address | None:
+    try:
+        return Address.parse(f"{settings['host']}:{settings['port']}", settings["server_identity"])
+    except (LookupError, ValueError):
+        return None
+
+
+def _role(startup: Path) -> Check:
+    """FLARE writes the role into the certificate's name, as `unstructuredName`."""
+    name = "role"
+    role = subject_of(startup / "client.crt", NameOID.UNSTRUCTURED_NAME)
+    if role in _OPERATORS:
+        return Check(name)
+    if role == "member":
+        return Caution(name, "a member may look, and may not submit jobs", "ask the coordinator for the role lead")
+    return Check(name, "the certificate gives none that sites know", "ask the coordinator for a new certificate")
+
+
+def _federation(startup: Path, project: Any) -> Check:
+    """FLARE names the root certificate after the project."""
+    name = "federation"
+    if not isinstance(project, str) or not project:
+        return Check(name, "startup/fed_admin.json does not name it", NEW_KIT)
+    if subject_of(startup / ROOT) != project:
+        return Check(name, "the kit's settings name another federation than its root certificate", NEW_KIT)
+    return Check(name)

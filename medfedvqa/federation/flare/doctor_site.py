@@ -1,0 +1,211 @@
+"""`medfedvqa doctor` for a site: site.yml and all that it names, the hardening, log, ledger, clock and processes."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from audits import AuditError
+from audits.secrets import SECRET_BYTES
+from medfedvqa.data import READERS, read
+from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
+from medfedvqa.federation.flare.checks import Check, changed, hardening, read_json
+from medfedvqa.federation.flare.doctor_common import (
+    NEW_KIT,
+    Caution,
+    closed_to_others,
+    credentials,
+    file_times,
+    folder_check,
+    private_file,
+    space,
+)
+from medfedvqa.federation.flare.doctor_contact import Address, server_checks
+from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
+from medfedvqa.federation.flare.live_processes import live_processes
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+
+LARGE_EPSILON = 10.0
+"""Above this, a budget promises a patient little."""
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
+
+
+def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
+    """All that can be seen of a site's kit from outside."""
+    startup, settings = kit / "startup", _settings(kit)
+    name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
+    checks = [*hardening_checks(kit), _unchanged(kit), closed_to_others(kit)]
+    config, check = _site(kit, name if isinstance(name, str) else kit.name)
+    checks += [check, *credentials(startup, "client", name)]
+    checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]
+    if server:
+        checks += server_checks(startup, "client", _address(settings))
+    return checks
+
+
+def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
+    yield from (folder_check(getattr(config, name), f"folder of {name}") for name in ("state", "audit", "ledger"))
+    yield space((config.state, config.audit, config.ledger))
+    yield from _data(config)
+    yield _device(config.device)
+    yield from _keys(config)
+    yield from _peers(config)
+    yield _policy(config)
+    log, processes = read_log(config.audit), live_processes(config.audit)
+    yield log_check(log)
+    yield clock(kit, config, log)
+    if log.problem is None:
+        yield from budget_and_jobs(config, log, processes)
+    if running:
+        yield process_check(processes)
+
+
+def _settings(kit: Path) -> dict[str, Any]:
+    try:
+        return read_json(kit / "startup" / "fed_client.json")
+    except (ConfigError, RecursionError):
+        return {}
+
+
+def _address(settings: dict[str, Any]) -> Address | None:
+    try:
+        first = settings["servers"][0]
+        return Address.parse(first["service"]["target"], first["identity"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def hardening_checks(kit: Path) -> list[Check]:
+    """As `hardening`, also of files that hold something else than provisioning wrote."""
+    try:
+        return hardening(kit)
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return [Check("hardening", "a file in local/ does not have the form that provisioning gave it", NEW_KIT)]
+
+
+def _unchanged(kit: Path) -> Check:
+    try:
+        return changed(kit)
+    except (RecursionError, TypeError):
+        return Check("files as provisioned", "'local/hardening.json' is damaged", NEW_KIT)
+
+
+def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
+    try:
+        return load_site_config(kit / "local" / "site.yml", name), Check("site.yml")
+    except (MedfedvqaError, AuditError) as error:
+        return None, Check("site.yml", str(error), _FILL_IN)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return None, Check("site.yml", "it holds something that is no setting", _FILL_IN)
+
+
+def _data(config: SiteConfig) -> Iterator[Check]:
+    """Reads the site's data as a job would. No line says anything of its rows."""
+    reader, root, organ = config.data.reader, config.data.root, config.data.organ
+    if reader not in READERS:
+        yield Check("data", "the reader is unknown", f"name one of {', '.join(READERS)} in local/site.yml")
+        return
+    if reader != "phantom":
+        check = _root(root)
+        yield check
+        if not check.ok:
+            return
+    try:
+        data = read(reader, root, organ)
+    except (DataError, OSError, ValueError, RecursionError) as error:
+        problem = str(error) if isinstance(error, DataError) else "it cannot be read"
+        yield Check("data", problem, "put right `data` in local/site.yml, or the data set in its folder")
+        return
+    if organ not in data.organs:
+        problem = f"the data set has no such organ; it has {', '.join(data.organs)}"
+        yield Check("data", problem, "name one of them as `organ` in local/site.yml")
+    elif not any(row.closed and row.organ == organ for row in data.rows):
+        yield Check("data", "the data set has no closed questions on the organ", "name another organ, or another root")
+    else:
+        yield Check("data")
+
+
+def _root(root: Path | None) -> Check:
+    name, remedy = "data root", "name the data set's folder as `root` in local/site.yml, and let the site's account in"
+    if root is None or not os.path.lexists(root):
+        return Check(name, "it is missing", remedy)
+    try:
+        with os.scandir(root) as entries:
+            next(entries, None)
+    except OSError as error:
+        return Check(name, f"it cannot be read as a folder ({error.strerror})", remedy)
+    return Check(name)
+
+
+def _device(device: str) -> Check:
+    import torch  # the only check that needs it
+
+    name = "device"
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        return Check(name, "its name is unknown", "write cpu or cuda as `device` in local/site.yml")
+    if wanted.type == "cpu":
+        return Check(name)
+    if wanted.type != "cuda":
+        return Check(name, "sites do not train on such devices", "write cpu or cuda as `device` in local/site.yml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CUDA warns of what the line below says
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        remedy = "install the card's driver, and a torch that is built for it, or write cpu as `device`"
+        return Check(name, "the site is to train on a graphics card, and torch finds none or no driver", remedy)
+    if (wanted.index or 0) >= count:
+        return Check(name, f"there are only {count} graphics cards, numbered from 0", "write another number")
+    return Check(name)
+
+
+def _keys(config: SiteConfig) -> Iterator[Check]:
+    """Keys that the site makes itself: one that is not there yet is made at first use."""
+    if config.identity.exists() or config.peers or _on_shares(config):
+        remedy = "`medfedvqa identity` makes it: tell the peers its fingerprint"
+        yield private_file(config.identity, "key for secure aggregation", remedy, SECRET_BYTES)
+    if os.path.lexists(config.audit_key):
+        yield private_file(config.audit_key, "key of the audit log", "restore it from the backup", SECRET_BYTES)
+
+
+def _on_shares(config: SiteConfig) -> bool:
+    return config.policy.require_secagg or bool(config.policy.committee)
+
+
+def _peers(config: SiteConfig) -> Iterator[Check]:
+    policy, label = config.policy, "peers"
+    remedy = (
+        "write the fingerprints, compared by phone, under `peers` in local/site.yml: `medfedvqa identity` shows each"
+    )
+    malformed = sorted(name for name, pin in config.peers.items() if not _FINGERPRINT.fullmatch(pin))
+    others = {name: pin for name, pin in config.peers.items() if name != config.name}
+    unpinned = sorted(set(policy.committee) - {config.name, *others})
+    # A job on shares has at least so many sites, and at least so many of them compute.
+    enough = max(policy.min_sites, policy.min_committee) - 1
+    if malformed:
+        yield Check(label, f"no fingerprint of 64 hex digits: {', '.join(malformed)}", remedy)
+    elif len(set(others.values())) < len(others):
+        yield Check(label, "two sites have the same fingerprint", remedy)
+    elif unpinned:
+        yield Check(label, f"members of the committee are missing: {', '.join(unpinned)}", remedy)
+    elif _on_shares(config) and len(others) < enough:
+        problem = f"{len(others)} other sites are pinned, and jobs on shares need at least {enough}"
+        yield Check(label, problem, remedy)
+    elif config.peers or _on_shares(config):
+        yield Check(label)
+
+
+def _policy(config: SiteConfig) -> Check:
+    policy = config.policy
+    if policy.require_dp and (policy.max_epsilon is None or policy.max_epsilon > LARGE_EPSILON):
+        limit = "no max_epsilon" if policy.max_epsilon is None else f"max_epsilon {policy.max_epsilon:g}"
+        problem = f"it demands differential privacy with {limit}, which promises a patient little"
+        return Caution("policy", problem, f"write a max_epsilon of at most {LARGE_EPSILON:g}")
+    if config.repeatable_noise is not None:
+        return Caution("policy", "the site's noise repeats, and protects nobody", "remove repeatable_noise: for tests")
+    return Check("policy")

@@ -1,0 +1,193 @@
+"""The two configuration files of an exported job, key by key.
+
+Pydantic models without torch, for processes that check folders of jobs before anything of FLARE reads them. A method's
+own options are only bounded here; `JobSpec.from_dict` checks them in the job's process.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from medfedvqa.bounds import (
+    FINGERPRINT,
+    MOST_ANSWERS,
+    MOST_SEED,
+    MOST_SITES,
+    MOST_WEIGHT,
+    NONCE,
+    BackboneName,
+    Identifier,
+    SiteName,
+)
+from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
+from medfedvqa.federation.flare.strict_json import NotAllowed
+
+STATUS_JOB = {"method": "site_status"}
+"""`medfedvqa.federation.status.STATUS_JOB`, which takes torch to import."""
+
+_MOST_OPTIONS = 128
+_MOST_OPTION_NAME = 24
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _is_single(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_name(key: str) -> bool:
+    return key.isidentifier() and key.islower() and len(key) <= _MOST_OPTION_NAME
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    """Names with single values, lists of these, or tables by site of names with single values."""
+    if len(options) > _MOST_OPTIONS or not all(_is_name(key) and _is_option(value) for key, value in options.items()):
+        raise ValueError("the options are not those of a method")
+    return options
+
+
+def _is_option(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) <= MOST_ANSWERS and all(map(_is_single, value))
+    if isinstance(value, dict):
+        return len(value) <= MOST_SITES and all(map(_is_table, value.values()))
+    return _is_single(value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_name(key) and _is_single(item) for key, item in value.items())
+
+
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+Sites = Annotated[list[SiteName], Field(max_length=MOST_SITES)]
+Patience = Annotated[float, Field(ge=1, le=3600)]
+Empty = Annotated[list[Any], Field(max_length=0)]
+
+
+class SplitFields(_Strict):
+    """`medfedvqa.data.Split`."""
+
+    kind: Literal["official", "patient"]
+    seed: Seed
+    fractions: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)]
+    validation: Annotated[float, Field(ge=0, lt=1)]
+
+
+class PrivacyFields(_Strict):
+    """`privacy.DPSettings`, with the same bounds."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1e5)] | None
+    noise: Annotated[float, Field(gt=0, le=1e6)] | None
+    count_noise: Annotated[float, Field(gt=0, le=1e6)] | None
+    count_share: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["patient"]
+    clip: Annotated[float, Field(gt=0, le=1e6)]
+    sample_rate: Annotated[float, Field(ge=1e-5, le=1)]
+    expected_patients: Annotated[int, Field(ge=1, le=10_000_000)]
+    patient_rows: Annotated[int, Field(ge=1, le=4_096)]
+    physical_patients: Annotated[int, Field(ge=1, le=4_096)]
+
+
+class TermsFields(_Strict):
+    """`JobSpec.terms`: what makes a signed job fresh."""
+
+    nonce: Annotated[str, Field(pattern=NONCE)]
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\z")]
+    federation: Annotated[str, Field(pattern=FINGERPRINT)]
+    sites: Annotated[list[SiteName], Field(min_length=1, max_length=MOST_SITES)]
+
+
+class JobFields(_Strict):
+    """`medfedvqa.federation.job.JobSpec`, as `to_dict` writes it."""
+
+    method: Identifier
+    options: Annotated[dict[str, Any], AfterValidator(_options)]
+    data: Identifier
+    split: SplitFields
+    backbone: BackboneName
+    seed: Seed
+    dp: PrivacyFields | None
+    secagg: bool
+    min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
+    committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
+    terms: TermsFields | None = None
+    gather: Literal["mean", "trimmed", "median"] = "mean"
+    most_norm: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
+
+
+def _job(job: dict[str, Any]) -> dict[str, Any]:
+    if job != STATUS_JOB:
+        JobFields.model_validate(job)
+    return job
+
+
+def _exactly(path: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text != path:
+            raise ValueError("the class is not this project's")
+        return text
+
+    return check
+
+
+class _Arguments(_Strict):
+    job: Annotated[dict[str, Any], AfterValidator(_job)]
+
+
+class _Executor(_Strict):
+    path: Annotated[str, AfterValidator(_exactly(EXECUTOR))]
+    args: _Arguments
+
+
+class _Tasks(_Strict):
+    tasks: Annotated[list[Literal["*"]], Field(min_length=1, max_length=1)]
+    executor: _Executor
+
+
+class _Workflow(_Strict):
+    id: Literal["controller"]
+    path: Annotated[str, AfterValidator(_exactly(CONTROLLER))]
+    args: _Arguments
+
+
+class _Common(_Strict):
+    format_version: Literal[2]
+    components: Empty
+    task_data_filters: Empty
+    task_result_filters: Empty
+    np_download_chunk_size: Literal[0] = 0
+    tensor_download_chunk_size: Literal[0] = 0
+
+
+class _Client(_Common):
+    executors: Annotated[list[_Tasks], Field(min_length=1, max_length=1)]
+    max_runner_sync_timeout: Patience = 1.0
+    get_task_timeout: Patience = 1.0
+    submit_task_result_timeout: Patience = 1.0
+
+
+class _Interval(_Strict):
+    task_request_interval: Annotated[float, Field(ge=0.01, le=60)]
+
+
+class _Server(_Common):
+    workflows: Annotated[list[_Workflow], Field(min_length=1, max_length=1)]
+    server: _Interval = _Interval(task_request_interval=1.0)
+
+
+def job_of(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+    """The job that both files hold. Raises `NotAllowed` unless they are what this version exports."""
+    try:
+        job = _Client.model_validate(client).executors[0].executor.args.job
+        same = _Server.model_validate(server).workflows[0].args.job
+    except (ValidationError, RecursionError):
+        raise NotAllowed("the configuration is not what this version exports") from None
+    # Python holds 1, 1.0 and True for equal, and they are not the same job.
+    if json.dumps(job, sort_keys=True) != json.dumps(same, sort_keys=True):
+        raise NotAllowed("the configurations of server and sites hold different jobs")
+    return job

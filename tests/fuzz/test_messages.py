@@ -1,0 +1,194 @@
+"""Task messages of a hostile server at a site, and answers of a hostile site at the server: nothing but refusals.
+
+`MEDFEDVQA_FUZZ` sets how many of each are tried; seeds are the numbers from 0 on, so that a failure names its message.
+"""
+
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hostile import MARKER, changed_json, mutated
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
+from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import decode_payload
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.fobs import fobs as packing
+from nvflare.fuel.utils.fobs import lobs
+from untrained import Averaged
+
+from audits import Refusal, read
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare import decoding, results
+from medfedvqa.federation.flare.messages import BESIDE, REASON, pack
+from medfedvqa.federation.flare.server_side import _Gathering
+from medfedvqa.federation.flare.site_side import SiteTasks
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.notary import Notary
+from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.methods import base
+
+COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", "500"))
+GROWTH = 300 * 1024  # KiB, of a process that has run one message of each kind
+SITE = "chest"
+TASKS = (("start", 1), ("train", 2), ("evaluate", 2))
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding as in a site's processes; FLARE's own is put back afterwards."""
+    for register in (flare_decomposers, common_decomposers, numpy_decomposers):
+        register.register()
+    for place, name in (
+        (packing.Packer, "unpack"),
+        (lobs, "_get_one_section"),
+        (lobs, "load_from_stream"),
+        (numpy_decomposers.NumpyArrayDecomposer, "native_recompose"),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))
+    decoding.decode_listed_only()
+
+
+@pytest.fixture
+def job(quick_job: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch) -> JobSpec:
+    """A job of a method that does not train."""
+    monkeypatch.setitem(base._METHODS, Averaged.name, Averaged)
+    facts = {"method": Averaged.name, "options": {"rounds": 2, "local_baseline": False}}
+    return JobSpec.from_dict(quick_job().to_dict() | facts)
+
+
+class Ends:
+    """A site and the notary of a server, as they meet in one job."""
+
+    def __init__(self, config: Any, job: JobSpec, folder: Path) -> None:
+        self.tasks, self.config = SiteTasks(job.to_dict(), None), config
+        self.tasks._runtime = SiteRuntime(config, job, "job")
+        self.notary = Notary(job.exchange(), "job", [SITE, "head"], folder / "notary", folder)
+
+    def to_site(self, task: str, round: int) -> Shareable:
+        """The honest server's message."""
+        tensors = Averaged.holding("any", 1) if task != "start" else {}
+        tensors.pop("rows", None)
+        return pack(round, tensors, self.notary.outgoing([SITE])[SITE])
+
+    def answer(self, task: str, message: Shareable) -> Shareable:
+        """What the site submits."""
+        reply = self.tasks.answer(task, message, None)
+        results.answered(task, reply)
+        return results.leaving(reply)
+
+    def take(self, task: str, round: int, reply: Any) -> None:
+        """What the server does with it. Raises `FederationError` for a refusal."""
+        gathering = _Gathering({SITE}, lambda site: None, lambda replies: ())
+        client_task = SimpleNamespace(client=SimpleNamespace(name=SITE), result=reply, task_sent_time=0.0)
+        gathering._received(client_task, None)
+        gathering.complete(0.0)
+        taken = gathering.replies[SITE]
+        self.notary.incoming(SITE, task, round, taken.tensors, taken.beside)
+
+    def close(self) -> None:
+        self.tasks.close()
+        self.notary.close()
+
+
+@pytest.fixture
+def ends(sites: Callable[..., dict[str, Any]], job: JobSpec, tmp_path: Path) -> Iterator[Ends]:
+    found = Ends(sites(SITE, methods=[Averaged.name])[SITE], job, tmp_path)
+    yield found
+    found.close()
+
+
+def encoded(message: Any) -> bytes:
+    return bytes(fobs.dumps(message))
+
+
+def decoded(payload: bytes) -> Any:
+    """As FLARE's cells do it. Raises `UndecodedError`, which says nothing of the payload."""
+    message = Message({MessageHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS}, payload)
+    decode_payload(message, fobs_ctx={})
+    return message.payload
+
+
+def memory() -> int:
+    """The most that this process has taken so far, KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def with_beside(message: Shareable, seed: int) -> Shareable:
+    """A third of the messages are changed in their audit bytes only."""
+    return Shareable(message | {BESIDE: changed_json(message[BESIDE], seed)}) if seed % 3 == 0 else message
+
+
+def hostile_payloads(honest: dict[tuple[str, int], Shareable]) -> Iterator[tuple[str, int, bytes]]:
+    """Task, round and bytes of each."""
+    for seed in range(COUNT):
+        task, round = TASKS[seed % 7 % len(TASKS)]
+        message = honest[task, round]
+        payload = encoded(with_beside(message, seed))
+        yield task, round, payload if seed % 3 == 0 else mutated(payload, seed)
+
+
+def test_a_site_answers_hostile_messages_with_codes_and_echoes_nothing(ends: Ends) -> None:
+    """Whatever bytes come: no crash, memory bounded, each refusal is a code, the planted text is in no answer and not
+    in the log; the next honest message is answered."""
+    honest = {}
+    for task, round in TASKS:
+        honest[task, round] = ends.to_site(task, round)
+        reply = ends.answer(task, honest[task, round])
+        ends.take(task, round, reply)
+    before, outcomes = memory(), Counter()
+    for task, _, payload in hostile_payloads(honest):
+        try:
+            message = decoded(payload)
+        except decoding.UndecodedError as error:
+            outcomes["undecoded"] += 1
+            assert MARKER not in str(error) and error.__cause__ is None
+            continue
+        reply = ends.answer(task, message)
+        outcomes[reply.get(REASON, "answered")] += 1
+        assert MARKER.encode() not in encoded(reply)
+        assert REASON not in reply or reply[REASON] in set(Refusal)
+    assert memory() - before < GROWTH
+    assert not any(MARKER in str(entry.record()) for entry in read(ends.config.audit))
+    assert MARKER.encode() not in b"".join(path.read_bytes() for path in ends.config.audit.rglob("*") if path.is_file())
+    assert min(outcomes["undecoded"], outcomes["answered"], outcomes.total() - outcomes["answered"]) > COUNT / 20
+    assert REASON not in ends.answer("evaluate", ends.to_site("evaluate", 2))
+    print(dict(outcomes), file=sys.stderr)
+
+
+def test_the_server_takes_hostile_answers_for_refusals_and_echoes_nothing(ends: Ends) -> None:
+    """Whatever a site submits: no crash, memory bounded, what is not an answer stops the job with a fixed sentence, and
+    the planted text is neither in it nor in the receipts."""
+    honest = {}
+    for task, round in TASKS:
+        honest[task, round] = ends.answer(task, ends.to_site(task, round))
+        ends.take(task, round, honest[task, round])
+    sentences = {f"site '{SITE}' stopped the job: {refusal.sentence}" for refusal in Refusal}
+    before, outcomes = memory(), Counter()
+    for task, round, payload in hostile_payloads(honest):
+        try:
+            reply = decoded(payload)
+        except decoding.UndecodedError as error:
+            outcomes["undecoded"] += 1
+            assert MARKER not in str(error)
+            continue
+        try:
+            ends.take(task, round, reply)
+            outcomes["taken"] += 1
+        except FederationError as error:
+            outcomes["refused"] += 1
+            assert str(error) in sentences
+    assert memory() - before < GROWTH
+    ends.notary.close()
+    receipts = ends.notary._out
+    assert MARKER.encode() not in b"".join(path.read_bytes() for path in receipts.rglob("*") if path.is_file())
+    assert min(outcomes["undecoded"], outcomes["taken"], outcomes["refused"]) > COUNT / 20
+    print(dict(outcomes), file=sys.stderr)
