@@ -61,6 +61,12 @@ def shadowed(kit: Path) -> None:
     (kit / "local" / "resources.json").write_text(json.dumps({"format_version": 2, "components": []}))
 
 
+def without_sockets(kit: Path) -> None:
+    """A transport whose connections a library opens that the site cannot watch."""
+    path = kit / "startup" / "fed_client.json"
+    path.write_text(path.read_text().replace('"scheme": "http"', '"scheme": "grpc"'))
+
+
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "classes": (edited("resources.json.default", class_allow_list=["*"]), "class allow-list"),
     "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
@@ -74,6 +80,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
     "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
     "scopes": (edited("privacy.json", scopes=FILES["privacy.json"]["scopes"] * 2), "one privacy scope"),
+    "grpc": (without_sockets, "server's address"),
 }
 
 
@@ -148,7 +155,7 @@ def test_the_doctor_looks_at_kits_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classes", "guard"])
+@pytest.mark.parametrize("name", ["classes", "guard", "grpc"])
 def test_a_sites_process_ends_with_one_sentence_if_its_kit_is_not_hardened(kit: Path, name: str) -> None:
     """Before it talks to anybody; also if what would look is what is missing."""
     change, line = BREAKS[name]
