@@ -1,9 +1,10 @@
 """What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -286,6 +287,9 @@ COUNTS = {
     "kept_finished": "1 if the site keeps the finished model, 0 if it keeps the one trained alone",
 }
 
+_MOST_FAULTS = 10
+"""That one sentence names."""
+
 _METHODS: dict[str, type[Method[Any]]] = {}
 
 
@@ -303,7 +307,7 @@ def method_names() -> tuple[str, ...]:
 def method_type(name: str) -> type[Method[Any]]:
     """The registered method. Raises `ConfigError`."""
     if name not in _METHODS:
-        raise ConfigError(f"unknown method '{name}'; there is: {', '.join(method_names())}")
+        raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
     return _METHODS[name]
 
 
@@ -316,9 +320,26 @@ def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None, 
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
-    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key, never its value."""
+    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key that the model has, never a
+    value or another key."""
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        faults = (f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors(include_input=False))
-        raise ConfigError(f"{owner}: {'; '.join(faults)}") from None
+        names = _field_names(kind.model_json_schema())
+        faults = (f"{_place(e['loc'], names)}: {e['msg']}" for e in error.errors(include_input=False))
+        extra = any(e["type"] == "extra_forbidden" and len(e["loc"]) == 1 for e in error.errors(include_input=False))
+        keys = f"; the keys are: {', '.join(kind.model_fields)}" if extra else ""
+        raise ConfigError(f"{owner}: {'; '.join(islice(faults, _MOST_FAULTS))}{keys}") from None
+
+
+def _field_names(schema: Mapping[str, Any]) -> set[str]:
+    models = [schema, *schema.get("$defs", {}).values()]
+    return {name for model in models for name in model.get("properties", {})}
+
+
+def _place(keys: Sequence[str | int], names: Collection[str]) -> str:
+    """Where a fault is; a key that the model does not have may hold anything."""
+    known = [str(key) for key in keys if isinstance(key, int) or key in names]
+    if len(known) == len(keys):
+        return f"'{'.'.join(known)}'"
+    return f"a key in '{'.'.join(known)}'" if known else "a key"

@@ -80,7 +80,7 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "prompt_pfi", "--data", "phantom"], "unknown method 'prompt_pfi'"),
+        (["run", "prompt_pfi", "--data", "phantom"], "unknown method; there is: "),
         (["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"], "'round'"),
         (["run", "prompt_pfl", "--data", "phantom", "-O", "rounds"], "NAME=VALUE"),
         (["run", "prompt_pfl", "--data", "mri"], "unknown data 'mri'"),
