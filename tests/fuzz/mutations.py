@@ -59,7 +59,7 @@ def mutated(files: Files, chance: random.Random) -> Files:
     made = dict(files)
     for _ in range(chance.randint(1, 4)):
         change = chance.choice((_value, _value, _value, _same_value, _same_value, _bytes, _raw, _key_twice))
-        with contextlib.suppress(RecursionError):  # of what an earlier change nested
+        with contextlib.suppress(RecursionError, OverflowError):  # from what an earlier change made
             change(made, chance)
     return made
 
