@@ -1,20 +1,20 @@
 """What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.methods.checking import checked
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
@@ -44,7 +44,6 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 Config = TypeVar("Config", bound=MethodConfig)
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -287,9 +286,6 @@ COUNTS = {
     "kept_finished": "1 if the site keeps the finished model, 0 if it keeps the one trained alone",
 }
 
-_MOST_FAULTS = 10
-"""That one sentence names."""
-
 _METHODS: dict[str, type[Method[Any]]] = {}
 
 
@@ -317,29 +313,3 @@ def create(name: str, options: Mapping[str, Any], dp: DPSettings | None = None, 
     if FINISH in options and FINISH not in kind.config_type.model_fields:
         raise ConfigError(f"method '{name}' keeps no model of its own at a site: leave out '{FINISH}'")
     return kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
-
-
-def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
-    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key that the model has, never a
-    value or another key."""
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        names = _field_names(kind.model_json_schema())
-        faults = (f"{_place(e['loc'], names)}: {e['msg']}" for e in error.errors(include_input=False))
-        extra = any(e["type"] == "extra_forbidden" and len(e["loc"]) == 1 for e in error.errors(include_input=False))
-        keys = f"; the keys are: {', '.join(kind.model_fields)}" if extra else ""
-        raise ConfigError(f"{owner}: {'; '.join(islice(faults, _MOST_FAULTS))}{keys}") from None
-
-
-def _field_names(schema: Mapping[str, Any]) -> set[str]:
-    models = [schema, *schema.get("$defs", {}).values()]
-    return {name for model in models for name in model.get("properties", {})}
-
-
-def _place(keys: Sequence[str | int], names: Collection[str]) -> str:
-    """Where a fault is; a key that the model does not have may hold anything."""
-    known = [str(key) for key in keys if isinstance(key, int) or key in names]
-    if len(known) == len(keys):
-        return f"'{'.'.join(known)}'"
-    return f"a key in '{'.'.join(known)}'" if known else "a key"

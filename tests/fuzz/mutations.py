@@ -24,17 +24,32 @@ VALUES: tuple[Any, ...] = (
     *([], {}, [MARKER], {MARKER: MARKER}, [[]], [0.5, 0.25, 0.25], ["yes", "no"], ["yes"] * 11_000),
     *({"path": "os.system", "args": {"command": MARKER}}, {"epsilon": 1.0}, {"head": {"hidden": 4}}),
 )
-_OPTIONS = ("rounds", "blocks", "length", "temperature", "unseen", "models", MARKER)
+_OPTIONS = (
+    *("rounds", "local_epochs", "batch_rows", "blocks", "length", "temperature", "hidden", "pixels", "width", "top"),
+    *(
+        "unseen",
+        "models",
+        "answers",
+        "trunk",
+        "decay_after",
+        "local_unit",
+        "optimizer",
+        "head",
+        "rank",
+        "views",
+        MARKER,
+    ),
+)
 _RAW = (b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b'"\\ud800"', b"\xff\xfe", b"\x00")
 
 
-def seeds(jobs: Path) -> list[Files]:
-    """The apps of all folders of jobs, and of the first one with each of the hostile changes."""
+def seeds(jobs: Path) -> tuple[list[Files], list[Files]]:
+    """The apps of all folders of jobs; and that of one with each of the hostile changes."""
     apps = [folder / "app" for folder in sorted(jobs.iterdir()) if (folder / "app").is_dir()]
     found = [{name: (app / name).read_bytes() for name in CONFIGS} for app in apps]
     plain = next(files for app, files in zip(apps, found, strict=True) if app.parent.name == "fedavg")
     hostile = json.loads((_HERE / "hostile_jobs.json").read_text())
-    return [*found, *(changed(plain, changes) for changes in hostile.values())]
+    return found, [changed(plain, changes) for changes in hostile.values()]
 
 
 def changed(files: Files, changes: Mapping[str, Any]) -> Files:
@@ -55,12 +70,12 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def mutated(files: Files, chance: random.Random) -> Files:
-    """A copy after one to four changes of bytes or values."""
+    """A copy after one to four changes of bytes or values; two in five differ in the job's fields and options only."""
     made = dict(files)
+    changes = (_field,) if chance.random() < 0.4 else (_value, _value, _same_value, _bytes, _raw, _key_twice)
     for _ in range(chance.randint(1, 4)):
-        change = chance.choice((_value, _value, _value, _same_value, _same_value, _bytes, _raw, _key_twice))
         with contextlib.suppress(RecursionError, OverflowError):  # from what an earlier change made
-            change(made, chance)
+            chance.choice(changes)(made, chance)
     return made
 
 
@@ -141,6 +156,20 @@ def _same_value(files: Files, chance: random.Random) -> None:
             arguments(config)["job"] = job
         except (KeyError, IndexError, TypeError):
             return
+        files[name] = _dumped(config)
+
+
+def _field(files: Files, chance: random.Random) -> None:
+    """A value that the schema may pass, so that the job's own check has something to do."""
+    job = copy.deepcopy(arguments(json.loads(files[CONFIGS[0]]))["job"])
+    holder = chance.choice(
+        [job, *(value for value in (job.get("options"), job.get("split")) if isinstance(value, dict))]
+    )
+    names = _OPTIONS if holder is job.get("options") else [*holder, MARKER]
+    holder[chance.choice(names)] = chance.choice((_any(chance), chance.randint(-2, 300), chance.random(), "adapter"))
+    for name in CONFIGS:
+        config = json.loads(files[name])
+        arguments(config)["job"] = job
         files[name] = _dumped(config)
 
 

@@ -47,12 +47,13 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WireLedger:
 
 
 def folders(count: int, jobs: Path) -> Iterator[tuple[Files, random.Random]]:
-    """First the seeds as they are, then mutations of them."""
-    found = seeds(jobs)
+    """First the seeds as they are, then mutations of them, of exported ones most."""
+    exported, hostile = seeds(jobs)
+    found = [*exported, *hostile]
     for number in range(count):
         chance = random.Random(number)
-        files = found[number % len(found)]
-        yield (files if number < len(found) else mutated(files, chance)), chance
+        plain = chance.choice(exported if chance.random() < 0.8 else hostile)
+        yield (found[number] if number < len(found) else mutated(plain, chance)), chance
 
 
 def written(app: Path, files: Files) -> Path:
@@ -81,6 +82,7 @@ def test_mutated_job_folders_are_refused_in_fixed_sentences_and_nothing_of_them_
         assert not any(text in caplog.text for text in (MARKER, SECRET)), number
         caplog.clear()
     assert {"folder", "schema", "runs", "options"} <= outcomes.keys(), outcomes
+    print(dict(outcomes))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
     log = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
     assert MARKER.encode() not in log and SECRET.encode() not in log
@@ -106,7 +108,7 @@ def _deep(app: Path) -> str:
 def test_each_change_of_files_has_its_outcome(tmp_path: Path, ledger: WireLedger, change: object) -> None:
     """Links, pipes, folders, large and other files: refused, but for a signature."""
     jobs = Path(__file__).parents[2] / "nvflare_jobs"
-    app = written(tmp_path / "job" / "app_chest", seeds(jobs)[0])
+    app = written(tmp_path / "job" / "app_chest", seeds(jobs)[0][0])
     assert callable(change)
     change(app)
     sentence, _ = ConfigurationOnly().validate(str(app))
