@@ -18,7 +18,7 @@ from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
 ANY_DATA = "any"
-_Count = Annotated[int, Field(le=MOST_SITES)]
+_Count = Annotated[int, Field(ge=0, le=MOST_SITES)]
 _Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 MOST_MEMBERS = 8

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.methods.checking import checked
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
@@ -47,7 +48,6 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 Config = TypeVar("Config", bound=MethodConfig)
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def method_names() -> tuple[str, ...]:
 def method_type(name: str) -> type[Method[Any]]:
     """The registered method. Raises `ConfigError`."""
     if name not in _METHODS:
-        raise ConfigError(f"unknown method '{name}'; there is: {', '.join(method_names())}")
+        raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
     return _METHODS[name]
 
 
@@ -382,12 +382,3 @@ def create(
     if method.gathering.robust and not method.averages:
         raise ConfigError(f"the method '{name}', so configured, takes no means of uploads: leave out 'gather'")
     return method
-
-
-def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
-    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key, never its value."""
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        faults = (f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors(include_input=False))
-        raise ConfigError(f"{owner}: {'; '.join(faults)}") from None

@@ -23,6 +23,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
+from audits import Refusal
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
@@ -310,7 +311,7 @@ def test_a_site_takes_the_jobs_that_this_project_exports(tmp_path: Path) -> None
     folder = tmp_path / "job" / "app"
     assert ConfigurationOnly().validate(str(folder)) == ("", {})
     (folder / "config" / "resources.json").write_text("{}")
-    assert "files other than its configuration" in ConfigurationOnly().validate(str(folder))[0]
+    assert ConfigurationOnly().validate(str(folder)) == (f"refused: folder: {Refusal.FOLDER.sentence}", {})
 
 
 @pytest.mark.parametrize(
@@ -329,4 +330,6 @@ def test_a_job_with_anything_but_our_executor_is_not_taken(tmp_path: Path, chang
     export_job(JobSpec(method="prompt_pfl"), tmp_path / "job")
     path = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert ConfigurationOnly().validate(str(tmp_path / "job" / "app"))[0]
+    assert ConfigurationOnly().validate(str(tmp_path / "job" / "app"))[0] == (
+        f"refused: schema: {Refusal.SCHEMA.sentence}"
+    )
