@@ -25,6 +25,7 @@ from audits.anchor import Anchor, Link, signed_size
 from audits.checkpoint import Checkpoint
 from audits.errors import LogError
 from audits.exchange import Kind, Protection, canonical
+from audits.fields import well_typed
 from audits.note import AuditKey, Note, VerifierKey
 from audits.segments import (
     LOG_NAME,
@@ -157,9 +158,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
-    named = None not in (record.get(name, {}) for name in _OPTIONAL) and record.keys() - _OPTIONAL == _HASHED
+    named = record.keys() - _OPTIONAL == _HASHED and well_typed(record)
     # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
-    if not named or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
+    if not named or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry of this version is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
