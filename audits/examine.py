@@ -272,8 +272,9 @@ def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> I
     elif not found.covered:
         yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
     elif found.pending:
-        jobs = len(walk.counting.jobs.union(running))
-        said = f"{_counted(jobs)}: not all that was counted is in the log yet, and is compared when it is"
+        jobs = len(walk.counting.running.union(running))
+        when = _counted(jobs) if jobs else "a job has just ended"
+        said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
         yield Part("wire", State.NOT_SHOWN, said)
     else:
         nbytes, kinds = sum(found.left.values()), len(found.left)
