@@ -50,12 +50,6 @@ class Evidence:
         return found
 
     def _take(self, path: Path, named: bool) -> None:
-        try:
-            self._read(path, named)
-        except OSError as error:
-            raise LogError(f"a file to compare with cannot be read ({error.strerror})") from None
-
-    def _read(self, path: Path, named: bool) -> None:
         if path.name == KEYS:
             for key in read_keys(path).values():
                 self.keys[key.name].add(key)

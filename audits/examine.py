@@ -126,12 +126,8 @@ def examine(
 
 def _known_key(folder: Path, site: str, evidence: Evidence) -> VerifierKey | None:
     """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
-    try:
-        beside = read_keys(folder / KEYS).get(origin_of(site))
-    except OSError as error:
-        raise LogError(f"the keys beside the log cannot be read ({error.strerror})") from None
     others = evidence.keys.get(origin_of(site), set())
-    return beside or min(others, key=str, default=None)
+    return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
 
 
 @dataclass

@@ -152,12 +152,17 @@ class Witness:
 
 
 def read_keys(path: Path) -> dict[str, VerifierKey]:
-    """The keys in a file, a line each, by name; the first counts. Raises `NoteError`, `OSError`."""
+    """The keys in a file, a line each, by name; the first counts. Raises `NoteError`."""
     keys: dict[str, VerifierKey] = {}
-    if path.exists():
-        for line in read_bounded(path, MAX_TEXT).decode(errors="replace").splitlines():
-            key = VerifierKey.parse(line)
-            keys.setdefault(key.name, key)
+    try:
+        said = read_bounded(path, MAX_TEXT).decode(errors="replace")
+    except FileNotFoundError:
+        return keys
+    except OSError as error:
+        raise NoteError(f"the file of keys cannot be read ({error.strerror})") from None
+    for line in said.splitlines():
+        key = VerifierKey.parse(line)
+        keys.setdefault(key.name, key)
     return keys
 
 

@@ -29,6 +29,7 @@ from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
 from medfedvqa.cli.display import show_log_totals
+from medfedvqa.cli.report_inputs import bytes_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 
@@ -96,9 +97,7 @@ def check_command(
     ],
 ) -> None:
     """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
-    if not file.is_file():
-        raise ConfigError(f"'{file}' is not a file")
-    proven = check(file.read_bytes(), [VerifierKey.parse(one) for one in key])
+    proven = check(bytes_of(file), [VerifierKey.parse(one) for one in key])
     who, where = ", ".join(proven.signers), f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")

@@ -119,7 +119,7 @@ def verify_joined_command(
     key: KeysOption = None,
 ) -> None:
     """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
-    if not file.is_file() or file.read_bytes() != encoded(_joined(reports, key).model_dump(mode="json")):
+    if bytes_of(file) != encoded(_joined(reports, key).model_dump(mode="json")):
         raise ConfigError(f"'{file}' is not what these reports come to")
     Console().print("[green]shown[/]: the joined report is what these reports come to", highlight=False)
 

@@ -22,6 +22,7 @@ from audits import (
     read,
 )
 from audits import Evidence as Others
+from audits.files import MAX_DOCUMENT, read_bounded
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
@@ -92,9 +93,9 @@ def evidence_of(
 
 
 def bytes_of(path: Path) -> bytes:
-    """Raises `ConfigError` if the file cannot be read."""
+    """What is in a file that others made. Raises `ConfigError` if it cannot be read, or is larger than any of these."""
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_DOCUMENT)
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
 
@@ -137,7 +138,7 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
     said = bytes_of(path)
     try:
         return made(json.loads(said), hashlib.sha256(said).hexdigest())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 
 
