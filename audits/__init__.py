@@ -43,7 +43,7 @@ from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
-from audits.refusals import Refusal
+from audits.refusals import Refusal, known_code, refuses_job
 from audits.retention import RETENTION_DAYS, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
@@ -135,6 +135,7 @@ __all__ = [
     "find_logs",
     "guess",
     "held",
+    "known_code",
     "leaf_hash",
     "log_odds",
     "make_secret",
@@ -152,6 +153,7 @@ __all__ = [
     "read_secret",
     "receipts_of",
     "reconcile",
+    "refuses_job",
     "sealed",
     "sites_of",
     "statement",

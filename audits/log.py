@@ -27,6 +27,7 @@ from audits.errors import LogError
 from audits.exchange import Kind, Protection, canonical
 from audits.fields import well_typed
 from audits.note import AuditKey, Note, VerifierKey
+from audits.refusals import announce
 from audits.segments import (
     LOG_NAME,
     MAX_LINE,
@@ -246,7 +247,9 @@ class AuditLog:
                 head = self._roll()
             entry = self._entry(head, event, said)
             self._write(head, entry)
-            return entry
+        if entry.event is Event.REFUSAL:
+            announce(entry.admission)
+        return entry
 
     def _entry(self, head: "_Head", event: Event, said: Mapping[str, Any]) -> Entry:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

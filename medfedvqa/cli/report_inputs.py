@@ -13,13 +13,13 @@ from audits import (
     AuditKey,
     AuditLog,
     Event,
-    Outcome,
     SitePolicy,
     check_site,
     examine,
     origin_of,
     quote,
     read,
+    refuses_job,
 )
 from audits import Evidence as Others
 from audits.files import MAX_DOCUMENT, read_bounded
@@ -73,8 +73,7 @@ def evidence_of(
         raise ConfigError("accuracy without privacy says something beside that with it: give --results as well")
 
     def wanted(record: Mapping[str, Any]) -> bool:
-        refused = (record["event"], record["outcome"]) == (Event.OPEN, Outcome.REFUSED)
-        return record["job"] in (chosen, None) or refused
+        return record["job"] in (chosen, None) or refuses_job(record["event"], record["outcome"])
 
     return Evidence(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -101,12 +100,17 @@ def bytes_of(path: Path) -> bytes:
 
 
 def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
-    """The job that is asked for, or else the last that opened. Entries may have expired: the ledger keeps its jobs."""
-    opened = [entry for entry in read(audit) if entry.event is Event.OPEN and entry.method != status.NAME]
-    logged = [entry.job for entry in opened if entry.job]
-    known = {*logged, *((row.record or {}).get("job") for row in ledger)}
-    if job is None and logged:
-        return logged[-1]
+    """The job that is asked for, or else the last that opened, or else the last that was refused.
+
+    Entries may have expired: the ledger keeps its jobs.
+    """
+    about = (entry for entry in read(audit) if entry.job and entry.method != status.NAME)
+    entries = [entry for entry in about if entry.event in (Event.OPEN, Event.REFUSAL)]
+    refused = [str(entry.job) for entry in entries if refuses_job(entry.event, entry.outcome)]
+    opened = [str(entry.job) for entry in entries if entry.event is Event.OPEN and entry.outcome is None]
+    known = {*refused, *opened, *((row.record or {}).get("job") for row in ledger)}
+    if job is None and (opened or refused):
+        return (opened or refused)[-1]
     if job is None or job not in known:
         raise ConfigError("the site's log has no such job: `medfedvqa audit show` lists what it has")
     return job
