@@ -15,7 +15,7 @@ DICOM = "http://dicom.nema.org/resources/ontology/DCM"
 ENTITY_TYPES = "http://terminology.hl7.org/CodeSystem/audit-entity-type"
 ENTITY_ROLES = "http://terminology.hl7.org/CodeSystem/object-role"
 OWN = "urn:medfedvqa:"
-"""Begins the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (identifiers)."""
+"""Begins the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (names)."""
 
 Json = dict[str, Any]
 

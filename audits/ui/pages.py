@@ -35,7 +35,8 @@ _LABELS = {
     "seq": "Number", "time": "Time", "site": "Site", "event": "Event", "outcome": "Outcome", "reason": "Reason",
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",
     "actor": "Submitted by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
-    "admission": "Admission", "dp_event": "Charge", "wire": "Bytes on the network", "policy": "Site policy", "exchange": "Exchange spec",
+    "admission": "Admission", "dp_event": "Charge", "wire": "Bytes on the network",
+    "policy": "Site policy", "exchange": "Exchange spec",
     "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest",
     "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip
@@ -65,16 +66,14 @@ def overview(sight: Sight, query: Query) -> Html:
 
 def _card(sight: Sight, site: SiteFacts) -> Html:
     checked = sight.checks.latest(site.site)
+    refused_jobs = link(f"{site.refused_jobs:,}", "entries", site=site.site, event="refusal")
     told: list[tuple[str, Child]] = [
         ("Entries", link(f"{site.entries:,}", "entries", site=site.site)),
         ("Expired", f"{site.first:,} entries before these" if site.first else None),
         ("Released", f"{site.released:,} messages, {site.bytes_out:,} bytes"),
         ("Received", f"{site.received:,} messages, {site.bytes_in:,} bytes"),
         ("Refused", link(f"{site.refused:,}", "entries", site=site.site, outcome="refused") if site.refused else "0"),
-        (
-            "Refused jobs",
-            site.refused_jobs and link(f"{site.refused_jobs:,}", "entries", site=site.site, event="refusal"),
-        ),
+        ("Refused jobs", refused_jobs if site.refused_jobs else None),
         ("Epsilon", nats(site.epsilon) or "nothing charged"),
         ("Last entry", moment(site.last) or "none"),
         ("Checked", moment(checked.time)),
