@@ -14,7 +14,11 @@ from audits.lines import Line
 
 TOLERANCE = timedelta(minutes=5)
 """Clocks are corrected by less than this, and differ by less."""
-_TIME = re.compile(rb'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"').fullmatch
+_TIME = re.compile(
+    rb'"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T'
+    rb'(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z"'
+).fullmatch
+_DAY = slice(9, 11)
 _SIGNED = re.compile(r"time (\S{1,40})")
 
 
@@ -36,9 +40,10 @@ class Times:
         """The next entry."""
         if signed := self._signed.get(line.seq):
             self._latest = max(self._latest, signed)
-        if line.time > self._latest and _moment(line.time):
-            self._latest, self._latest_entry = line.time, line.seq
-        elif line.time != self._latest:
+        time = line.time
+        if time >= self._latest and _TIME(time) and (time[_DAY] <= b"28" or _moment(time)):
+            self._latest, self._latest_entry = time, line.seq  # of this form, later times are larger texts
+        else:
             self._look_back(line)
 
     def _look_back(self, line: Line) -> None:

@@ -83,9 +83,19 @@ def test_a_log_as_it_was_written_has_its_times_in_order(place: Path) -> None:
         (dated(datetime.now(UTC) + timedelta(hours=1)), State.NOT_SHOWN),
         ("1999-01-01", State.BROKEN),
         ("9999-99-99T99:99:99.999999Z", State.BROKEN),
+        ("9999-02-30T00:00:00.000000Z", State.BROKEN),
+        ("0000-01-01T00:00:00.000000Z", State.BROKEN),
         ("", State.BROKEN),
     ],
-    ids=["before the tolerance", "in the future", "no time of day", "no such day", "nothing"],
+    ids=[
+        "before the tolerance",
+        "in the future",
+        "no time of day",
+        "no such month",
+        "no such day",
+        "no such year",
+        "nothing",
+    ],
 )
 def test_what_cannot_be_the_time_of_an_entry_is_named_with_its_entry(place: Path, moment: str, state: State) -> None:
     """Dated back beyond the tolerance, dated in the future, or no time at all."""
