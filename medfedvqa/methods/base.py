@@ -1,5 +1,6 @@
 """What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -320,5 +321,17 @@ def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        faults = (f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors(include_input=False))
-        raise ConfigError(f"{owner}: {'; '.join(faults)}") from None
+        told = error.errors(include_input=False)
+        faults = [f"'{'.'.join(map(_key, e['loc']))}': {e['msg']}" for e in told[:_FAULTS]]
+        more = [f"and {len(told) - _FAULTS} more"] if len(told) > _FAULTS else []
+        raise ConfigError(f"{owner}: {'; '.join(faults + more)}") from None
+
+
+_FAULTS = 8
+"""Faults that an error names."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
+
+
+def _key(step: int | str) -> str:
+    """One step of the way to a fault: what is no name may be anything, and is not repeated."""
+    return str(step) if isinstance(step, int) or _NAME.fullmatch(step) else "..."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import audits
 
-MEMORY = 3 << 30
+MEMORY = 8 << 30
 """Bytes of address space that a process that meets them gets; each of these files has more, or no end."""
 PATIENCE = 240.0
 """Seconds; a process that waits for one of these files never ends."""

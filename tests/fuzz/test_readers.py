@@ -30,7 +30,7 @@ from privacy.report import report_of, verify_report
 from privacy.report.files import JSON, encoded
 
 SITE_YML = site_yaml(
-    reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER],
+    reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER.lower()],
     max_epsilon=3.0, require_dp=True, peers={"head": MARKER}, backbones={MARKER: MARKER}, committee=[MARKER],
 ).encode()  # fmt: skip
 LAUGHS = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
