@@ -13,6 +13,7 @@ from audits.empirical import (
     rate_interval,
     rate_p_value,
 )
+from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
     AuditError,
@@ -41,11 +42,11 @@ from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
 from audits.gate import Charged, Gate, JobContext, Sharing, Stage
-from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.log import AuditLog
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
-from audits.refusals import Refusal
+from audits.refusals import Refusal, known_code, refuses_job
 from audits.retention import RETENTION_DAYS, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
@@ -142,6 +143,7 @@ __all__ = [
     "guess",
     "held",
     "joint_norm",
+    "known_code",
     "leaf_hash",
     "log_odds",
     "make_secret",
@@ -159,6 +161,7 @@ __all__ = [
     "read_secret",
     "receipts_of",
     "reconcile",
+    "refuses_job",
     "sealed",
     "sites_of",
     "statement",

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from audits.entry import Outcome, parse_line
 from audits.errors import LogError
 from audits.exchange import SITES
 from audits.gate import Stage
-from audits.log import Outcome, parse_line
 from audits.segments import lines_of, segments
 
 LOCK_NAME = "sharing.lock"

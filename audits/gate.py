@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from audits.entry import Event, Outcome, TensorRecord
 from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from audits.log import AuditLog, Event, Outcome, TensorRecord
+from audits.log import AuditLog
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
 

@@ -133,7 +133,7 @@ def _read(key: str, value: Any) -> Any:
     read, accepted = _READERS[key]
     try:
         return read(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise PolicyError(f"the policy's '{key}' must be {accepted}") from None
 
 

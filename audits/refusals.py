@@ -3,7 +3,12 @@
 A code tells nothing of data, environment or job text. What else there is to say stands in the site's own log.
 """
 
+import logging
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
+
+_logger = logging.getLogger(__name__)
 
 
 class Refusal(StrEnum):
@@ -78,3 +83,20 @@ _SENTENCES = {
     Refusal.CONNECTION: "the site's process connects to one pinned address only, and was to connect elsewhere",
     Refusal.FAILED: "the task failed at the site; the site's own log has the details",
 }
+
+
+def refuses_job(event: str, outcome: str | None) -> bool:
+    """Whether an entry of this event and outcome says that a job was refused; earlier versions logged it as opened."""
+    return event == "refusal" or (event, outcome) == ("open", "refused")
+
+
+def known_code(admission: Mapping[str, Any] | None) -> Refusal | None:
+    """The code that an entry's `admission` names, if it is one of the list."""
+    code = (admission or {}).get("code")
+    return Refusal(code) if isinstance(code, str) and code in frozenset(Refusal) else None
+
+
+def announce(admission: Mapping[str, Any] | None) -> None:
+    """Tells the process's own log, which a site's people read, that a job was refused: code and fixed sentence."""
+    code = known_code(admission)
+    _logger.warning("a job was refused (%s): %s", code or "no code", code.sentence if code else "see the audit log")

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
+from audits.files import MAX_TEXT, read_bounded
 from medfedvqa.data import CLOSED_ANSWERS, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import checked
@@ -144,8 +145,8 @@ class SiteConfig(BaseModel):
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         raise ConfigError(f"site '{name}': site.yml is missing or is not valid YAML; the site does not start") from None
     if not isinstance(raw, dict) or "policy" not in raw:
         raise ConfigError(f"site '{name}': site.yml has no policy; the site does not start")
