@@ -51,6 +51,11 @@ class Policy(Frozen):
     committee: tuple[str, ...]
     min_committee: int
     min_difference: int = 2
+    allowed_backbones: tuple[str, ...] = ()
+    submitters: tuple[str, ...] = ()
+    require_fresh: bool = True
+    repeats: int = 3
+    data_refusals: int = 3
 
 
 class Run(Frozen):
