@@ -18,6 +18,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedvqa.federation.flare import mail, server_guard
@@ -57,11 +58,15 @@ def add_component(kit: Path, component: Mapping[str, Any]) -> None:
 
 
 class HostileServer(FLComponent):
-    """In the processes of a server that was disarmed: the controller does not miss its guard."""
+    """In the processes of a server that was disarmed: the controller does not miss its guard.
+
+    Arrays travel in their messages, where a recorder sees them; sites decode no others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         server_guard.require_server_guard = lambda: None
+        ConfigService._var_values.update({"np_download_chunk_size": 0, "tensor_download_chunk_size": 0})
 
 
 class ServerTap(HostileServer):

@@ -16,7 +16,7 @@ import pytest
 from leaks import INJECTED, LEAKY, MARK, ROGUE, SECRET, WAYS, marked
 from taps import TappedFederation, add_component, disarm
 
-from audits import Event, Outcome, read, verify
+from audits import Event, Outcome, Refusal, read, verify
 from audits.wire import Reconciliation, Traffic, reconcile
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
@@ -203,7 +203,7 @@ def test_a_job_whose_id_names_another_folder_of_the_kit_harms_nothing(attacked: 
     assert not (attacked.federation.kits / "elsewhere").exists()
 
 
-@pytest.mark.parametrize(("order", "told"), [("extra key", "the site's guard stopped a result"), ("exception", "")])
+@pytest.mark.parametrize(("order", "told"), [("extra key", Refusal.FAILED.sentence), ("exception", "")])
 def test_a_result_or_an_exception_with_data_in_it_ends_the_job_without_the_data(
     attacked: Attacked, job_folder: Path, order: str, told: str
 ) -> None:
