@@ -127,6 +127,8 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "workspace": lambda job: job.update(backbone="{WORKSPACE}"),
     "secret": lambda job: job.update(data="${secret:HOME}"),
     "environment in a key": lambda job: job["options"].update({"{$HOME}": 1}),
+    "environment in an option": lambda job: job["options"].update(trunk="{$HOME}"),
+    "environment in a list": lambda job: job["options"].update(answers=["yes", "{$HOME}"]),
     "unknown field": lambda job: job.update(path="x"),
     "missing field": lambda job: job.pop("secagg"),
     "text for a number": lambda job: job.update(seed="1"),
