@@ -114,8 +114,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
 @pytest.fixture(scope="module")
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job") / "job"
-    # FLARE's own settings send arrays by reference; that this changes nothing is among what is tested.
-    export_job(JOB, folder, tuned=False)
+    export_job(JOB, folder)
     return folder
 
 
@@ -177,7 +176,7 @@ def test_a_byte_that_was_put_below_the_gate_is_found(attacked: Attacked) -> None
     assert [(one.nbytes, "handed over" in one.reason) for one in found.findings] == [(INJECTED, True)]
 
 
-def test_arrays_travel_in_their_message_even_if_a_job_leaves_flares_settings(attacked: Attacked) -> None:
+def test_arrays_travel_in_their_message(attacked: Attacked) -> None:
     """No download is offered or asked for; what was encoded is what the release held."""
     assert b"download_service__" not in attacked.seen
     results = [e.wire["results"] for e in read(attacked.federation.audit(CLEAN)) if e.wire and e.wire["results"]]

@@ -99,6 +99,7 @@ def by_hand(folder: Path, job: dict[str, Any], **files: str) -> Path:
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     common = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    common |= {"np_download_chunk_size": 0, "tensor_download_chunk_size": 0}
     executor = {"path": "medfedvqa.federation.flare.executor.SiteExecutor", "args": {"job": job}}
     controller = {"path": "medfedvqa.federation.flare.controller.FederationController", "args": {"job": job}}
     client = {**common, "executors": [{"tasks": ["*"], "executor": executor}]}

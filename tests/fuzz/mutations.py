@@ -206,6 +206,11 @@ def _link(app: Path) -> None:
     (app / CONFIGS[0]).symlink_to("/dev/zero")
 
 
+def _link_file(app: Path) -> None:
+    (app / CONFIGS[0]).rename(app.with_name("elsewhere"))
+    (app / CONFIGS[0]).symlink_to(app.with_name("elsewhere"))
+
+
 def _link_folder(app: Path) -> None:
     (app / "config").rename(app.with_name("elsewhere"))
     (app / "config").symlink_to(app.with_name("elsewhere"))
@@ -256,6 +261,20 @@ def _signature(app: Path) -> None:
 
 
 FILE_CHANGES: tuple[Callable[[Path], None], ...] = (
-    *(_link, _link_folder, _pipe, _folder, _large, _missing, _file, _code, _shadow, _hocon, _odd_name, _signature),
+    *(
+        _link,
+        _link_file,
+        _link_folder,
+        _pipe,
+        _folder,
+        _large,
+        _missing,
+        _file,
+        _code,
+        _shadow,
+        _hocon,
+        _odd_name,
+        _signature,
+    ),
 )
 """Of an app's folder on disk; all but the last make it one that no site takes."""

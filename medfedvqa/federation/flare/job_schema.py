@@ -160,8 +160,9 @@ class _Common(_Strict):
     components: Empty
     task_data_filters: Empty
     task_result_filters: Empty
-    np_download_chunk_size: Literal[0] = 0
-    tensor_download_chunk_size: Literal[0] = 0
+    # Sites take no part in downloads: a job that sends arrays by reference would wait for ever.
+    np_download_chunk_size: Literal[0]
+    tensor_download_chunk_size: Literal[0]
 
 
 class _Client(_Common):
