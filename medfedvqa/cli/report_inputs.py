@@ -125,7 +125,8 @@ def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
 
 
 def _policy(policy: SitePolicy) -> Policy:
-    return Policy(**{**vars(policy), "kinds": tuple(kind.value for kind in policy.kinds)})
+    told = {name: getattr(policy, name) for name in Policy.model_fields}
+    return Policy(**told | {"kinds": tuple(kind.value for kind in policy.kinds)})
 
 
 def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[Checked, ...]:
