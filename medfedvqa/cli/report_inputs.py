@@ -125,8 +125,9 @@ def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
 
 
 def _policy(policy: SitePolicy) -> Policy:
-    limit = policy.epsilon_limit
-    return Policy(**{**vars(policy), "max_epsilon": limit, "kinds": tuple(kind.value for kind in policy.kinds)})
+    # A site that requires differential privacy has a limit, written or not.
+    told = {name: getattr(policy, name) for name in Policy.model_fields} | {"max_epsilon": policy.epsilon_limit}
+    return Policy(**told | {"kinds": tuple(kind.value for kind in policy.kinds)})
 
 
 def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[Checked, ...]:

@@ -152,7 +152,7 @@ def _code(report: Report, listed: Sequence[Withdrawal]) -> Part:
     """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
     if not report.sections.claim.made:
         return Part(CODE, State.SHOWN, "the report claims no epsilon that could be withdrawn")
-    quoted = [one.record for one in report.evidence.log.entries if one.record["job"] == report.evidence.job]
+    quoted = [one.record for one in report.evidence.log.entries if one.record.get("job") == report.evidence.job]
     ran = [CodeIdentity(one.get("code_version"), one.get("code_digest")) for one in quoted]
     tool = report.evidence.tool
     if found := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listed):
@@ -196,8 +196,8 @@ def differences(one: Any, other: Any, where: str) -> Iterator[str]:
 def _log(report: Report, folder: Path) -> Part:
     """The log itself: it has what is quoted, and nothing of the job that is not."""
     log, size = report.evidence.log, report.sections.identity.log_entries
-    quoted = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}
     try:
+        quoted = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}
         for line in islice(lines_from(folder, log.first), size - log.first):
             record = parse_line(line)
             known = quoted.pop(record["seq"], None)
@@ -205,7 +205,10 @@ def _log(report: Report, folder: Path) -> Part:
                 said = "the log has another entry, or one of the job that the report leaves out"
                 return Part("log", State.BROKEN, said, record["seq"])
     except (AuditError, OSError) as error:
-        return Part("log", State.BROKEN, f"the log does not have the entries that are quoted: {error}")
+        told = error.strerror if isinstance(error, OSError) else error
+        return Part("log", State.BROKEN, f"the log does not have the entries that are quoted: {told}")
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return Part("log", State.BROKEN, "what is quoted of the log are no entries of one")
     if quoted:
         return Part("log", State.BROKEN, "the log lacks entries that are quoted")
     return Part("log", State.SHOWN, "the log has what is quoted, and no more of the job under that checkpoint")

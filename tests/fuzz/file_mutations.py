@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -66,14 +67,15 @@ def altered(random: Random, document: Any) -> Any:
     for _ in range(random.randint(1, 3)):
         holder, step = _somewhere(random, document)
         if holder is None:
-            return random.choice(VALUES)
+            return deepcopy(random.choice(VALUES))
         action = random.random()
         if action < 0.7:
-            holder[step] = random.choice(VALUES)
+            holder[step] = deepcopy(random.choice(VALUES))
         elif isinstance(holder, dict):
             holder[random.choice(("", "x", MARKER, "job", "0"))] = holder.pop(step)
         else:
             holder[step : step + 1] = [holder[step]] * random.choice((0, 2, 40))
+            holder[:] = map(deepcopy, holder)  # else a later change is made to all of them at once
     return document
 
 
