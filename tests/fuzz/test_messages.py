@@ -82,7 +82,10 @@ class Ends:
         return pack(round, tensors, self.notary.outgoing([SITE])[SITE])
 
     def answer(self, task: str, message: Shareable) -> Shareable:
-        """What the site submits."""
+        """What the site submits. A site that has refused a job refuses all that follows; here each message is new."""
+        runtime = self.tasks._runtime
+        assert isinstance(runtime, SiteRuntime)
+        runtime._refused = None
         reply = self.tasks.answer(task, message, None)
         results.answered(task, reply)
         return results.leaving(reply)
