@@ -1,6 +1,7 @@
 """What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove."""
 
 from audits.checkpoint import Checkpoint, origin_of
+from audits.earlier_sums import EarlierSums
 from audits.empirical import (
     EmpiricalError,
     Guesses,
@@ -12,6 +13,7 @@ from audits.empirical import (
     rate_interval,
     rate_p_value,
 )
+from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
     AuditError,
@@ -39,12 +41,12 @@ from audits.examine import (
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.gate import Charged, Gate, JobContext, Sharing
-from audits.log import AuditLog, Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.gate import Charged, Gate, JobContext, Sharing, Stage
+from audits.log import AuditLog
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
-from audits.refusals import Refusal
+from audits.refusals import Refusal, known_code, refuses_job
 from audits.retention import RETENTION_DAYS, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
@@ -69,6 +71,7 @@ __all__ = [
     "Claims",
     "Cosigned",
     "EXIT_CODES",
+    "EarlierSums",
     "EmpiricalError",
     "Entry",
     "Event",
@@ -109,6 +112,7 @@ __all__ = [
     "SecretError",
     "Sharing",
     "SitePolicy",
+    "Stage",
     "State",
     "Submitted",
     "TaskSpec",
@@ -139,6 +143,7 @@ __all__ = [
     "guess",
     "held",
     "joint_norm",
+    "known_code",
     "leaf_hash",
     "log_odds",
     "make_secret",
@@ -156,6 +161,7 @@ __all__ = [
     "read_secret",
     "receipts_of",
     "reconcile",
+    "refuses_job",
     "sealed",
     "sites_of",
     "statement",

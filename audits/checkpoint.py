@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from audits.errors import NoteError
+from audits.files import open_plain
 from audits.note import DASH, MAX_NOTE, AuditKey, Note
 from audits.tree import HASH_BYTES
 
@@ -78,12 +79,15 @@ class NoteFile:
     def __iter__(self) -> Iterator[Note]:
         """The notes, without what a crash left of the last; none if there is no file. Raises `NoteError`."""
         lines: list[str] = []
+        length = 0
         for line in self._lines():
             lines.append(line)
+            length += len(line)
             if line == "\n" and len(lines) > 1 and lines[-2].startswith(DASH):
                 yield Note.parse("".join(lines[:-1]))
                 lines.clear()
-            if len(lines) > MAX_LINES:
+                length = 0
+            if len(lines) > MAX_LINES or length > MAX_NOTE + 1:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
     def heads(self) -> Iterator[tuple[int, bytes, int, bytes]]:
@@ -134,7 +138,7 @@ class NoteFile:
 
     def _blocks(self) -> Iterator[bytes]:
         try:
-            with open(self.path, "rb") as file:
+            with open_plain(self.path) as file:
                 while block := file.read(MAX_NOTE):
                     yield block
         except FileNotFoundError:
@@ -144,9 +148,9 @@ class NoteFile:
 
     def _lines(self) -> Iterator[str]:
         try:
-            with open(self.path, encoding="utf-8", errors="replace", newline="\n") as file:
+            with open_plain(self.path) as file:
                 while line := file.readline(MAX_NOTE):
-                    yield line
+                    yield line.decode(errors="replace")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -155,12 +159,14 @@ class NoteFile:
     def _tail(self) -> tuple[bytes, list[int]]:
         """The end of the file, and where in it notes begin or end; what follows the last of these was torn."""
         try:
-            with open(self.path, "rb") as file:
+            with open_plain(self.path) as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - TAIL)
                 file.seek(begin)
-                block = file.read()
+                block = file.read(2 * TAIL)
         except FileNotFoundError:
             return b"", [0]
+        except OSError as error:
+            raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
         ends = [match.end() for match in _END.finditer(block)]
         if begin and not ends:
             raise NoteError("the file of checkpoints ends in what is no note: have the log verified")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.errors import LogError, NoteError
+from audits.files import MAX_NOTES
 from audits.lines import ACCEPTED, RECEIVE, Line
 from audits.note import Note, VerifierKey
 from audits.segments import segments
@@ -39,6 +40,8 @@ class Evidence:
         for place in places:
             if not place.exists():
                 raise LogError("one of the places to compare with does not exist: give a file of notes, or a folder")
+            if not (place.is_file() or place.is_dir()):
+                raise LogError("one of the places to compare with is neither a plain file nor a folder")
             files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
             for path in files:
                 if path.resolve() not in seen and path.resolve().parent != but.resolve():
@@ -51,6 +54,8 @@ class Evidence:
             for key in read_keys(path).values():
                 self.keys[key.name].add(key)
         elif named or path.name in (WITNESSED, CHECKPOINTS) or path.name.startswith(EVIDENCE) or path.suffix == ".note":
+            if path.stat().st_size > MAX_NOTES:
+                raise LogError(f"a file of notes has more than {MAX_NOTES} bytes: give the newest of them")
             for note in NoteFile(path):
                 self.notes[Checkpoint.parse(note.text).origin].append(note)
         if path.parent.name == RECEIPTS and path in segments(path.parent) and path.parent not in self.receipts:
@@ -65,6 +70,8 @@ class Claims:
     """Roots by size that the log's own key signed and others hold; two for one size do not come here."""
     forks: tuple[int, ...]
     """Sizes for which two roots are signed with the log's own key."""
+    key: VerifierKey | None
+    """The log's own, as far as it is known."""
     other_keys: bool
     """Whether others know the log by another key, or hold checkpoints that one signed."""
     parties: tuple[str, ...]
@@ -76,32 +83,48 @@ class Claims:
         return max(self.sizes, default=0)
 
 
-def claims_on(site: str, key: VerifierKey, own: Iterable[Note], evidence: Evidence) -> Claims:
-    """`own`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key."""
-    origin = origin_of(site)
-    strangers = evidence.keys[origin] - {key}
+def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> Claims:
+    """`own`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
+
+    Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
+    """
+    origin, own = origin_of(site), list(own)
     roots: defaultdict[int, set[bytes]] = defaultdict(set)
     parties: set[str] = set()
-    signed_otherwise = False
-    for note in evidence.notes[origin]:
-        found = Checkpoint.parse(note.text)
-        if key.signed(note):
+    for note in evidence.notes[origin] if key else ():
+        if key and key.signed(note):
+            found = Checkpoint.parse(note.text)
             roots[found.size].add(found.root)
             parties |= _cosigners(note, evidence)
-        else:
-            signed_otherwise |= any(other.signed(note) for other in strangers)
     for note in own:
         names = _cosigners(note, evidence)
-        if names and key.signed(note):
+        if names and key and key.signed(note):
             found = Checkpoint.parse(note.text)
             roots[found.size].add(found.root)
             parties |= names
     return Claims(
         sizes={size: next(iter(found)) for size, found in roots.items() if len(found) == 1},
         forks=tuple(sorted(size for size, found in roots.items() if len(found) > 1)),
-        other_keys=bool(strangers) or signed_otherwise,
+        key=key,
+        other_keys=_other_keys(origin, key, own, evidence),
         parties=tuple(sorted(parties)),
     )
+
+
+def _other_keys(origin: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> bool:
+    """Whether others know the log by another key, or hold notes of it that another key signed.
+
+    Where no key is known, that is one which the log's own notes do not have.
+    """
+    ids = key.ids if key else _ids(origin, own)
+    others = _ids(origin, evidence.notes[origin])
+    strangers = evidence.keys[origin] - {key} if key else ()
+    return bool(strangers) or bool(ids and others - ids)
+
+
+def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
+    """Of the keys that signed notes in the log's own name."""
+    return frozenset(found for note in notes for found in note.ids_of(origin))
 
 
 def _cosigners(note: Note, evidence: Evidence) -> set[str]:

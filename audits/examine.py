@@ -3,18 +3,20 @@
 """
 
 import json
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
-from audits.errors import LogError, NoteError
+from audits.checkpoint import Checkpoint, origin_of
+from audits.errors import LogError
 from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
-from audits.note import Note, VerifierKey
+from audits.note import VerifierKey
+from audits.own_checkpoints import OwnCheckpoints
+from audits.times import TOLERANCE, Times
 from audits.verifier import Walk
 from audits.wire import Reconciler, WireWindow
 from audits.witness import KEYS, read_keys
@@ -29,8 +31,6 @@ class State(StrEnum):
 
 
 _ORDER = list(State)
-_COSIGNED = 64
-"""The newest cosigned checkpoints that are looked at: each covers all before it."""
 EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
 
 
@@ -103,11 +103,11 @@ def examine(
 
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
-    known = key or read_keys(folder / KEYS).get(origin_of(site))
     evidence = Evidence.gather(against, folder)
-    own = _Own(folder, known)
-    claims = claims_on(site, known, own.cosigned, evidence) if known else None
-    seen = _Seen(own, claims, _receipts(site, evidence))
+    own = OwnCheckpoints(folder)
+    known = key or _known_key(folder, site, evidence)
+    claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
+    seen = _Seen(own, Times(own.dated()), claims, _receipts(site, evidence))
     walk = Walk(folder)
     seen.compare(walk)
     for line in walk:
@@ -118,74 +118,25 @@ def examine(
         head=walk.head,
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
-        integrity=Judgement((_chain(walk), _tree(own, seen), *own.parts(site))),
-        completeness=Judgement((_tail(walk, own), *_jobs(seen, running), *_wire(seen, network))),
-        consistency=Judgement(tuple(_agreement(site, walk, claims, seen, evidence))),
+        integrity=Judgement((_chain(walk), _times(seen), _tree(own, seen), _signature(own, known, site))),
+        completeness=Judgement((_tail(walk, own), _jobs(seen, walk, running), *_wire(seen, walk, running, network))),
+        consistency=Judgement(tuple(_agreement(walk, claims, seen, evidence))),
     )
 
 
-class _Own:
-    """The log's own checkpoints, read as the walk comes to their sizes; of their signatures the newest's is checked.
-
-    An earlier one whose root is that of the log adds nothing that a signature could make truer.
-    """
-
-    def __init__(self, folder: Path, key: VerifierKey | None) -> None:
-        self._file, self.key = NoteFile(folder / CHECKPOINTS), key
-        self.newest, self.cosigned, self.unreadable = self._gathered()
-        self._heads = iter(()) if self.unreadable else self._file.heads()
-        self._next = self._advance(0)
-
-    def _gathered(self) -> tuple[Note | None, list[Note], str]:
-        cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
-        try:
-            for _, _, signatures, written in self._file.heads():
-                if signatures > 1:
-                    cosigned.append(written)
-            return self._file.latest(), [Note.parse(written.decode(errors="replace")) for written in cosigned], ""
-        except NoteError as error:
-            return None, [], str(error)
-
-    def due(self, size: int) -> list[bytes]:
-        """The roots of the checkpoints of this size."""
-        roots: list[bytes] = []
-        while self._next[0] == size:
-            roots.append(self._next[1])
-            self._next = self._advance(size)
-        return roots
-
-    def _advance(self, size: int) -> tuple[int, bytes]:
-        """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
-        for found, root, _, _ in self._heads:
-            if found >= size:
-                return found, root
-        return -1, b""
-
-    @property
-    def size(self) -> int:
-        """How many entries the newest covers."""
-        return Checkpoint.parse(self.newest.text).size if self.newest else 0
-
-    def parts(self, site: str) -> Iterator[Part]:
-        if self.unreadable:
-            yield Part("signature", State.BROKEN, self.unreadable)
-        elif self.newest is None or self.key is None:
-            missing = "checkpoint is signed" if self.key else "key of the site is known"
-            yield Part("signature", State.NOT_SHOWN, f"no {missing}")
-        elif Checkpoint.parse(self.newest.text).origin != origin_of(site) or not self.key.signed(self.newest):
-            yield Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
-        else:
-            yield Part(
-                "signature", State.SHOWN, f"the newest checkpoint, of {self.size} entries, is signed by the site"
-            )
+def _known_key(folder: Path, site: str, evidence: Evidence) -> VerifierKey | None:
+    """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
+    others = evidence.keys.get(origin_of(site), set())
+    return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
 
 
 @dataclass
 class _Seen:
     """What the walk has come by."""
 
-    own: _Own
-    claims: Claims | None
+    own: OwnCheckpoints
+    times: Times
+    claims: Claims
     receipts: dict[bytes, int]
     ledger: Reconciler = field(default_factory=Reconciler)
     jobs: dict[bytes, bool] = field(default_factory=dict)
@@ -200,6 +151,7 @@ class _Seen:
 
     def take(self, line: Line, walk: Walk) -> None:
         self.compare(walk)
+        self.times.take(line)
         self.ledger.expired = walk.first > 0
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
@@ -228,7 +180,7 @@ class _Seen:
             self.compared += len(roots)
             if self.unlike_own is None and set(roots) != {walk.tree.root()}:
                 self.unlike_own = size
-        if self.claims and size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
+        if size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
             self.unlike_others.append(size)
 
 
@@ -245,7 +197,21 @@ def _chain(walk: Walk) -> Part:
     return Part("chain", State.SHOWN, f"{walk.entries} entries hold, none changed, removed, added or moved")
 
 
-def _tree(own: _Own, seen: _Seen) -> Part:
+def _times(seen: _Seen) -> Part:
+    times = seen.times
+    if times.malformed is not None:
+        return Part("times", State.BROKEN, "the entry's time is not one that this format has", times.malformed)
+    if times.earlier is not None:
+        by = str(times.back).split(".")[0]
+        said = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
+        return Part("times", State.NOT_SHOWN, said, times.earlier)
+    if (future := times.future(datetime.now(UTC))) is not None:
+        said = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
+        return Part("times", State.NOT_SHOWN, said, future)
+    return Part("times", State.SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future")
+
+
+def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
     if seen.unlike_own is not None:
         said = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
         return Part("tree", State.BROKEN, said, max(seen.unlike_own - 1, 0))
@@ -254,7 +220,19 @@ def _tree(own: _Own, seen: _Seen) -> Part:
     return Part("tree", State.SHOWN, f"{seen.compared} checkpoints are of these entries")
 
 
-def _tail(walk: Walk, own: _Own) -> Part:
+def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> Part:
+    if own.unreadable:
+        return Part("signature", State.BROKEN, own.unreadable)
+    if own.newest is None or key is None:
+        missing = "checkpoint is signed" if key else "key of the site is known"
+        return Part("signature", State.NOT_SHOWN, f"no {missing}")
+    if Checkpoint.parse(own.newest.text).origin != origin_of(site) or not key.signed(own.newest):
+        return Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
+    said = f"the newest checkpoint, of {own.size} entries, is signed by the site"
+    return Part("signature", State.SHOWN, said)
+
+
+def _tail(walk: Walk, own: OwnCheckpoints) -> Part:
     if own.size > walk.entries:
         said = f"the log ends before its newest checkpoint, of {own.size} entries: it was cut, or is another one"
         return Part("tail", State.BROKEN, said, walk.entries)
@@ -263,19 +241,24 @@ def _tail(walk: Walk, own: _Own) -> Part:
     return Part("tail", State.SHOWN, "the last entry is under the newest checkpoint")
 
 
-def _jobs(seen: _Seen, running: Collection[str]) -> Iterator[Part]:
-    still = [job for job in seen.jobs if json.loads(job) not in running]
-    if still:
+def _jobs(seen: _Seen, walk: Walk, running: Collection[str]) -> Part:
+    opened = {str(json.loads(job)) for job in seen.jobs}
+    now = len(walk.counting.running)
+    if still := opened - walk.counting.running - set(running):
         said = f"{len(still)} jobs were not closed: they run (say which), or the log lacks their end"
-        yield Part("jobs", State.NOT_SHOWN, said)
-    else:
-        yield Part("jobs", State.SHOWN, "every job that was opened is closed, or said to be running")
+        return Part("jobs", State.NOT_SHOWN, said)
+    said = "every job that was opened is closed, or said to be running"
+    return Part("jobs", State.SHOWN, f"{_counted(now)}; {said}" if now else said)
 
 
-def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
+def _counted(jobs: int) -> str:
+    return "1 job is running" if jobs == 1 else f"{jobs} jobs are running"
+
+
+def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> Iterator[Part]:
     if not network:
         return
-    found = seen.ledger.result()
+    found = seen.ledger.result(walk.counting.jobs.union(running))
     if seen.uncounted is not None:
         yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
     elif found.findings:
@@ -284,6 +267,11 @@ def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
         yield Part("wire", State.BROKEN, f"{said}: {first.reason}", first.seq)
     elif not found.covered:
         yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
+    elif found.pending:
+        jobs = len(walk.counting.running.union(running))
+        when = _counted(jobs) if jobs else "a job has just ended"
+        said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
+        yield Part("wire", State.NOT_SHOWN, said)
     else:
         nbytes, kinds = sum(found.left.values()), len(found.left)
         said = f"all {nbytes} bytes on the network are explained, in {kinds} kinds"
@@ -291,12 +279,13 @@ def _wire(seen: _Seen, network: bool) -> Iterator[Part]:
         yield Part("wire", State.SHOWN, said + still)
 
 
-def _agreement(site: str, walk: Walk, claims: Claims | None, seen: _Seen, evidence: Evidence) -> Iterable[Part]:
-    if claims is None:
-        yield Part("checkpoints", State.NOT_SHOWN, "no key of the site is known")
-    else:
+def _agreement(walk: Walk, claims: Claims, seen: _Seen, evidence: Evidence) -> Iterable[Part]:
+    if claims.key or claims.other_keys:
         yield _others_keys(claims)
+    if claims.key:
         yield _others_checkpoints(walk, claims, seen)
+    else:
+        yield Part("checkpoints", State.NOT_SHOWN, "no key of the site is known")
     if evidence.receipts:
         yield _others_receipts(walk, seen)
     if seen.findings:

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 from audits.anchor import TREE
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.entry import Entry, parse_line
 from audits.errors import LogError, NoteError
 from audits.evidence import Evidence
 from audits.exchange import canonical
-from audits.log import Entry, parse_line
 from audits.note import Note, VerifierKey
-from audits.segments import first_entry, lines_from, present_segments
+from audits.running import Snapshot
+from audits.segments import lines_from
 from audits.tree import Nodes, TreeFile, consistency_proof, consistent, includes, inclusion_proof
 from audits.witness import KEYS, read_keys
 
@@ -87,12 +88,12 @@ def quote(
     `others`: what others hold of the log, for a newer cosigned checkpoint than the site's own folder has. Raises
     `LogError` if there is no log, checkpoint or tree, and `NoteError` if what is there is no such thing.
     """
-    files = present_segments(folder)
+    first = Snapshot(folder).first() or 0
     known = read_keys(folder / KEYS)
     key, note = known.get(origin_of(site)), NoteFile(folder / CHECKPOINTS).latest()
     if key is None or note is None:
         raise LogError("the audit log is not signed: let the site sign it first")
-    size, first = Checkpoint.parse(note.text).size, first_entry(files[0]) or 0
+    size = Checkpoint.parse(note.text).size
     tree = _tree(folder)
     try:
         notes = [*NoteFile(folder / CHECKPOINTS), *(others.notes[key.name] if others else ())]

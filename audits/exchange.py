@@ -191,7 +191,7 @@ class Exchange:
         """
         declared = self.task(task)
         specs = [spec for spec in (declared.up if direction == "up" else declared.down) if peer in spec.recipients]
-        passed, reasons = copies(specs, tensors)
+        passed, reasons = _copies(specs, tensors)
         if undeclared := len(tensors.keys() - {spec.name for spec in specs}):
             reasons.append(Reason.UNDECLARED.format(count=undeclared))
         if reasons:
@@ -241,7 +241,7 @@ def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
     return np.dtype(spec.dtype).newbyteorder("<")
 
 
-def copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
+def _copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
     """See `TensorSpec.copied`: the tensors that are as declared, and why the others are not."""
     passed: Tensors = {}
     reasons = []
@@ -265,7 +265,7 @@ def clipped(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
         return dict(tensors)
     factor = most_norm / norm * (1 - _ROUNDING)
     with np.errstate(invalid="ignore"):  # a value that is not finite stays one, and the gate refuses it
-        return {name: (array.astype(np.float64) * factor).astype(array.dtype) for name, array in tensors.items()}
+        return {name: np.asarray(array.astype(np.float64) * factor, array.dtype) for name, array in tensors.items()}
 
 
 def _bounds(name: str, bounds: Any) -> tuple[float, float]:

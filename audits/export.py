@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from audits.entry import Entry
 from audits.errors import LogError
 from audits.exchange import canonical
 from audits.export_fhir import audit_event
 from audits.export_syslog import syslog_lines
-from audits.log import Entry
 from audits.verifier import read, verify
 
 

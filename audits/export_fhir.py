@@ -7,14 +7,15 @@ has no element for stands in `entity.detail`, under the name that it has in the 
 from collections.abc import Mapping
 from typing import Any
 
+from audits.entry import Entry, Event, Outcome, TensorRecord
 from audits.exchange import canonical
-from audits.log import Entry, Event, Outcome, TensorRecord
+from audits.refusals import known_code
 
 DICOM = "http://dicom.nema.org/resources/ontology/DCM"
 ENTITY_TYPES = "http://terminology.hl7.org/CodeSystem/audit-entity-type"
 ENTITY_ROLES = "http://terminology.hl7.org/CodeSystem/object-role"
 OWN = "urn:medfedvqa:"
-"""Begins the project's own systems: `event` (codes); `site`, `peer`, `actor`, `job`, `entry` (identifiers)."""
+"""Begins the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (names)."""
 
 Json = dict[str, Any]
 
@@ -28,6 +29,7 @@ _TYPES: Mapping[Event, tuple[Json, str]] = {
     Event.RELEASE: (_coding(DICOM, "110106", "Export"), "R"),
     Event.RECEIVE: (_coding(DICOM, "110107", "Import"), "C"),
     Event.FINDING: (_coding(DICOM, "110113", "Security Alert"), "E"),
+    Event.REFUSAL: (_coding(DICOM, "110113", "Security Alert"), "E"),
 }
 _SUBTYPES: Mapping[Event, Json] = {
     Event.OPEN: _coding(DICOM, "110120", "Application Start"),
@@ -52,6 +54,8 @@ def audit_event(entry: Entry) -> Json:
     subtypes = [{"system": OWN + "event", "code": str(entry.event)}]
     if entry.event in _SUBTYPES:
         subtypes.append(_SUBTYPES[entry.event])
+    if code := known_code(entry.admission):
+        subtypes.append(_coding(OWN + "refusal", code.value, code.sentence))
     event = {
         "resourceType": "AuditEvent",
         "id": entry.leaf_hash,

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from audits.entry import Entry, Event, Outcome
 from audits.exchange import canonical
-from audits.log import Entry, Event, Outcome
+from audits.refusals import known_code
 
 LOG_AUDIT = 13
 WARNING, NOTICE, INFO = 4, 5, 6
@@ -25,6 +26,9 @@ def syslog_lines(entry: Entry) -> Iterator[str]:
     facts = vars(entry)
     told = {name: value for name, value in facts.items() if name not in ("time", "tensors") and value is not None}
     text = f"{entry.event} {entry.outcome}" if entry.outcome else str(entry.event)
+    if code := known_code(entry.admission):
+        told["code"] = code.value
+        text += f", {code}"
     yield _message(entry, str(entry.event), "entry", told, f"{text}, {len(entry.tensors)} tensors")
     for position, tensor in enumerate(entry.tensors):
         about = {"entry": entry.leaf_hash, "seq": entry.seq, "site": entry.site, "position": position}

@@ -3,14 +3,16 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter, index
 from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from audits.entry import Event, Outcome, TensorRecord
 from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from audits.log import AuditLog, Event, Outcome, TensorRecord
+from audits.log import AuditLog
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
 
@@ -43,12 +45,25 @@ class Charged:
     epsilon_after: float
 
 
+class Stage(StrEnum):
+    """How far a computation on shares is with a site's input."""
+
+    BEGUN = "begun"
+    """The first attempt with this input."""
+    REPEATED = "repeated"
+    """Takes the place of the last attempt with the same input, which can no longer come to a result."""
+    OPENED = "opened"
+    """The result is of exactly these sites."""
+
+
 @dataclass(frozen=True)
 class Sharing:
-    """Among whom one attempt at a computation on shares runs; its entries give the sentence as their reason.
+    """Among whom one attempt at a computation on shares runs; its entries hold it, and give the sentence as their
+    reason.
 
     `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: by
-    whom, how these were chosen, and who together could open what; empty where an entry before has said so.
+    whom, how these were chosen, and who together could open what; empty where an entry before has said so. `private`:
+    whether the inputs are under differential privacy.
     """
 
     attempt: str
@@ -56,6 +71,13 @@ class Sharing:
     sites: tuple[str, ...]
     dealer: str
     computed: str = ""
+    stage: Stage = Stage.BEGUN
+    private: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON, for programs."""
+        parts = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
+        return parts | {"dealer": self.dealer or None, "stage": self.stage.value, "private": self.private}
 
     def __str__(self) -> str:
         dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
@@ -163,7 +185,7 @@ class Gate:
         if charged is not None:
             said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
         if sharing is not None:
-            said["reason"] = str(sharing)
+            said |= {"reason": str(sharing), "sharing": sharing.record()}
         if peer in self._policy.recipients:
             said["peer"] = peer
         try:

@@ -9,8 +9,8 @@ import re
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from audits.entry import parse_line
 from audits.exchange import canonical
-from audits.log import parse_line
 
 RELEASE, RECEIVE, OPEN, CLOSE, WIRE = b'"release"', b'"receive"', b'"open"', b'"close"', b'"wire"'
 EXPIRED, FINDING = b'"expired"', b'"finding"'
@@ -33,28 +33,29 @@ class Line(NamedTuple):
     site: bytes
     reason: bytes
     tensors: bytes
+    time: bytes
     wire: bytes | None
 
 
 _TEXT = rb'"[^"\\\x00-\x1f]*+"'
 _WHOLE = rb"(?:0|-?[1-9][0-9]{0,17})"
-_ANY = rb"(?:null|" + _TEXT + rb"|" + _WHOLE + rb")"
+_MAYBE = rb"(?:null|" + _TEXT + rb")"
 _PART = rb"(?:null|\{.*?\})"
-_FLOAT = rb"(?:null|[-+.0-9e]+)"
+_INTEGER = rb"(?:null|" + _WHOLE + rb")"
+_FLOAT = rb"(?:null|" + _WHOLE + rb"|-?[0-9]+\.[0-9]+(?:e[-+][0-9]+)?|-?[0-9]e[-+][0-9]+)"
 _TENSOR = (
     rb'\{"dtype":%(t)s,"kind":%(t)s,"name":%(t)s,"nbytes":%(n)s,"protection":%(t)s,"sha256":(?:null|%(t)s),'
     rb'"shape":\[(?:%(n)s(?:,%(n)s)*+)?\]\}' % {b"t": _TEXT, b"n": _WHOLE}
 )
 _TENSORS = rb"\[(?:%s(?:,%s)*+)?\]" % (_TENSOR, _TENSOR)
 _FORMS = {
-    "code_digest": _ANY, "code_version": _ANY, "direction": _ANY, "dp_event": _PART,
-    "epsilon_after": _FLOAT, "epsilon_before": _FLOAT, "event": _TEXT, "exchange": _ANY, "job": _ANY,
-    "leaf_hash": _TEXT, "method": _ANY, "model_digest": _ANY, "monotonic": _WHOLE, "nbytes": _WHOLE,
-    "outcome": _ANY, "peer": _ANY,
-    "policy": _ANY, "prev_hash": _TEXT, "reason": _ANY, "round": _ANY, "seq": _WHOLE, "site": _TEXT, "task": _ANY,
-    "tensors": _TENSORS, "time": _TEXT,
+    "code_digest": _MAYBE, "code_version": _MAYBE, "direction": _MAYBE, "dp_event": _PART,
+    "epsilon_after": _FLOAT, "epsilon_before": _FLOAT, "event": _TEXT, "exchange": _MAYBE, "job": _MAYBE,
+    "leaf_hash": _TEXT, "method": _MAYBE, "model_digest": _MAYBE, "monotonic": _WHOLE, "nbytes": _WHOLE,
+    "outcome": _MAYBE, "peer": _MAYBE, "policy": _MAYBE, "prev_hash": _TEXT, "reason": _MAYBE, "round": _INTEGER,
+    "seq": _WHOLE, "site": _TEXT, "task": _MAYBE, "tensors": _TENSORS, "time": _TEXT,
 }  # fmt: skip
-_KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors")
+_KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
 _PARTS = ("dp_event", "epsilon_after", "epsilon_before")
 
 
@@ -67,15 +68,19 @@ def _member(name: str, form: bytes) -> bytes:
     return (rb'"%s":(%s),' if name in _KEPT + _PARTS else rb'"%s":%s,') % (key, form)
 
 
+# With exactly 20 groups, CPython 3.11 keeps the tuples of `groups` on a free list, which looks like a leak.
 _LINE = re.compile(
     rb"\{"
-    + _member("actor", _ANY)
+    + _member("actor", _MAYBE)
     + rb'(?:"admission":(\{.*?\}),)?'
-    + b"".join(_member(*pair) for pair in _FORMS.items())[:-1]
+    + b"".join(
+        (rb'(?:"sharing":(\{.*?\}),)?' if name == "site" else b"") + _member(name, form)
+        for name, form in _FORMS.items()
+    )[:-1]
     + rb'(?:,"wire":(\{.*\}))?\}\n',
     re.DOTALL,
 ).fullmatch
-_NULLS = (None, b"null", b"null", b"null", None)
+_NULLS = (None, b"null", b"null", b"null", None, None)
 
 
 def read_line(line: bytes) -> Line:
@@ -84,17 +89,18 @@ def read_line(line: bytes) -> Line:
     if found is None:
         return _slowly(line)
     (
-        admission, dp_event, after, before, event, job, member, leaf, nbytes, outcome, peer, prev,
-        reason, round, seq, site, task, tensors, wire,
+        admission, dp_event, after, before, event, job, _, leaf, nbytes, outcome, peer, prev,
+        reason, round, seq, sharing, site, task, tensors, time, wire,
     ) = found.groups()  # fmt: skip
-    parts = admission, dp_event, after, before, wire
+    parts = admission, dp_event, after, before, sharing, wire
     begin, end = found.span(7)
     digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
-    if digest != leaf.decode() or not (parts == _NULLS or _canonical(parts)) or not (line.isascii() or _utf8(line)):
+    hashed = digest == leaf.decode()
+    if not (hashed and (parts == _NULLS or _canonical(parts)) and (line.isascii() or _utf8(line))):
         return _slowly(line)  # which says what is wrong with it, if anything is
     return Line(
         int(seq), prev.decode(), digest, event, outcome, job, round, task, peer, nbytes, site, reason,
-        tensors, wire,
+        tensors, time, wire,
     )  # fmt: skip
 
 

@@ -7,25 +7,24 @@ an entry that was never acknowledged: the next append cuts it off and says so in
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from audits.anchor import Anchor, Link, signed_size
 from audits.checkpoint import Checkpoint
+from audits.entry import Entry, Event, leaf_hash, parse_line
 from audits.errors import LogError
-from audits.exchange import Kind, Protection, canonical
+from audits.exchange import canonical
 from audits.note import AuditKey, Note, VerifierKey
+from audits.refusals import announce
 from audits.segments import (
     LOG_NAME,
     MAX_LINE,
@@ -41,131 +40,6 @@ from audits.segments import (
 GENESIS = "0" * 64
 SEGMENT_BYTES = 1 << 26
 """A segment that has so many is closed, and the next entry begins another."""
-
-
-class Event(StrEnum):
-    """The closed vocabulary of what is logged."""
-
-    OPEN = "open"
-    RECEIVE = "receive"
-    RELEASE = "release"
-    RECOVERED = "recovered"
-    CLOSE = "close"
-    WIRE = "wire"
-    EXPIRED = "expired"
-    FINDING = "finding"
-    REFUSAL = "refusal"
-    ADMITTED = "admitted"
-
-
-class Outcome(StrEnum):
-    """How a release or a receipt ended."""
-
-    SENT = "sent"
-    ACCEPTED = "accepted"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """One tensor of an entry. One that was refused or is shared has no digest; of a refused one no byte left either."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    sha256: str | None
-    kind: Kind
-    protection: Protection
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One event. Every field but `wire` and `admission` is in every line, `null` where it does not apply.
-
-    `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
-    `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
-    Where values are shared (`masked`, peer `sites`), `nbytes` counts values, not shares, and `reason` says among whom.
-    """
-
-    seq: int
-    prev_hash: str
-    leaf_hash: str
-    time: str
-    monotonic: int
-    site: str
-    event: Event
-    actor: str | None = None
-    job: str | None = None
-    method: str | None = None
-    round: int | None = None
-    task: str | None = None
-    direction: str | None = None
-    peer: str | None = None
-    tensors: tuple[TensorRecord, ...] = ()
-    nbytes: int = 0
-    policy: str | None = None
-    exchange: str | None = None
-    code_version: str | None = None
-    code_digest: str | None = None
-    model_digest: str | None = None
-    dp_event: Mapping[str, Any] | None = None
-    epsilon_before: float | None = None
-    epsilon_after: float | None = None
-    outcome: Outcome | None = None
-    reason: str | None = None
-    wire: Mapping[str, Any] | None = None
-    admission: Mapping[str, Any] | None = None
-    """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
-
-    def record(self) -> dict[str, Any]:
-        """The entry as the JSON object that its line holds."""
-        found = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
-        # Logs from before these fields have lines without them, and stay as they are.
-        return {name: value for name, value in found.items() if name not in _OPTIONAL or value is not None}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Entry":
-        """The entry that `record` describes. Raises `LogError` if it is no record of this format."""
-        try:
-            return cls(
-                **{
-                    **record,
-                    "event": Event(record["event"]),
-                    "outcome": record["outcome"] and Outcome(record["outcome"]),
-                    "tensors": tuple(_tensor(tensor) for tensor in record["tensors"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError):
-            raise LogError("the entry does not have the fields of this version's format") from None
-
-
-_OPTIONAL = frozenset({"wire", "admission"})
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"} - _OPTIONAL
-
-
-def leaf_hash(record: Mapping[str, Any]) -> str:
-    """The hash that an entry's record must carry as its `leaf_hash`, in hex."""
-    body = canonical({name: value for name, value in record.items() if name != "leaf_hash"})
-    return hashlib.sha256(b"\0" + body).hexdigest()
-
-
-def parse_line(line: bytes) -> dict[str, Any]:
-    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-        leaf = record.pop("leaf_hash")
-        body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise LogError("the line is no entry") from None
-    named = None not in (record.get(name, {}) for name in _OPTIONAL) and record.keys() - _OPTIONAL == _HASHED
-    # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
-    if not named or type(record["seq"]) is not int or line.replace(member, b"", 1) != body + b"\n":
-        raise LogError("the line is not written as an entry of this version is")
-    if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
-        raise LogError("the entry does not match its hash")
-    record["leaf_hash"] = leaf
-    return record
 
 
 class AuditLog:
@@ -246,7 +120,9 @@ class AuditLog:
                 head = self._roll()
             entry = self._entry(head, event, said)
             self._write(head, entry)
-            return entry
+        if entry.event is Event.REFUSAL:
+            announce(entry.admission)
+        return entry
 
     def _entry(self, head: "_Head", event: Event, said: Mapping[str, Any]) -> Entry:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -389,8 +265,3 @@ def _reported(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise LogError(f"the audit log cannot be {what} ({error.strerror}): nothing leaves until it can") from None
-
-
-def _tensor(record: Mapping[str, Any]) -> TensorRecord:
-    typed = {"kind": Kind(record["kind"]), "protection": Protection(record["protection"])}
-    return TensorRecord(**{**record, "shape": tuple(record["shape"]), **typed})

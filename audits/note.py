@@ -73,6 +73,11 @@ class VerifierKey:
         """Name and id, by which a signature says whose it is; as text of the key, without the key itself."""
         return f"{self.name}+{self._id(_SIGNED).hex()}"
 
+    @property
+    def ids(self) -> frozenset[bytes]:
+        """By which signatures and cosignatures say that they are this key's."""
+        return frozenset((self._id(_SIGNED), self._id(_COSIGNED)))
+
     def verifies(self, signature: bytes, message: bytes) -> bool:
         """Whether the key made this Ed25519 signature of the message."""
         try:
@@ -156,6 +161,10 @@ class Note:
     def of(self, name: str, key_id: bytes) -> list[bytes]:
         """The signatures of a key."""
         return [raw for signer, raw in self.signatures if signer == name and raw[:_ID_BYTES] == key_id]
+
+    def ids_of(self, name: str) -> frozenset[bytes]:
+        """The ids of the keys of that name that signed, as the signatures say."""
+        return frozenset(raw[:_ID_BYTES] for signer, raw in self.signatures if signer == name)
 
     def joined(self, other: "Note") -> "Note":
         """With the signatures of another note of the same text, each once."""

@@ -57,6 +57,8 @@ class SitePolicy:
     """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
     min_committee: int = 3
     """The fewest sites that must compute."""
+    min_difference: int = 2
+    """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
     allowed_backbones: tuple[str, ...] = ()
     """Names of backbones that jobs may use beside those that ship with the project or lie in the site's own files."""
     submitters: tuple[str, ...] = ()
@@ -131,7 +133,7 @@ def _read(key: str, value: Any) -> Any:
     read, accepted = _READERS[key]
     try:
         return read(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise PolicyError(f"the policy's '{key}' must be {accepted}") from None
 
 
@@ -198,6 +200,12 @@ def _least_committee(value: Any) -> int:
     return int(value)
 
 
+def _least_difference(value: Any) -> int:
+    if _count(value) < 2:
+        raise ValueError
+    return int(value)
+
+
 _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "methods": (_texts, "a list of names"),
     "recipients": (_texts, "a list of names"),
@@ -211,6 +219,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),
+    "min_difference": (_least_difference, "a whole number, at least 2"),
     "allowed_backbones": (_texts, "a list of names"),
     "submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),
     "require_fresh": (_flag, "true or false"),

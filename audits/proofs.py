@@ -12,8 +12,8 @@ from typing import Any
 
 from audits.anchor import TREE
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile
+from audits.entry import parse_line
 from audits.errors import LogError, NoteError
-from audits.log import parse_line
 from audits.note import Note, VerifierKey
 from audits.segments import lines_from, present_segments
 from audits.tree import TreeFile, includes, inclusion_proof

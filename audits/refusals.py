@@ -3,7 +3,12 @@
 A code tells nothing of data, environment or job text. What else there is to say stands in the site's own log.
 """
 
+import logging
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
+
+_logger = logging.getLogger(__name__)
 
 
 class Refusal(StrEnum):
@@ -20,6 +25,7 @@ class Refusal(StrEnum):
     REPEATS = "repeats"
     READER = "reader"
     METHOD = "method"
+    ANSWERS = "answers"
     KIND = "kind"
     PRIVACY = "privacy"
     EPSILON = "epsilon"
@@ -57,6 +63,7 @@ _SENTENCES = {
     Refusal.REPEATS: "the job ran as often as the site's policy lets one definition run within a day",
     Refusal.READER: "the job is for data of another reader than the site's",
     Refusal.METHOD: "the site's policy does not allow the job's method",
+    Refusal.ANSWERS: "the job takes each site's own list of answers, and the site declares none",
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",
     Refusal.EPSILON: "the job alone would spend more than the site allows one job",
@@ -76,3 +83,20 @@ _SENTENCES = {
     Refusal.CONNECTION: "the site's process connects to one pinned address only, and was to connect elsewhere",
     Refusal.FAILED: "the task failed at the site; the site's own log has the details",
 }
+
+
+def refuses_job(event: str, outcome: str | None) -> bool:
+    """Whether an entry of this event and outcome says that a job was refused; earlier versions logged it as opened."""
+    return event == "refusal" or (event, outcome) == ("open", "refused")
+
+
+def known_code(admission: Mapping[str, Any] | None) -> Refusal | None:
+    """The code that an entry's `admission` names, if it is one of the list."""
+    code = (admission or {}).get("code")
+    return Refusal(code) if isinstance(code, str) and code in frozenset(Refusal) else None
+
+
+def announce(admission: Mapping[str, Any] | None) -> None:
+    """Tells the process's own log, which a site's people read, that a job was refused: code and fixed sentence."""
+    code = known_code(admission)
+    _logger.warning("a job was refused (%s): %s", code or "no code", code.sentence if code else "see the audit log")

@@ -4,8 +4,10 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 
+from audits.entry import Event, parse_line
 from audits.errors import LogError
-from audits.log import AuditLog, Event, parse_line
+from audits.files import open_plain
+from audits.log import AuditLog
 from audits.segments import closed_segments, first_entry, last_line, segments, sync_folder
 
 RETENTION_DAYS = 2192
@@ -26,7 +28,7 @@ def expire(log: AuditLog, days: int = RETENTION_DAYS, now: datetime | None = Non
     ends = [begin - 1 for begin in (*closed, _first_of_growing(log))][1:]
     gone = []
     for path, end in zip(closed.values(), ends, strict=True):
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
         if datetime.fromisoformat(parse_line(line)["time"]) >= oldest:
             break

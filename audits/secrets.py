@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from audits.files import open_plain
+
 SECRET_BYTES = 32
 
 
@@ -49,7 +51,7 @@ def make_secret(path: Path) -> bool:
 
 def read_secret(path: Path) -> bytes:
     """The 32 bytes in the file. Raises `SecretError` if others may read it or it holds no secret, and `OSError`."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise SecretError("may be read by others: give its file mode 0600, or make a new one")
         secret = file.read(SECRET_BYTES + 1)

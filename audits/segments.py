@@ -7,11 +7,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from audits.errors import LogError
+from audits.files import open_plain
 
 LOG_NAME = "log.jsonl"
+MAX_ENTRIES = 1 << 48
 MAX_LINE = 1 << 24  # bytes; bounds the memory that reading a damaged log can take
 _CLOSED = re.compile(r"log-([0-9]{6,})\.jsonl")
 
@@ -43,14 +47,21 @@ def present_segments(folder: Path) -> list[Path]:
 
 def first_entry(path: Path) -> int | None:
     """The number of the first entry of a segment; None if it has none. Raises `LogError`, `OSError`."""
-    with open(path, "rb") as file:
-        line = file.readline(MAX_LINE + 1)
+    with open_plain(path) as file:
+        return number_of(file.readline(MAX_LINE + 1))
+
+
+def number_of(line: bytes) -> int | None:
+    """The number of the entry in a log's first line; None if it is not whole. Raises `LogError`."""
     if not line.endswith(b"\n"):
         return None
     try:
-        return int(json.loads(line)["seq"])
+        seq = json.loads(line)["seq"]
+        if type(seq) is int and 0 <= seq < MAX_ENTRIES:
+            return seq
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise LogError("the audit log's first entry is damaged: have the log verified") from None
+        pass
+    raise LogError("the audit log's first entry is damaged: have the log verified")
 
 
 def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
@@ -89,13 +100,16 @@ def lines_of(path: Path, skipped: int = 0, offset: int = 0) -> Iterator[bytes]:
 
     `skipped`: so many whole lines from `offset` on are left out. Raises `OSError`.
     """
-    with open(path, "rb", buffering=1 << 18) as file:
+    with open_plain(path, 1 << 18) as file:
         file.seek(offset)
-        while line := file.readline(MAX_LINE + 1):
-            if skipped:
-                skipped -= 1
-            else:
-                yield line
+        yield from islice(lines_in(file), skipped, None)
+
+
+def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
+    """As `lines_of`, of the next `size` bytes of an open file."""
+    while line := file.readline(min(MAX_LINE + 1, size)):
+        size -= len(line)
+        yield line
 
 
 def sync_folder(folder: Path) -> None:

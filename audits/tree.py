@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
+from audits.files import open_plain
+
 HASH_BYTES = 32
 EMPTY_ROOT = sha256().digest()
+_HOLE = bytes(HASH_BYTES)
+"""No node's hash, and what a file without end reads as."""
 
 Nodes = Callable[[int, int], bytes]
 """The hash of the leaves from `index << level` on, `1 << level` of them, given level and index."""
@@ -148,8 +152,12 @@ class TreeFile:
     """
 
     def __init__(self, path: Path, write: bool = True) -> None:
-        """Raises `OSError`."""
-        self._file = os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, 0o640)
+        """Raises `OSError`, also if it is not a plain file."""
+        if write:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        else:
+            with open_plain(path, 0) as file:
+                self._file = os.dup(file.fileno())
 
     def close(self) -> None:
         """Gives the file back."""
@@ -159,8 +167,8 @@ class TreeFile:
         """See `Nodes`. Raises `ValueError` if the file does not hold it."""
         last = (index + 1 << level) - 1
         found = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
-        if len(found) != HASH_BYTES:
-            raise ValueError("the tree's file ends before this node")
+        if len(found) != HASH_BYTES or found == _HOLE:
+            raise ValueError("the tree's file ends before this node, or has a hole there")
         return found
 
     def holds(self, size: int, root: bytes) -> bool:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audits.anchor import TREE, expired_leaves
+from audits.entry import Entry, Outcome, TensorRecord, parse_line
 from audits.errors import LogError
 from audits.lines import EXPIRED, Line, read_line
-from audits.log import GENESIS, Entry, Outcome, TensorRecord, parse_line
+from audits.log import GENESIS
 from audits.retention import expired_to
-from audits.segments import LOG_NAME, MAX_LINE, first_entry, lines_of, present_segments, segments
+from audits.running import Counting, Snapshot
+from audits.segments import LOG_NAME, MAX_LINE, segments
 from audits.tree import Frontier
 
 
@@ -78,7 +80,7 @@ class Walk:
     def __init__(self, folder: Path) -> None:
         """Raises `LogError` if there is no log to read."""
         self._folder = folder
-        self._files = present_segments(folder)
+        self._snapshot = Snapshot(folder)
         self.first, self.entries, self.torn_bytes = 0, 0, 0
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier()
@@ -88,7 +90,7 @@ class Walk:
         expired = 0
         try:
             self._begin()
-            for raw in _lines(self._files):
+            for raw in self._snapshot.lines():
                 if not raw.endswith(b"\n") and len(raw) <= MAX_LINE:
                     self.torn_bytes = len(raw)
                     break
@@ -117,8 +119,13 @@ class Walk:
             return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad)
         return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes)
 
+    @property
+    def counting(self) -> Counting:
+        """The jobs whose counts of bytes the log does not all have yet."""
+        return self._snapshot.counting
+
     def _begin(self) -> None:
-        first = first_entry(self._files[0])
+        first = self._snapshot.first()
         if first and (self._folder / TREE).is_file():
             for leaf in expired_leaves(self._folder, first):
                 self.tree.append(leaf)
@@ -139,9 +146,8 @@ def read(folder: Path) -> Iterator[Entry]:
 
     Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
     """
-    files = present_segments(folder)
-    first = first_entry(files[0]) or 0
-    for position, line in enumerate(_lines(files), first):
+    snapshot = Snapshot(folder)
+    for position, line in enumerate(snapshot.lines(), snapshot.first() or 0):
         if line.endswith(b"\n") or len(line) > MAX_LINE:
             try:
                 yield Entry.from_record(parse_line(line))
@@ -191,14 +197,3 @@ def find_logs(folder: Path) -> dict[str, Path]:
     if not logs:
         raise LogError(f"there is no audit log here: point at a run's output, or at a folder that holds {LOG_NAME}")
     return logs
-
-
-def _lines(files: list[Path]) -> Iterator[bytes]:
-    try:
-        for path in files:
-            for line in lines_of(path):
-                if not line.endswith(b"\n") and path != files[-1]:
-                    raise LogError("a file of the log that others follow ends within an entry")
-                yield line
-    except OSError as error:
-        raise LogError(f"the audit log cannot be read ({error.strerror})") from None

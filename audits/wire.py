@@ -9,14 +9,16 @@ within the session, from 0), `last` (the session is over), `gap` (the machine we
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from types import UnionType
 from typing import Any, TypeAlias
 
+from audits.entry import Entry, Event, Outcome
 from audits.errors import LogError
 from audits.exchange import SITES
-from audits.log import Entry, Event, Outcome
+from audits.fields import LARGEST
 
 SITE, JOB = "site", "job"
 
@@ -133,17 +135,45 @@ class WireWindow:
         """The window that `record` describes. Raises `LogError` if it is none."""
         try:
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
-            results = tuple(Submitted(**part) for part in record["results"])
-            return cls(**{**record, "sent": sent, "refused": refused, "results": results})
-        except (KeyError, TypeError, ValueError):
-            raise LogError("the entry's counts do not have the fields of this version's format") from None
+            results = tuple(_submitted(part) for part in record["results"])
+            found = cls(**{**record, "sent": sent, "refused": refused, "results": results})
+            _check(found, str, ("session",))
+            _check(found, bool, ("last", "gap"))
+            _check_counts(found, ("number", "mailed"))
+            if found.process in (SITE, JOB):
+                return found
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+        raise LogError("the entry's counts do not have the fields of this version's format")
 
 
 def _count(record: Mapping[str, Any]) -> FrameCount:
     found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
-    if any(getattr(found, one.name) < 0 for one in fields(FrameCount)[3:]):
+    _check(found, str | None, ("job",))
+    _check(found, bool, ("leaves",))
+    _check_counts(found, (one.name for one in fields(FrameCount)[3:]))
+    return found
+
+
+def _submitted(record: Mapping[str, Any]) -> Submitted:
+    found = Submitted(**record)
+    _check(found, str, ("task",))
+    _check(found, int, ("round",))
+    _check_counts(found, (one.name for one in fields(Submitted)[2:]))
+    if not found.messages:
         raise ValueError
     return found
+
+
+def _check(found: object, kind: type | UnionType, names: Iterable[str]) -> None:
+    if not all(isinstance(getattr(found, name), kind) for name in names):
+        raise TypeError
+
+
+def _check_counts(found: object, names: Iterable[str]) -> None:
+    """Whole numbers that a file's size or a counter may have."""
+    if not all(type(value := getattr(found, name)) is int and 0 <= value < LARGEST for name in names):
+        raise ValueError
 
 
 @dataclass(frozen=True)
@@ -161,10 +191,12 @@ class Reconciliation:
 
     `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator): nothing is
     said then. `running` counts processes whose counts may not all be in the log yet: their jobs are not yet compared.
+    `pending`: what may be explained once the counts of jobs that are known to run are in the log.
     """
 
     left: Mapping[str, int]
     findings: tuple[WireFinding, ...]
+    pending: tuple[WireFinding, ...]
     refused_frames: int
     running: int
     covered: bool
@@ -282,15 +314,17 @@ class Reconciler:
         if window.process == JOB and job is not None and not session.partial:
             self._job(seq, job, window)
 
-    def result(self) -> Reconciliation:
-        """What the entries so far tell."""
+    def result(self, counting: Collection[str] = ()) -> Reconciliation:
+        """What the entries so far tell. `counting`: jobs of which the log does not have all counts yet."""
         running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
-        findings = [*self._findings, *self._across(running)]
+        across = list(self._across(running))
+        findings = [*self._findings, *(finding for job, finding in across if job not in counting)]
         left = self._left + Counter({_VALUES: self._values, _BESIDE: self._beside})
         left[_RESULTS] -= self._values + self._beside
         return Reconciliation(
             left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
             findings=tuple(findings),
+            pending=tuple(finding for job, finding in across if job in counting),
             refused_frames=self._refused,
             running=sum(not session.over for session in self._sessions.values()),
             covered=bool(self._sessions),
@@ -351,17 +385,16 @@ class Reconciler:
         if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
             self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
 
-    def _across(self, running: set[str | None]) -> Iterator[WireFinding]:
-        """What the site's own process passed on for a job, against what the job's processes sent."""
+    def _across(self, running: set[str | None]) -> Iterator[tuple[str, WireFinding]]:
+        """By job: what the site's own process passed on for it, against what the job's processes sent."""
         for name, job in self._jobs.items():
             if job.sent[Traffic.MAIL] and not job.shared:
-                yield WireFinding(
-                    None, job.sent[Traffic.MAIL], "shares went to other sites, and no release says of what"
-                )
+                reason = "shares went to other sites, and no release says of what"
+                yield name, WireFinding(None, job.sent[Traffic.MAIL], reason)
             if name in running or not job.compared:
                 continue
             for traffic, payload in job.passed.items():
                 more = payload - job.sent[traffic]
                 if more > 0 or job.passed_frames[traffic] > job.frames[traffic]:
                     reason = f"the site passed on more '{traffic}' of a job than the job's process counted"
-                    yield WireFinding(None, max(more, 1), reason)
+                    yield name, WireFinding(None, max(more, 1), reason)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.errors import ForkFound, LogError, NoteError
+from audits.files import MAX_TEXT, read_bounded
 from audits.note import AuditKey, Note, VerifierKey
 from audits.segments import sync_folder
 from audits.tree import consistent
@@ -151,12 +152,17 @@ class Witness:
 
 
 def read_keys(path: Path) -> dict[str, VerifierKey]:
-    """The keys in a file, a line each, by name; the first counts. Raises `NoteError`, `OSError`."""
+    """The keys in a file, a line each, by name; the first counts. Raises `NoteError`."""
     keys: dict[str, VerifierKey] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            key = VerifierKey.parse(line)
-            keys.setdefault(key.name, key)
+    try:
+        said = read_bounded(path, MAX_TEXT).decode(errors="replace")
+    except FileNotFoundError:
+        return keys
+    except OSError as error:
+        raise NoteError(f"the file of keys cannot be read ({error.strerror})") from None
+    for line in said.splitlines():
+        key = VerifierKey.parse(line)
+        keys.setdefault(key.name, key)
     return keys
 
 

@@ -33,7 +33,7 @@ from audits import (
     examine,
     origin_of,
 )
-from audits.log import parse_line
+from audits.entry import parse_line
 from audits.segments import lines_from
 from medfedvqa.data import organs
 from medfedvqa.federation.attest import Attester

@@ -113,7 +113,7 @@ class Book:
 
         Patients whose cohorts are all among another patient's cannot be worse off than that one, and are left out.
         """
-        groups = {frozenset(self._cohorts_of.get(patient, ())) for patient in patients}
+        groups = {frozenset(self._cohorts_of.get(patient, ())) for patient in patients} or {frozenset()}
         widest = [group for group in groups if not any(group < other for other in groups)]
         debits = list(self.all_debits(reserved))
         return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from audits import canonical, place_new
+from audits.files import read_bounded
 from privacy.errors import PrivacyError
 
 Record: TypeAlias = dict[str, Any]
 
 GENESIS = "0" * 64
+MAX_EXPORT = 1 << 28  # bytes
 BUSY_SECONDS = 60.0  # how long a writer waits for the others before the ledger counts as locked
 SCHEMA = (
     "CREATE TABLE journal (seq INTEGER PRIMARY KEY, prev TEXT NOT NULL, hash TEXT NOT NULL, record TEXT NOT NULL)",
@@ -184,7 +186,7 @@ def write_export(path: Path, rows: Iterable[Row]) -> None:
 def read_export(path: Path) -> list[Row]:
     """The rows that `write_export` wrote. Raises `LedgerError` if it cannot be read or its chain is broken."""
     with reported("imported"):
-        lines = path.read_bytes().splitlines()
+        lines = read_bounded(path, MAX_EXPORT).splitlines()
     try:
         told = [json.loads(line) for line in lines]
         found = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in told]

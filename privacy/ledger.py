@@ -326,7 +326,7 @@ class Ledger:
         self, job: str, patients: frozenset[str], rounds: Sequence[Sequence[DPEvent]], limits: Limits, reserved: bool
     ) -> None:
         """Raises `BudgetRefused` if these rounds more, beside what is spent (or authorised), go over a limit."""
-        if limits.delta > 1 / len(patients):
+        if limits.delta * len(patients) > 1:
             raise BudgetRefused("delta is more than one over the number of patients: the site must set a smaller one")
         book, delta = self._book, limits.delta
         bounds = (

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
+from audits.files import MAX_TEXT, read_bounded
 from privacy.errors import SettingsError
 
 WITHDRAWN = "withdrawn.json"
@@ -60,7 +61,7 @@ def withdrawals(more: Path | None = None) -> tuple[Withdrawal, ...]:
     if more is None:
         return shipped
     try:
-        return (*shipped, *_LIST.validate_json(more.read_bytes()))
+        return (*shipped, *_LIST.validate_json(read_bounded(more, MAX_TEXT)))
     except (OSError, ValueError):
         raise SettingsError(
             "the list of withdrawn versions cannot be read: write a JSON list of entries with 'version' or "

@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from audits.entry import Entry, parse_line
 from audits.errors import LogError
-from audits.log import GENESIS, Entry, parse_line
+from audits.log import GENESIS
 from audits.segments import LOG_NAME, MAX_LINE, closed_segments, first_entry, lines_of, segments
 
 

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from audits.entry import Entry, Event, Outcome
 from audits.errors import LogError
 from audits.exchange import Kind
-from audits.log import Entry, Outcome
+from audits.refusals import known_code
 from audits.ui.follow import Follower
 
 POINTS = 240  # steps of a course that a page draws at most
 
 _SCHEMA = """
 CREATE TABLE entries (site TEXT, seq INTEGER, segment INTEGER, offset INTEGER, time TEXT, job TEXT,
-    event TEXT, outcome TEXT, kinds INTEGER, charged INTEGER, before REAL, after REAL,
+    event TEXT, outcome TEXT, code TEXT, kinds INTEGER, charged INTEGER, before REAL, after REAL,
     PRIMARY KEY (site, seq)) WITHOUT ROWID;
 CREATE INDEX by_time ON entries (time, site, seq);
 CREATE INDEX by_charge ON entries (site, seq, before, after) WHERE charged;
@@ -30,7 +31,7 @@ CREATE TABLE tensors (site TEXT, job TEXT, direction TEXT, peer TEXT, name TEXT,
 CREATE TABLE spent (site TEXT, job TEXT, delta REAL, charges INTEGER, before REAL, after REAL,
     PRIMARY KEY (site, job)) WITHOUT ROWID;
 """
-_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+_ENTRY = "INSERT INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _PASSED = (
     "INSERT INTO passed VALUES (?,?,?,?,1,?,?) ON CONFLICT DO UPDATE SET "
     "entries = entries + 1, nbytes = nbytes + excluded.nbytes, last = max(last, excluded.last)"
@@ -48,18 +49,23 @@ _BITS = {kind: 1 << bit for bit, kind in enumerate(Kind)}
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are asked for; `None` asks for all. `kind` is that of a tensor, `charged` of the site's ledger."""
+    """Which entries are asked for; `None` asks for all.
+
+    `code` is that of a refused job, `kind` that of a tensor, `charged` is by the site's ledger.
+    """
 
     site: str | None = None
     job: str | None = None
     event: str | None = None
     outcome: str | None = None
+    code: str | None = None
     kind: Kind | None = None
     charged: bool = False
 
     def where(self) -> tuple[str, list[str | int]]:
         """The condition in SQL, and its parameters."""
         equal = {"site": self.site, "job": self.job, "event": self.event, "outcome": self.outcome}
+        equal["code"] = self.code
         asked = {name: value for name, value in equal.items() if value is not None}
         terms, values = [f"{name} = ?" for name in asked], list[str | int](asked.values())
         if self.kind:
@@ -84,6 +90,7 @@ class SiteFacts:
     received: int
     bytes_in: int
     refused: int
+    refused_jobs: int
     last: str | None
     epsilon: float | None
     broken: str | None
@@ -172,11 +179,12 @@ class Index:
         kinds = sum({_BITS[tensor.kind] for tensor in entry.tensors})
         epsilons, event = (entry.epsilon_before, entry.epsilon_after), str(entry.event)
         charged = entry.epsilon_after is not None
-        row = site, entry.seq, segment, offset, entry.time, job, event, outcome, kinds, charged, *epsilons
+        code = str(known_code(entry.admission) or "")
+        row = site, entry.seq, segment, offset, entry.time, job, event, outcome, code, kinds, charged, *epsilons
         self._db.execute(_ENTRY, row)
         self._db.execute(_PASSED, (site, job, event, outcome, entry.nbytes, entry.time))
         if charged:
-            self._db.execute(_SPENT, (site, job, (entry.dp_event or {}).get("delta"), *epsilons))
+            self._db.execute(_SPENT, (site, job, _delta(entry), *epsilons))
         if entry.outcome in (Outcome.SENT, Outcome.ACCEPTED):
             way = site, job, str(entry.direction), str(entry.peer)
             rows = ((*way, one.name, str(one.kind), str(one.protection), one.nbytes) for one in entry.tensors)
@@ -218,6 +226,9 @@ class Index:
         after = self._db.execute(
             "SELECT after FROM entries WHERE site = ? AND charged ORDER BY seq DESC LIMIT 1", (site,)
         ).fetchone()
+        jobs = self._db.execute(
+            "SELECT coalesce(sum(entries), 0) FROM passed WHERE site = ? AND event = ?", (site, Event.REFUSAL)
+        ).fetchone()
         return SiteFacts(
             site=site,
             first=log.first,
@@ -227,6 +238,7 @@ class Index:
             received=taken[0],
             bytes_in=taken[1],
             refused=found.get(Outcome.REFUSED, (0,))[0],
+            refused_jobs=jobs[0],
             last=max((facts[2] for facts in found.values()), default=None),
             epsilon=after and after[0],
             broken=log.broken,
@@ -260,6 +272,12 @@ class Index:
         query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
             GROUP BY seq / ? ORDER BY max(seq)"""
         return self._db.execute(query, (site, stretch)).fetchall()
+
+
+def _delta(entry: Entry) -> float | None:
+    """Of a charge, if it names one."""
+    delta = (entry.dp_event or {}).get("delta")
+    return delta if isinstance(delta, float) else None
 
 
 def _told(error: Exception) -> str:

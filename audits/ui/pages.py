@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from audits.entry import Entry, Event, Outcome, TensorRecord
 from audits.examine import State
 from audits.exchange import Kind, canonical
-from audits.log import Entry, Event, Outcome, TensorRecord
+from audits.refusals import Refusal, known_code
 from audits.ui.checks import Checked, Checks
 from audits.ui.html import Child, Html, join, tag
 from audits.ui.index import Filter, Index, SiteFacts
@@ -34,7 +35,8 @@ _LABELS = {
     "seq": "Number", "time": "Time", "site": "Site", "event": "Event", "outcome": "Outcome", "reason": "Reason",
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",
     "actor": "Submitted by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
-    "dp_event": "Charge", "wire": "Bytes on the network", "policy": "Site policy", "exchange": "Exchange spec",
+    "admission": "Admission", "dp_event": "Charge", "wire": "Bytes on the network",
+    "policy": "Site policy", "exchange": "Exchange spec",
     "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest",
     "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip
@@ -64,12 +66,14 @@ def overview(sight: Sight, query: Query) -> Html:
 
 def _card(sight: Sight, site: SiteFacts) -> Html:
     checked = sight.checks.latest(site.site)
+    refused_jobs = link(f"{site.refused_jobs:,}", "entries", site=site.site, event="refusal")
     told: list[tuple[str, Child]] = [
         ("Entries", link(f"{site.entries:,}", "entries", site=site.site)),
         ("Expired", f"{site.first:,} entries before these" if site.first else None),
         ("Released", f"{site.released:,} messages, {site.bytes_out:,} bytes"),
         ("Received", f"{site.received:,} messages, {site.bytes_in:,} bytes"),
         ("Refused", link(f"{site.refused:,}", "entries", site=site.site, outcome="refused") if site.refused else "0"),
+        ("Refused jobs", refused_jobs if site.refused_jobs else None),
         ("Epsilon", nats(site.epsilon) or "nothing charged"),
         ("Last entry", moment(site.last) or "none"),
         ("Checked", moment(checked.time)),
@@ -108,6 +112,7 @@ def entries(sight: Sight, query: Query) -> Html:
         "job": sorted({job.job for job in sight.index.jobs(asked.site, JOBS)}),
         "event": [str(event) for event in Event],
         "outcome": [str(outcome) for outcome in Outcome],
+        "code": [str(code) for code in Refusal],
         "kind": [str(kind) for kind in Kind],
     }
     form = chooser("entries", query, choices, {"charged": "charged to the budget"})
@@ -136,7 +141,8 @@ def _entry_row(site: str, entry: Entry) -> tuple[Child, ...]:
 
 def _event(entry: Entry) -> Child:
     if entry.outcome is Outcome.REFUSED:
-        return join((entry.event, badge("bad", entry.outcome)), between=" ")
+        code = known_code(entry.admission)
+        return join((entry.event, badge("bad", entry.outcome), *([code.value] if code else [])), between=" ")
     return f"{entry.event}, {entry.outcome}" if entry.outcome else entry.event
 
 
@@ -308,8 +314,8 @@ def _filter(query: Query) -> Filter:
     kind = chosen("kind")
     if kind is not None and kind not in frozenset(Kind):
         raise BadQuery("there is no such kind of tensor")
-    site, job, event, outcome = (chosen(name) for name in ("site", "job", "event", "outcome"))
-    return Filter(site, job, event, outcome, Kind(kind) if kind else None, "charged" in query)
+    site, job, event, outcome, code = (chosen(name) for name in ("site", "job", "event", "outcome", "code"))
+    return Filter(site, job, event, outcome, code, Kind(kind) if kind else None, "charged" in query)
 
 
 def _number(query: Query, name: str, otherwise: int) -> int:

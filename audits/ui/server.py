@@ -7,6 +7,7 @@ no script, no cookie, and nothing is loaded from anywhere else.
 
 import hmac
 import secrets
+import sqlite3
 import sys
 import threading
 from collections.abc import Mapping
@@ -105,6 +106,8 @@ class AuditServer(ThreadingHTTPServer):
             page = PAGES[name](self._sight, query) if name in PAGES else None
         except BadQuery as error:
             return _sentence(HTTPStatus.BAD_REQUEST, "This cannot be asked", f"In the address, {error}.")
+        except sqlite3.Error:
+            return _sentence(HTTPStatus.INTERNAL_SERVER_ERROR, "The log cannot be shown", "Its sums are too large.")
         except LogError as error:
             return _sentence(HTTPStatus.INTERNAL_SERVER_ERROR, "The log cannot be shown", f"{error}.")
         if page is None:

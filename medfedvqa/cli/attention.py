@@ -9,6 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
+from audits.files import MAX_DOCUMENT, read_bounded
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, RootOption
 from medfedvqa.data import Examples, Split, load_site
@@ -79,11 +80,12 @@ def check_place(out: Path) -> None:
 def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
     """A site of a run as it was, and what it kept. Raises `ConfigError`."""
     try:
-        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        results = json.loads(read_bounded(run / RESULTS, MAX_DOCUMENT))
+        fields = ("method", "options", "split", "seed", "secagg")
+        told = {field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
-    fields = ("method", "options", "split", "seed", "secagg")
-    job = JobSpec.from_dict({field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]})
+    job = JobSpec.from_dict(told)
     is_file = name.endswith((".yml", ".yaml"))
     path = Path(name) if is_file else run / "sites" / name / "site.yml"
     config = load_site_config(path, path.resolve().parent.name if is_file else name)

@@ -21,6 +21,7 @@ from audits import (
     describe,
     expire,
     find_logs,
+    known_code,
     origin_of,
     prove,
 )
@@ -28,7 +29,8 @@ from medfedvqa.cli import attack
 from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
-from medfedvqa.cli.display import show_log_totals
+from medfedvqa.cli.display import plain, show_log_totals
+from medfedvqa.cli.report_inputs import bytes_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
 
@@ -68,9 +70,11 @@ def show(folder: Folder) -> None:
     """Which tensors left, with shapes and bytes, to whom and when; then totals."""
     console, logs = Console(), find_logs(folder)
     for site, path in logs.items():
-        table = Table("time", "round", "task", "event", "peer", "tensor", "shape", "bytes", title=f"Site {site}")
+        table = Table(
+            "time", "job", "round", "task", "event", "peer", "tensor", "shape", "bytes", title=f"Site {plain(site)}"
+        )
         for row in describe(path):
-            table.add_row(*_cells(row))
+            table.add_row(*map(plain, _cells(row)))
         console.print(table)
     show_log_totals(console, logs)
 
@@ -96,9 +100,7 @@ def check_command(
     ],
 ) -> None:
     """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
-    if not file.is_file():
-        raise ConfigError(f"'{file}' is not a file")
-    proven = check(file.read_bytes(), [VerifierKey.parse(one) for one in key])
+    proven = check(bytes_of(file), [VerifierKey.parse(one) for one in key])
     who, where = ", ".join(proven.signers), f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
@@ -131,19 +133,21 @@ def expire_command(
 
 def _show(console: Console, found: Examination) -> None:
     torn = f"; {found.torn_bytes} bytes of an entry that a crash cut off" if found.torn_bytes else ""
-    console.print(f"[bold]{found.site}[/]: {found.entries} entries, head {found.head[:16]}{torn}", highlight=False)
+    console.print(
+        f"[bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}", highlight=False
+    )
     for name, verdict in found.verdicts():
         console.print(f"  {name}: {_MARKS[verdict.state]}", highlight=False)
         for part in verdict.parts:
             where = "" if part.entry is None else f"; entry {part.entry}"
-            line = f"    {part.name}: {_MARKS[part.state]}{where}, {part.said}"
+            line = f"    {part.name}: {_MARKS[part.state]}{where}, {plain(part.said)}"
             console.print(line, highlight=False, soft_wrap=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     entry, tensor = row.entry, row.tensor
-    event = " ".join(filter(None, (entry.event, entry.outcome, entry.reason)))
-    happened = entry.time, str(entry.round or ""), entry.task or "", event, entry.peer or ""
+    event = " ".join(filter(None, (entry.event, entry.outcome, known_code(entry.admission), entry.reason)))
+    happened = entry.time, entry.job or "", str(entry.round or ""), entry.task or "", event, entry.peer or ""
     if tensor is None:
         return *happened, "", "", ""
     return *happened, tensor.name, " x ".join(map(str, tensor.shape)) or "scalar", f"{tensor.nbytes:,}"

@@ -64,10 +64,15 @@ def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
         total = totals(folder)
         for tensor in total.tensors:
             if tensor.direction == "out":
-                table.add_row(site, tensor.name, str(tensor.messages), f"{tensor.nbytes:,}")
+                table.add_row(site, plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
         whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
         table.add_row(site, *whole, end_section=True)
     console.print(table)
+
+
+def plain(text: str) -> str:
+    """Text of others, as it stands: neither markup nor a terminal's control sequences."""
+    return escape("".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text))
 
 
 def _cell(entry: Mapping[str, Any] | None) -> str:

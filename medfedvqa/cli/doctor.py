@@ -10,6 +10,7 @@ from rich.text import Text
 
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor import accept_changes, examine
+from medfedvqa.federation.flare.doctor_common import Fact
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "failed": ("FAIL   ", "bold red")}
 
@@ -24,7 +25,8 @@ def doctor(
     running: Annotated[bool, typer.Option("--running", help="Also see whether the site, or server, runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="The site's files are as they should be: remember them as they are now.")
+        bool,
+        typer.Option("--accept", help="The kit's files are as they should be: remember them as they are now."),
     ] = False,
 ) -> None:
     """Check all that a party needs to take part, without starting it; exit code 1 if it should not join."""
@@ -46,6 +48,7 @@ def _record(check: Check) -> dict[str, str | bool | None]:
         "ok": check.ok,
         "problem": check.problem,
         "remedy": check.remedy,
+        **({"value": check.value} if isinstance(check, Fact) else {}),
     }
 
 
@@ -58,7 +61,8 @@ def _state(check: Check) -> str:
 def _show(checks: list[Check]) -> None:
     console = Console()
     for check in checks:
-        explanation = "" if check.problem is None else f": {check.problem}; {check.remedy}"
+        explanation = f": {check.value}" if isinstance(check, Fact) else ""
+        explanation = explanation if check.problem is None else f": {check.problem}; {check.remedy}"
         # As text: rich would take `:ab:` in a fingerprint for a picture, and brackets for its markup.
         line = Text.assemble(_MARKS[_state(check)], Text(f" {_printable(check.name + explanation)}"))
         console.print(line, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from audits import EXIT_CODES, AuditKey, Judgement, State, VerifierKey, origin_of
 from medfedvqa.cli.audit_options import Against, Network
+from medfedvqa.cli.display import plain
 from medfedvqa.cli.report_inputs import bytes_of, evidence_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
@@ -119,7 +120,7 @@ def verify_joined_command(
     key: KeysOption = None,
 ) -> None:
     """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
-    if not file.is_file() or file.read_bytes() != encoded(_joined(reports, key).model_dump(mode="json")):
+    if bytes_of(file) != encoded(_joined(reports, key).model_dump(mode="json")):
         raise ConfigError(f"'{file}' is not what these reports come to")
     Console().print("[green]shown[/]: the joined report is what these reports come to", highlight=False)
 
@@ -153,4 +154,4 @@ def _show(found: Judgement) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for part in found.parts:
         where = "" if part.entry is None else f"; entry {part.entry}"
-        console.print(f"  {part.name}: {MARKS[part.state]}{where}, {part.said}")
+        console.print(f"  {part.name}: {MARKS[part.state]}{where}, {plain(part.said)}")

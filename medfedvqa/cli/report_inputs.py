@@ -13,15 +13,16 @@ from audits import (
     AuditKey,
     AuditLog,
     Event,
-    Outcome,
     SitePolicy,
     check_site,
     examine,
     origin_of,
     quote,
     read,
+    refuses_job,
 )
 from audits import Evidence as Others
+from audits.files import MAX_DOCUMENT, read_bounded
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
@@ -72,8 +73,7 @@ def evidence_of(
         raise ConfigError("accuracy without privacy says something beside that with it: give --results as well")
 
     def wanted(record: Mapping[str, Any]) -> bool:
-        refused = (record["event"], record["outcome"]) == (Event.OPEN, Outcome.REFUSED)
-        return record["job"] in (chosen, None) or refused
+        return record["job"] in (chosen, None) or refuses_job(record["event"], record["outcome"])
 
     return Evidence(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -92,20 +92,25 @@ def evidence_of(
 
 
 def bytes_of(path: Path) -> bytes:
-    """Raises `ConfigError` if the file cannot be read."""
+    """What is in a file that others made. Raises `ConfigError` if it cannot be read, or is larger than any of these."""
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_DOCUMENT)
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
 
 
 def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
-    """The job that is asked for, or else the last that opened. Entries may have expired: the ledger keeps its jobs."""
-    opened = [entry for entry in read(audit) if entry.event is Event.OPEN and entry.method != status.NAME]
-    logged = [entry.job for entry in opened if entry.job]
-    known = {*logged, *((row.record or {}).get("job") for row in ledger)}
-    if job is None and logged:
-        return logged[-1]
+    """The job that is asked for, or else the last that opened, or else the last that was refused.
+
+    Entries may have expired: the ledger keeps its jobs.
+    """
+    about = (entry for entry in read(audit) if entry.job and entry.method != status.NAME)
+    entries = [entry for entry in about if entry.event in (Event.OPEN, Event.REFUSAL)]
+    refused = [str(entry.job) for entry in entries if refuses_job(entry.event, entry.outcome)]
+    opened = [str(entry.job) for entry in entries if entry.event is Event.OPEN and entry.outcome is None]
+    known = {*refused, *opened, *((row.record or {}).get("job") for row in ledger)}
+    if job is None and (opened or refused):
+        return (opened or refused)[-1]
     if job is None or job not in known:
         raise ConfigError("the site's log has no such job: `medfedvqa audit show` lists what it has")
     return job
@@ -137,7 +142,7 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
     said = bytes_of(path)
     try:
         return made(json.loads(said), hashlib.sha256(said).hexdigest())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 
 

@@ -5,8 +5,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from audits.files import read_bounded
 from medfedvqa.errors import DataError
 
+MAX_ROWS = 1 << 28
+"""Bytes of a list of rows."""
 ANSWER_TYPES = {"CLOSED": True, "OPEN": False}
 
 
@@ -15,10 +18,10 @@ def read_rows(path: Path) -> list[Any]:
     if not path.is_file():
         raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_bounded(path, MAX_ROWS))
     except OSError:
-        raise DataError(f"'{path.name}' cannot be read: check its permissions") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise DataError(f"'{path.name}' cannot be read: check its permissions and its size") from None
+    except (ValueError, RecursionError):
         raise DataError(f"'{path.name}' is not valid JSON: download it again") from None
     if not isinstance(rows, list):
         raise DataError(f"'{path.name}' holds no list of rows: download it again")

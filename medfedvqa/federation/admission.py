@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.terms import LONGEST, Terms
@@ -68,6 +69,7 @@ class Admission:
                 self.refuse(code)
             if refusal := self._config.policy.refusal(self._job.offer()):
                 self.refuse(*refusal)
+            self._check_answers()
             self._check_exchange()
             if self._signature is not None and not history.admitted:
                 self._remember(history)
@@ -159,6 +161,12 @@ class Admission:
         job, peers = self._job, self._config.peers.keys() - {self._config.name}
         named = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
         return named <= peers and len(peers) >= job.least_sites - 1
+
+    def _check_answers(self) -> None:
+        try:
+            self._job.build().check_answers(self._config.data.answers is not None)
+        except ConfigError as error:
+            self.refuse(Refusal.ANSWERS, str(error))
 
     def _check_exchange(self) -> None:
         """Every tensor that the job declares, in both directions."""

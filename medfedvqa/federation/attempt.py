@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audits import Sharing, Tensors
+from audits import Sharing, Stage, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
@@ -68,10 +68,10 @@ class Attempt:
             raise FederationError("the server's message does not name each site once, in order of names")
         return attempt
 
-    def sharing(self, protocol: Protocol, rule: MembersRule) -> Sharing:
+    def sharing(self, protocol: Protocol, rule: MembersRule, stage: Stage, private: bool) -> Sharing:
         """What the log says of it."""
-        computed = rule.sentence(self.sites, self.members, protocol)
-        return Sharing(self.name, protocol, self.sites, DEALER if protocol == "mix" else "", computed)
+        computed, dealer = rule.sentence(self.sites, self.members, protocol), DEALER if protocol == "mix" else ""
+        return Sharing(self.name, protocol, self.sites, dealer, computed, stage, private)
 
     def session(self, job_id: str, round: int) -> str:
         """A name of the attempt's keys that differs if the server told sites of different groups."""
@@ -85,6 +85,10 @@ class Opening:
 
     attempt: str
     uploaded: tuple[str, ...]
+
+    def sharing(self, protocol: str, private: bool) -> Sharing:
+        """What the log says of the sum."""
+        return Sharing(self.attempt, protocol, self.uploaded, "", stage=Stage.OPENED, private=private)
 
     def message(self, hidden_sum: NDArray[np.uint64] | None = None) -> Tensors:
         """As arrays; `read` is its inverse. `hidden_sum`: for sites to read, where the server must not know a mean."""

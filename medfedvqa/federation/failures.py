@@ -1,7 +1,7 @@
 """Which errors may be told, and as which code: nobody but the site itself is told more than that."""
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
-from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
+from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
 from privacy import BudgetRefused, LedgerError, PrivacyError
 
 ACTIONABLE = (MedfedvqaError, AuditError, PrivacyError)
@@ -15,6 +15,8 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (BudgetRefused, Refusal.BUDGET),
     (BackboneError, Refusal.BACKBONE),
     (FederationError, Refusal.ATTEMPT),
+    (ConfigError, Refusal.DATA),
+    (DataError, Refusal.DATA),
 )
 
 

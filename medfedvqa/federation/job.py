@@ -18,7 +18,7 @@ from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
 ANY_DATA = "any"
-_Count = Annotated[int, Field(le=MOST_SITES)]
+_Count = Annotated[int, Field(ge=0, le=MOST_SITES)]
 _Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 MOST_MEMBERS = 8
@@ -72,7 +72,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     def least_sites(self) -> int:
         """The fewest sites that this job begins with."""
         method = self.build()
-        return max(self.min_sites, method.least_sites, method.gathering.least_sites + method.bystanders)
+        robust = method.gathering.least_sites + method.bystanders if method.gathering.robust else 1
+        return max(self.min_sites, method.least_sites, robust)
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
         """Which sites compute on shares; `beacon`: of the draw, if there was one."""

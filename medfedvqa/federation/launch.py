@@ -64,7 +64,7 @@ def plan(
     check_sites(job, len(sites))
     method = job.build()
     for site in sites:
-        method.check_answers(load_site(job.data, root, site, job.split, job.seed))
+        method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
     load_backbone(job.backbone, backbone_files or {})
     return Launch(job, root, out, sites, threads, backbone_files)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, TaskSpec
+from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.attempt import (
     HIDDEN_SUM,
@@ -25,13 +25,14 @@ from medfedvqa.federation.attempt import (
 from medfedvqa.federation.budget import JobBudget, logged
 from medfedvqa.federation.drawing import DrawingSite
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.members import MembersRule
+from medfedvqa.federation.members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Contribution, Saved, StateFile
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
 from medfedvqa.methods.on_shares import LARGEST_GROUP, MASK_KEY, MASK_SECRETS, OPENING, averaging, broken, unmasking
 from medfedvqa.models import shape_of
 from privacy.secagg import Layout, SecureAggregationError, SiteError
+from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
 from privacy.secagg.masking import answer, exchange, new_secrets, threshold, unhidden
 from privacy.secagg.mean import check_mean, mean_of_sum, summand
@@ -85,6 +86,35 @@ class SecureSite:
         admit(attempt, saved, rule)
         return pinned, rule
 
+    @cached_property
+    def _earlier(self) -> EarlierSums:
+        return EarlierSums(self.config.audit)
+
+    @property
+    def _private(self) -> bool:
+        return self.job.dp is not None
+
+    def _sharing(self, attempt: Attempt, saved: Saved, protocol: Protocol, rule: MembersRule) -> Sharing:
+        stage = Stage.REPEATED if saved.number else Stage.BEGUN
+        return attempt.sharing(protocol, rule, stage, self._private)
+
+    def _check_cohort(self, sharing: Sharing, round: int) -> None:
+        """To be called, and what it admits to be logged, under the lock of the earlier sums.
+
+        Raises `JobRefused` if a combination of this sum and those of other jobs would be of fewer sites than the policy
+        allows. Of the attempts at one input only one comes to a result, see `_group`: the others do not count.
+        """
+        if self._private:
+            return
+        last = None if sharing.stage is Stage.BEGUN else self.job_id
+        earlier = self._earlier.cohorts(self.method.name, round, but_last_of=last)
+        if shown := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
+            self.gate.refuse_job(
+                Refusal.COHORT,
+                f"in round {round} a sum over {', '.join(sharing.sites)} and earlier ones of the same method could be "
+                f"combined to show what {', '.join(shown)} put in: run the job with the sites of the earlier ones",
+            )
+
     def _connected(self, pinned: dict[str, str], attempt: Attempt, round: int) -> Links:
         """Raises `SiteError`."""
         session = attempt.session(self.job_id, round)
@@ -115,9 +145,11 @@ class SecureSite:
         """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
         round, me = saved.round, self.config.name
         pinned, rule = self._admitted(attempt, saved)
-        group, sharing = Group(me, attempt.sites, attempt.members), attempt.sharing("mix", rule)
+        group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
-        upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
+        with self._earlier.locked():
+            self._check_cohort(sharing, round)
+            upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
         saved = _begun(saved, attempt)
         self.file.save(saved)
         links = self._connected(pinned, attempt, round)
@@ -140,14 +172,15 @@ class SecureSite:
             # Died in this very attempt, for which the others have its former keys.
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(self.config.name)))
         pinned, rule = self._admitted(attempt, saved)
-        group, sharing = self._group(attempt, saved), attempt.sharing("mean", rule)
+        group, sharing = self._group(attempt, saved), self._sharing(attempt, saved, "mean", rule)
         values = self._summand(task, how, saved.reply, len(group.sites))
         forgotten = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
-        saved = replace(_begun(saved, attempt), contributions=forgotten)
-        self.file.save(saved)
-        try:
-            secrets = new_secrets()
+        saved, secrets = replace(_begun(saved, attempt), contributions=forgotten), new_secrets()
+        with self._earlier.locked():
+            self._check_cohort(sharing, round)
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
+            self.file.save(saved)
+        try:
             masks, nbytes = exchange(group, self._connected(pinned, attempt, round), secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, error)
@@ -183,12 +216,14 @@ class SecureSite:
             raise FederationError("this site has opened another sum of this attempt, and opens no second one")
         group = Group(self.config.name, kept.sites, kept.members)
         told = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
-        answered = replace(kept, answered=opening.uploaded)
-        self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
         shares = np.zeros(OPENING.shape, "<i8")
         shares[: len(group.sites)] = [np.frombuffer(told[site], "<i8") for site in group.sites]
-        sharing = Sharing(opening.attempt, "mean to be opened", opening.uploaded, "")
-        return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
+        sharing = opening.sharing("mean to be opened", self._private)
+        with self._earlier.locked():
+            self._check_cohort(sharing, round)
+            answered = replace(kept, answered=opening.uploaded)
+            self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
+            return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
 
     def _summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
         """Raises `JobRefused` if the answer is not as declared: under masks nobody else could see that."""
@@ -221,8 +256,7 @@ class SecureSite:
         weights = how.weight_bounds(self._declared(task)) if isinstance(how, MeanOnShares) else None
         mean = mean_of_sum(unhidden(total, kept.group_key, opening.uploaded), len(opening.uploaded), layout, weights)
         check_mean(mean, self._declared(task).most_norm)
-        sharing = Sharing(opening.attempt, "mean", opening.uploaded, "")
-        mean = self.gate.reveal(averaging(task), saved.round, mean, sharing)
+        mean = self.gate.reveal(averaging(task), saved.round, mean, opening.sharing("mean", self._private))
         return replace(saved, mixture=saved.mixture | mean)
 
     def results(self, task: str, saved: Saved) -> Tensors:
@@ -230,6 +264,10 @@ class SecureSite:
         return {spec.name: saved.mixture[spec.name] for spec in self._declared(task).down if spec.name in saved.mixture}
 
     def _answered(self, task: str, round: int) -> Saved:
+        planned = set(self.method.tasks())
+        if planned and (task, round) not in planned:
+            # Under the number of another round its cohort would be compared with the wrong ones.
+            self.gate.refuse_job(Refusal.ATTEMPT, "the job's method has no such task in this round")
         saved = self.file.load()
         if saved is None or (saved.task, saved.round) != (task, round):
             raise FederationError("this site has nothing to share in this round")

@@ -76,7 +76,9 @@ class SiteRuntime:
         """Data and backbone, loaded once."""
         job, config, backbone = self._job, self.config, self._backbone
         held = config.data
-        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, held.answers)
+        # What a private job asks of rows must not depend on them, and so neither may the list of their answers.
+        answers = self._method.public_answers if job.dp and held.answers is None else held.answers
+        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, answers)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 
     def _randomness(self) -> Randomness:
@@ -94,7 +96,8 @@ class SiteRuntime:
         with self._refusing(BackboneError, Refusal.BACKBONE):
             digest = self._backbone.digest
         with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
-            self._method.check_answers(self.site.data)
+            if self._job.dp is None:
+                self._method.check_rows(self.site.data)
             self._budget.reserve(self.site.data.trained_patients)
         context = JobContext(
             job=self._job_id,

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
+from audits.files import MAX_TEXT, read_bounded
 from medfedvqa.data import CLOSED_ANSWERS, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods import checked
@@ -68,6 +69,9 @@ policy:
   # round; and the fewest that must compute.
   committee: {committee}
   min_committee: {min_committee}
+  # Without differential privacy: the fewest sites whose sum may follow from sums over different sites, of this job and
+  # all earlier ones that this site was in. 2: no single site's; 3: nor two sites', one of which could subtract itself.
+  min_difference: {min_difference}
   # Backbones that jobs may use beside those that ship with the project and those named above; who may submit jobs, by
   # fingerprint of the certificate, as `medfedvqa doctor` shows it for an administrator's kit ([]: whoever the
   # federation admits).
@@ -87,8 +91,8 @@ DEFAULTS: dict[str, Any] = {
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
-    "min_committee": 3, "allowed_backbones": [], "submitters": [], "require_fresh": True, "repeats": 3,
-    "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
+    "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
+    "repeats": 3, "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 CLOSED = "closed"
@@ -141,8 +145,8 @@ class SiteConfig(BaseModel):
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         raise ConfigError(f"site '{name}': site.yml is missing or is not valid YAML; the site does not start") from None
     if not isinstance(raw, dict) or "policy" not in raw:
         raise ConfigError(f"site '{name}': site.yml has no policy; the site does not start")

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from audits.files import read_bounded
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, organ_of
 
@@ -14,6 +16,10 @@ OPTIONAL = ("organ", "split")
 SPLITS = ("train", "validate", "test")
 LONGEST = 4096
 """Most letters of a field."""
+MAX_QUESTIONS = 1 << 28
+"""Bytes of the file."""
+_UNPAIRED = re.compile("[\ud800-\udfff]")
+"""Halves of a character, which JSON can hold and no file."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Question:
 def read_questions(path: Path) -> list[Question]:
     """All rows, in order: `.jsonl` and `.ndjson` as JSON Lines, all else as CSV. Raises `DataError`."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, MAX_QUESTIONS).decode("utf-8-sig")
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
     except UnicodeDecodeError:
@@ -49,7 +55,7 @@ def _json_lines(text: str) -> Iterator[Mapping[str, object]]:
     for index, line in enumerate(line for line in text.splitlines() if line.strip()):
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise DataError(f"row {index} is not valid JSON: give one object a line") from None
         if not isinstance(row, dict):
             raise DataError(f"row {index} is no JSON object: give one object a line")
@@ -81,6 +87,8 @@ def _question(index: int, row: Mapping[str, object]) -> Question:
         texts[name] = "" if value is None else str(value).strip()
         if name in REQUIRED and not texts[name]:
             raise DataError(f"row {index}: the field '{name}' is missing or empty")
+        if _UNPAIRED.search(texts[name]):
+            raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
         if len(texts[name]) > LONGEST:
             raise DataError(f"row {index}: the field '{name}' is longer than {LONGEST} letters")
     organ, split = texts["organ"] and organ_of(texts["organ"]), texts["split"].lower()

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from audits import Exchange, TaskSpec
 from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
-from medfedvqa.data import CLOSED_ANSWERS, Examples, SiteData, public_list
+from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.base import (
     FINISHED,
@@ -138,7 +138,7 @@ class Alone(Method[Config]):
 
     def setup(self, site: Site) -> State:
         """A model of the site's own. Raises `ConfigError` for a site without the list of answers that privacy needs."""
-        self.check_answers(site.data)
+        self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
 
@@ -227,9 +227,14 @@ class Alone(Method[Config]):
         """How deep the models that see a site's rows reach into the backbone."""
         return self.model(site).depth
 
-    def check_answers(self, data: SiteData) -> None:
+    @property
+    def public_answers(self) -> tuple[str, ...] | None:
+        """See `Method`."""
+        return self.answers
+
+    def check_answers(self, declared: bool) -> None:
         """Raises `ConfigError` if the answer space would follow from the rows of a site under differential privacy."""
-        if self.dp is not None and self.answers is None and not data.public_answers:
+        if self.dp is not None and self.answers is None and not declared:
             raise ConfigError("the job takes each site's own list of answers: give 'data' in site.yml its 'answers'")
 
     def answer_count(self, site: Site) -> int:

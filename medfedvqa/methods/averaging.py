@@ -130,7 +130,7 @@ class Averaging(Alone[Config]):
 
     def setup(self, site: Site) -> State:
         """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
-        self.check_answers(site.data)
+        self.check_answers(site.data.public_answers)
         model = self.model(site)
         own = site.seed if self._common else site.task_seed("setup", 0)
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))

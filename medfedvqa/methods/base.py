@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
 from medfedvqa.data import Examples, SiteData
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.methods.checking import checked
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
@@ -47,7 +48,6 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 Config = TypeVar("Config", bound=MethodConfig)
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -245,10 +245,23 @@ class Method(ABC, Generic[Config]):
         """
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
-    def check_answers(self, data: SiteData) -> None:
-        """Called before a site charges anything. Raises `ConfigError` if its answer space would have to be public and
-        is not; a method without an answer space has nothing to check."""
+    def check_answers(self, declared: bool) -> None:
+        """Whether the answer space is public where it must be, at a site that has `declared` its answers or has not.
+
+        Raises `ConfigError`; a method without an answer space has nothing to check."""
         return
+
+    def check_rows(self, data: SiteData) -> None:
+        """Whether a site has rows to train on: asked without differential privacy only, where the answer tells nothing
+        that training would not. Raises `DataError`."""
+        answers = self.public_answers or data.answers
+        if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
+            raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
+
+    @property
+    def public_answers(self) -> tuple[str, ...] | None:
+        """The answer space that the job itself names, if it does."""
+        return None
 
     @abstractmethod
     def setup(self, site: Site) -> State:
@@ -344,7 +357,7 @@ def method_names() -> tuple[str, ...]:
 def method_type(name: str) -> type[Method[Any]]:
     """The registered method. Raises `ConfigError`."""
     if name not in _METHODS:
-        raise ConfigError(f"unknown method '{name}'; there is: {', '.join(method_names())}")
+        raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
     return _METHODS[name]
 
 
@@ -369,12 +382,3 @@ def create(
     if method.gathering.robust and not method.averages:
         raise ConfigError(f"the method '{name}', so configured, takes no means of uploads: leave out 'gather'")
     return method
-
-
-def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
-    """Validate a mapping into a frozen model. Raises `ConfigError` naming each wrong key, never its value."""
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        faults = (f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors(include_input=False))
-        raise ConfigError(f"{owner}: {'; '.join(faults)}") from None

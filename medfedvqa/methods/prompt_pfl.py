@@ -185,7 +185,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     def setup(self, site: Site) -> State:
         """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
-        self.check_answers(site.data)
+        self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.seed)
         return {"values": self.model(site).initial(generator, generator), "optimizer": None}
 

@@ -31,7 +31,12 @@ class PlainGradients:
     config: TrainingConfig
 
     def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[Batch, ...]]:
-        """The batches of one round; all passes see the same. A chance continues where earlier draws left it."""
+        """The batches of one round, none without rows; all passes see the same.
+
+        A chance continues where earlier draws left it.
+        """
+        if not len(self.train):
+            return iter(())
         chance = seed if isinstance(seed, SeededChance) else SeededChance(seed)
         epochs = (batches(self.train, self.config.batch_rows, chance.generator) for _ in count())
         if self.config.local_unit == "batches":

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from medfedvqa.data import Examples
-from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, Depth, Values
 from medfedvqa.training.config import TrainingConfig
 from medfedvqa.training.plain import PlainGradients
@@ -80,9 +79,7 @@ class Trainer:
         return part
 
     def part(self, start: Mapping[str, torch.Tensor], round: int, memory: Mapping[str, Any] | None = None) -> Part:
-        """A copy of these values to train in this round. Raises `ConfigError` if there is no row to train on."""
-        if not len(self.train_rows):
-            raise ConfigError("the job's 'answers' hold none of this site's training answers: add some of them")
+        """A copy of these values to train in this round."""
         if outside := len(self.site.data.train) - len(self.train_rows):
             logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
         values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}

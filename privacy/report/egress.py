@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import Literal
 
-from audits import Entry, Event, Outcome, TensorRecord
+from audits import Entry, Event, Outcome, TensorRecord, refuses_job
 from privacy.report.facts import Facts
 from privacy.report.model import Attempt, Egress, KindTotal, Outside, Proofs, Released, RoundTotal, TensorTotal, Trust
 from privacy.report.spending import charge_of, refusal
@@ -106,7 +106,7 @@ def egress(facts: Facts) -> Egress:
 
 
 def _is_refused_message(entry: Entry) -> bool:
-    return entry.outcome is Outcome.REFUSED and entry.event is not Event.OPEN
+    return entry.outcome is Outcome.REFUSED and not refuses_job(entry.event, entry.outcome)
 
 
 def _released(entry: Entry, tensor: TensorRecord) -> Released:

@@ -50,6 +50,7 @@ class Policy(Frozen):
     min_sites: int
     committee: tuple[str, ...]
     min_committee: int
+    min_difference: int = 2
 
 
 class Run(Frozen):

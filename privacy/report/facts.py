@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries
+from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries, refuses_job
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
 from privacy.errors import PrivacyError
@@ -69,12 +69,12 @@ class Facts:
     @property
     def state(self) -> Literal["running", "closed", "refused", "expired"]:
         """As the last entry about it tells, if there is one yet."""
-        about = [entry for entry in self.own if entry.event in (Event.OPEN, Event.CLOSE)]
+        about = [entry for entry in self.own if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
         if not about:
             return "expired"
         if about[-1].event is Event.CLOSE:
             return "closed"
-        return "refused" if about[-1].outcome is Outcome.REFUSED else "running"
+        return "refused" if refuses_job(about[-1].event, about[-1].outcome) else "running"
 
     @property
     def method(self) -> str:

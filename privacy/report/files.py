@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from audits import AuditKey, sealed, statement
+from audits.files import MAX_DOCUMENT
 from privacy.report.facts import ReportError
 from privacy.report.model import Report
 
@@ -13,7 +14,7 @@ JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "r
 SCHEMA = "report.schema.json"
 PREDICATE = "urn:medfedvqa:privacy-report/1"
 """The predicate's type; not a registered name space."""
-MAX_REPORT = 1 << 28  # bytes
+MAX_REPORT = MAX_DOCUMENT
 
 
 def written(report: Report) -> bytes:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from audits import Entry, Event, Outcome
+from audits import Entry, refuses_job
 from privacy.accounting import spent
 from privacy.mechanisms import DPEvent
 from privacy.report.budget import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
@@ -34,7 +34,7 @@ def accounting(facts: Facts) -> Accounting:
         limit=limit,
         limit_per_job=policy.max_epsilon_per_job,
         remaining=left,
-        refusals=tuple(refusal(one) for one in facts.entries if _is_refused_job(one)),
+        refusals=tuple(refusal(one) for one in facts.entries if refuses_job(one.event, one.outcome)),
         restarts=_restarts(facts),
         jobs=tuple(_job(facts, name) for name in _jobs(facts)),
     )
@@ -51,10 +51,6 @@ def refusal(entry: Entry) -> Refusal:
         direction=entry.direction,
         reason=entry.reason or "",
     )
-
-
-def _is_refused_job(entry: Entry) -> bool:
-    return entry.event is Event.OPEN and entry.outcome is Outcome.REFUSED
 
 
 def _figures(events: Iterable[DPEvent], delta: float) -> Figures:

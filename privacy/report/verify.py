@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from audits import AuditError, Judgement, NoteError, Part, State, VerifierKey, opened, origin_of, subjects
-from audits.log import parse_line
+from audits.entry import parse_line
+from audits.files import MAX_DOCUMENT, read_bounded
 from audits.segments import lines_from
 from audits.witness import KEYS, read_keys
 from privacy.errors import PrivacyError
 from privacy.journal import read_export
 from privacy.report.build import sections_of
 from privacy.report.facts import Facts, ReportError
-from privacy.report.files import ENVELOPE, HTML, JSON, PDF, PREDICATE, predicate, read_report
+from privacy.report.files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
 from privacy.report.model import Report
 from privacy.report.replay import same
 from privacy.withdrawn import CodeIdentity, Withdrawal, withdrawal_of, withdrawals
@@ -68,7 +69,7 @@ def verify_report(
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_REPORT)
     except OSError as error:
         raise ReportError(f"there is no report to read here ({error.strerror})") from None
 
@@ -84,9 +85,12 @@ def _key(report: Report, key: VerifierKey | None, log: Path | None) -> Part:
 
 def _signature(report: Report, said: bytes, key: VerifierKey | None, folder: Path) -> Iterator[Part]:
     try:
-        envelope = (folder / ENVELOPE).read_bytes()
-    except OSError:
+        envelope = read_bounded(folder / ENVELOPE, MAX_DOCUMENT)
+    except FileNotFoundError:
         yield Part("signature", State.NOT_SHOWN, f"who signed it: there is no {ENVELOPE} beside it")
+        return
+    except OSError as error:
+        yield Part("signature", State.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
         told = opened(envelope, key or VerifierKey.parse(report.evidence.log.key))
@@ -105,13 +109,21 @@ def _drawn(digests: Mapping[str, str], folder: Path) -> Part:
     """The pages that were drawn from the report."""
     missing = [name for name in digests if name != JSON and not (folder / name).is_file()]
     for name in digests.keys() - {JSON, *missing}:
-        if name not in (HTML, PDF) or sha256((folder / name).read_bytes()).hexdigest() != digests[name]:
+        if name not in (HTML, PDF) or _digest(folder / name) != digests[name]:
             return Part("pages", State.BROKEN, "a page is not the one that was signed: it was edited")
     if missing:
         return Part("pages", State.NOT_SHOWN, f"{', '.join(sorted(missing))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return Part("pages", State.BROKEN, f"{', '.join(unsigned)} was never signed")
     return Part("pages", State.SHOWN, f"{len(digests) - 1} pages are those that were signed with the report")
+
+
+def _digest(page: Path) -> str:
+    """Of a page; empty if it cannot be read as one."""
+    try:
+        return sha256(read_bounded(page, MAX_DOCUMENT)).hexdigest()
+    except OSError:
+        return ""
 
 
 def _proofs(report: Report) -> Part:
@@ -127,7 +139,7 @@ def _proofs(report: Report) -> Part:
 def _figures(report: Report) -> Part:
     try:
         made = sections_of(report.evidence)
-    except (PrivacyError, AuditError, ValueError, KeyError, TypeError):
+    except (PrivacyError, AuditError, ValueError, KeyError, TypeError, ArithmeticError):
         return Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
     where = next(differences(report.sections.model_dump(mode="json"), made.model_dump(mode="json"), ""), None)
     if where:

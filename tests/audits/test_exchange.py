@@ -4,11 +4,24 @@ import hashlib
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audits import AuditError, Exchange, Kind, Protection, TaskSpec, TensorSpec, canonical
+from audits import (
+    AuditError,
+    Exchange,
+    Kind,
+    MessageRefused,
+    Protection,
+    Reason,
+    TaskSpec,
+    TensorSpec,
+    canonical,
+    clipped,
+    joint_norm,
+)
 
 NAMES = st.builds(str.__add__, st.sampled_from("aZ9"), st.text("bY0_.:/-", max_size=8))
 TENSORS = st.builds(
@@ -20,9 +33,14 @@ TENSORS = st.builds(
     meaning=st.text(min_size=1, max_size=8).filter(str.strip),
     recipients=st.lists(NAMES, min_size=1, max_size=3, unique=True).map(tuple),
     protection=st.sampled_from(Protection),
+    bounds=st.none() | st.tuples(st.floats(-1e9, 0), st.integers(0, 2**60) | st.floats(0, 1e300)),
 )
 MESSAGES = st.lists(TENSORS, max_size=3, unique_by=lambda spec: spec.name).map(tuple)
-TASKS = st.lists(st.builds(TaskSpec, NAMES, MESSAGES, MESSAGES), max_size=3, unique_by=lambda task: task.name)
+TASKS = st.lists(
+    st.builds(TaskSpec, NAMES, MESSAGES, MESSAGES, st.none() | st.floats(1e-9, 1e9)),
+    max_size=3,
+    unique_by=lambda task: task.name,
+)
 EXCHANGES = st.builds(Exchange, NAMES, TASKS.map(tuple))
 
 
@@ -62,6 +80,7 @@ def test_the_digest_is_the_hash_of_the_canonical_json_and_never_changes() -> Non
         {"recipients": ("b",)},
         {"protection": Protection.DP},
         {"meaning": "Another prompt."},
+        {"bounds": (0, 1)},
     ],
 )
 def test_the_digest_depends_on_every_fact(change: dict[str, Any]) -> None:
@@ -101,6 +120,14 @@ def test_an_undeclared_task_is_an_error_that_does_not_repeat_its_name() -> None:
         {"meaning": " "},
         {"recipients": ()},
         {"recipients": ("server", "server")},
+        {"bounds": (1, 0)},
+        {"bounds": (0,)},
+        {"bounds": [0, 1]},
+        {"bounds": ("0", "1")},
+        {"bounds": (False, True)},
+        {"bounds": (0, float("nan"))},
+        {"bounds": (0, float("inf"))},
+        {"bounds": (0, 10**400)},
     ],
 )
 def test_a_malformed_tensor_cannot_be_declared(change: dict[str, Any]) -> None:
@@ -151,6 +178,10 @@ def spoil(path: list[Any], value: Any) -> str:
         spoil(["tasks", 0, "up", 0, "protection"], "some"),
         spoil(["tasks", 0, "up", 0, "recipients"], "server"),
         spoil(["tasks", 0, "up", 0, "optional"], True),
+        spoil(["tasks", 0, "up", 0, "bounds"], [0]),
+        spoil(["tasks", 0, "up", 0, "bounds"], "01"),
+        spoil(["tasks", 0, "most_norm"], -1),
+        spoil(["tasks", 0, "most_norm"], "1"),
     ],
 )
 def test_reading_anything_else_is_an_error(text: str) -> None:
@@ -164,3 +195,83 @@ def test_what_has_no_canonical_form_cannot_be_hashed(value: Any) -> None:
     """Two readers could disagree about it."""
     with pytest.raises(ValueError):
         canonical({"value": value})
+
+
+def test_a_limit_that_is_not_set_leaves_the_digest_as_it_was_and_equal_limits_give_equal_digests() -> None:
+    """Logs of earlier versions name exchanges without limits; 1 and 1.0 are the same bound."""
+    plain, whole, real = (Exchange("m", (TaskSpec("t", (tensor(bounds=b),), ()),)) for b in (None, (0, 1), (0.0, 1.0)))
+    assert "bounds" not in plain.to_json() and "most_norm" not in plain.to_json()
+    assert whole.digest() == real.digest() != plain.digest()
+    limited = Exchange("m", (TaskSpec("t", (tensor(),), (), 2),))
+    assert limited.digest() != plain.digest() and Exchange.from_json(limited.to_json()).tasks[0].most_norm == 2.0
+
+
+WEIGHT = tensor(name="rows", shape=(), dtype="int64", kind=Kind.STATISTIC, bounds=(0, 1_000_000))
+SHARE = tensor(name="accuracy", shape=(), kind=Kind.STATISTIC, bounds=(0, 1))
+BOUNDED = Exchange("m", (TaskSpec("train", (tensor(), WEIGHT, SHARE), (SHARE,), 10),))
+
+
+def upload(**changes: Any) -> dict[str, Any]:
+    honest = {"shared": np.ones((2, 3), "float32"), "rows": np.array(17), "accuracy": np.array(0.5, "float32")}
+    return {name: value for name, value in (honest | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [0, 1_000_000])
+def test_bounds_are_inclusive(rows: int, accuracy: float) -> None:
+    """What is declared passes, as a copy that nobody can write to."""
+    message = upload(rows=np.array(rows), accuracy=np.array(accuracy, "float32"))
+    passed = BOUNDED.check("train", "up", message)
+    assert list(passed) == list(message) and not any(array.flags.writeable for array in passed.values())
+    assert all(np.array_equal(passed[name], message[name]) for name in message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rows": np.array(-5)}, Reason.BOUNDS),
+        ({"rows": np.array(10**9)}, Reason.BOUNDS),
+        ({"rows": np.array(2**63 - 1)}, Reason.BOUNDS),
+        ({"rows": np.array(1e30)}, Reason.DTYPE),
+        ({"accuracy": np.array(np.nan, "float32")}, Reason.FINITE),
+        ({"accuracy": np.array(1e9, "float32")}, Reason.BOUNDS),
+        ({"accuracy": np.array(-5, "float32")}, Reason.BOUNDS),
+        ({"accuracy": np.array(np.nextafter(np.float32(1), np.float32(2)))}, Reason.BOUNDS),
+        ({"accuracy": np.array([0.5], "float32")}, Reason.SHAPE),
+        ({"accuracy": 0.5}, Reason.ARRAY),
+        ({"accuracy": None}, Reason.MISSING),
+        ({"patient-17": np.zeros(3)}, Reason.UNDECLARED),
+        ({"shared": np.full((2, 3), 1e30, "float32")}, Reason.NORM),
+        ({"shared": np.full((2, 3), 4.1, "float32")}, Reason.NORM),
+    ],
+)
+def test_whoever_receives_a_message_refuses_what_is_not_declared(changes: dict[str, Any], reason: Reason) -> None:
+    """Values, dtypes, shapes and names; the sentence holds declared facts only."""
+    start, _, _ = reason.value.partition("{")
+    with pytest.raises(MessageRefused) as caught:
+        BOUNDED.check("train", "up", upload(**changes))
+    assert start in str(caught.value) or reason is Reason.UNDECLARED and "not declared" in str(caught.value)
+    assert "patient-17" not in str(caught.value) and "e+" not in str(caught.value).replace("1e+06", "")
+
+
+def test_a_limit_on_the_norm_is_for_uploads_of_parameters_only() -> None:
+    """A statistic may be larger, and so may what comes down."""
+    task = TaskSpec("t", (tensor(kind=Kind.STATISTIC),), (tensor(),), 1)
+    large = {"shared": np.full((2, 3), 9, "float32")}
+    for way in ("up", "down"):
+        Exchange("m", (task,)).check("t", way, large)
+
+
+@given(st.integers(0, 999), st.floats(1e-3, 1e6), st.floats(1e-6, 1e6))
+@settings(deadline=None, max_examples=60)
+def test_what_is_clipped_is_within_the_norm_and_points_where_it_did(seed: int, scale: float, most: float) -> None:
+    """Tensors are scaled together, also after rounding to float32; shorter ones stay as they are."""
+    rng = np.random.default_rng(seed)
+    before = {name: np.array(scale * rng.normal(size=shape), np.float32) for name, shape in (("a", (3, 5)), ("b", ()))}
+    after = clipped(before, most)
+    assert joint_norm(after) <= most or joint_norm(before) <= most
+    factor = min(1, most / joint_norm(before))
+    for name in before:
+        assert (type(after[name]), after[name].dtype) == (np.ndarray, np.float32)
+        assert np.allclose(after[name], factor * before[name], rtol=1e-5)
+    assert clipped(before, 2 * joint_norm(before)) == before

@@ -321,3 +321,49 @@ def test_a_refused_job_is_logged_with_its_reason(site: Site) -> None:
     (entry,) = site.entries()
     assert (entry.event, entry.outcome, entry.reason) == (Event.REFUSAL, Outcome.REFUSED, "no budget")
     assert entry.admission == {"code": "budget"}
+
+
+BOUNDED = Exchange(
+    "prompt_pfl",
+    (
+        TaskSpec(
+            "train",
+            up=(
+                TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "A prompt."),
+                TensorSpec("rows", (), "int64", Kind.STATISTIC, "A count.", bounds=(0, 100)),
+            ),
+            down=(TensorSpec("share", (), "float32", Kind.STATISTIC, "A share.", bounds=(0, 1)),),
+            most_norm=8.0,
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rows": np.array(101)}, "tensor 'rows' holds values outside of its declared bounds 0 to 100"),
+        ({"rows": np.array(-5)}, "tensor 'rows' holds values outside of its declared bounds 0 to 100"),
+        ({"prompt": np.full((2, 3), 4, "float32")}, "the parameters are longer than the declared norm of 8"),
+    ],
+)
+def test_what_is_outside_of_its_declared_limits_does_not_leave(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    """Bounds of a value and the joint norm of parameters; the refusal is logged, and a message within them passes."""
+    site = border(tmp_path, BOUNDED)
+    site.gate.release("train", 1, message())
+    with pytest.raises(ReleaseRefused, match=re.escape(reason)):
+        site.gate.release("train", 1, message(**changes))
+    assert [(entry.outcome, entry.reason) for entry in site.entries()] == [
+        (Outcome.SENT, None),
+        (Outcome.REFUSED, reason),
+    ]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, 1e9, np.nan])
+def test_what_is_outside_of_its_declared_limits_is_not_taken_in(tmp_path: Path, share: float) -> None:
+    """A server may lie as a site may."""
+    site = border(tmp_path, BOUNDED)
+    with pytest.raises(ReceiptRefused, match="tensor 'share' holds values"):
+        site.gate.receive("train", 1, {"share": np.array(share, "float32")})

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_verifier import BLANK, sealed
 
 from audits import LogError
+from audits.entry import parse_line
 from audits.exchange import canonical
 from audits.lines import read_line
-from audits.log import parse_line
 
 TENSOR = {
     **{"name": "prompt", "shape": [2, 3], "dtype": "float32", "nbytes": 24, "sha256": "ab" * 32},
@@ -20,20 +20,23 @@ TENSOR = {
 }
 PLACE = {"seq": 7, "prev_hash": "12" * 32, "round": 1, "monotonic": 5}
 TEXTS = st.none() | st.text(st.characters(codec="utf-8"), max_size=20)
-NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = WHOLE | st.floats(allow_nan=False, allow_infinity=False)
 PARTS = st.none() | st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS | st.lists(NUMBERS, max_size=2), max_size=3)
 RECORDS = st.fixed_dictionaries(
     {
         "dp_event": PARTS,
         "epsilon_after": st.none() | NUMBERS,
         "reason": TEXTS,
-        "job": TEXTS | st.integers(),
-        "round": st.none() | st.integers(),
-        "nbytes": st.integers(0, 10**30),
-        "tensors": st.lists(st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, {"name": 'a"b\\'}])),
+        "job": TEXTS,
+        "round": st.none() | WHOLE,
+        "nbytes": st.integers(0, 2**63 - 1),
+        "tensors": st.lists(
+            st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, TENSOR | {"name": 'a"b\\'}])
+        ),
     },
     optional=dict.fromkeys(
-        ("wire", "admission"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
+        ("wire", "admission", "sharing"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
     ),
 )
 
@@ -63,6 +66,7 @@ def alike(line: bytes) -> bool:
         "site",
         "reason",
         "tensors",
+        "time",
     ):
         assert getattr(fast, name) == canonical(slow[name])
     assert fast.wire == (canonical(slow["wire"]) if "wire" in slow else None)
@@ -73,7 +77,7 @@ def alike(line: bytes) -> bool:
 def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
     """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
     line = sealed(BLANK | PLACE | record)
-    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission"))
+    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission", "sharing"))
 
 
 @given(RECORDS, st.data())

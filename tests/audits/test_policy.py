@@ -57,6 +57,8 @@ def test_a_configuration_becomes_a_policy_with_the_server_and_the_other_sites_as
         FOUND | {"min_sites": 2.0},
         FOUND | {"committee": "chest"},
         FOUND | {"min_committee": 2},
+        FOUND | {"min_difference": 1},
+        FOUND | {"min_difference": True},
     ],
 )
 def test_a_malformed_configuration_is_refused(found: Any) -> None:
@@ -68,7 +70,7 @@ def test_a_malformed_configuration_is_refused(found: Any) -> None:
 def test_the_digest_is_stable_and_ignores_order() -> None:
     """Logs name policies by digest; two lists that allow the same have the same one."""
     policy = SitePolicy.from_mapping(FOUND)
-    assert policy.digest() == "eed7ab2d8ec8403142aa20950d598d3656752b59a23194b74562c9bd4840d09c"
+    assert policy.digest() == "b5afcbda095028e5d8fd08382ea4388cf9316291543e37796e5f805fd8cc259d"
     assert SitePolicy(policy.methods[::-1], policy.kinds[::-1] * 2).digest() == policy.digest()
     assert SitePolicy(policy.methods, policy.kinds[:1]).digest() != policy.digest()
 
@@ -128,7 +130,15 @@ def test_a_job_may_be_stricter_than_the_site() -> None:
 
 
 @pytest.mark.parametrize(
-    "demand", [{"require_dp": True}, {"require_secagg": True}, {"min_sites": 2}, {"min_committee": 4}, {"delta": 1e-6}]
+    "demand",
+    [
+        {"require_dp": True},
+        {"require_secagg": True},
+        {"min_sites": 2},
+        {"min_committee": 4},
+        {"min_difference": 3},
+        {"delta": 1e-6},
+    ],
 )
 def test_every_demand_changes_the_digest(demand: dict[str, Any]) -> None:
     """The log shows under which demands an entry was written."""

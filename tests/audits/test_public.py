@@ -8,9 +8,20 @@ import sys
 
 import audits
 
-INTERNAL = {"anchor", "checkpoint", "export_fhir", "export_syslog", "lines", "note", "segments", "tree"}
+INTERNAL = {
+    *{"anchor", "checkpoint", "export_fhir", "export_syslog", "fields", "files", "lines", "note", "own_checkpoints"},
+    *{"running", "segments", "times", "tree"},
+}
 """Modules that others of the package are made of; what is not exported of them is not public."""
-SHARED_BETWEEN_MODULES = {"parse_line", "wire_dtype", "expired_to", "read_keys", "replace_durably", "matching"}
+SHARED_BETWEEN_MODULES = {
+    "announce",
+    "parse_line",
+    "wire_dtype",
+    "expired_to",
+    "read_keys",
+    "replace_durably",
+    "matching",
+}
 NO_CODE = {"EXIT_CODES", "RECEIPTS", "RETENTION_DAYS", "Tensors"}
 
 

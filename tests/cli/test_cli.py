@@ -80,8 +80,8 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "prompt_pfi", "--data", "phantom"], "unknown method 'prompt_pfi'"),
-        (["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"], "'round'"),
+        (["run", "prompt_pfi", "--data", "phantom"], "unknown method; there is: "),
+        (["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"], "an unknown key; the keys are "),
         (["run", "prompt_pfl", "--data", "phantom", "-O", "rounds"], "NAME=VALUE"),
         (["run", "prompt_pfl", "--data", "mri"], "unknown data 'mri'"),
         (["run", "prompt_pfl", "--data", "slake", "--data-root", "/nowhere"], "no slake data"),
@@ -90,7 +90,10 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["audit", "verify", "/nowhere"], "no"),
         (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "-1"], "'epsilon'"),
         (["run", "prompt_pfl", "--data", "phantom", "--dp", "noise=1"], "'count_noise'"),
-        (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "1", "--dp", "sigma=2"], "sigma"),
+        (
+            ["run", "prompt_pfl", "--data", "phantom", "--epsilon", "1", "--dp", "sigma=2"],
+            "'dp' has an unknown key",
+        ),
         (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "2"], "at least 3 sites"),
         (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "head,chest"], "at least 3 sites"),
         (["run", "prompt_pfl", "--data", "phantom", "--committee", "3"], "ask for secure aggregation as well"),

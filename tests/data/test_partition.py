@@ -183,5 +183,7 @@ def test_an_organ_without_train_rows_is_refused_and_empty_other_parts_are_not() 
     for part in (site.validate, site.test):
         assert len(majority_right(site.train.answers, part.answers)) == 0
         assert len(question_prior_right(site.train, part)) == 0
+    nobody = Split("patient", fractions=(0.0, 0.5, 0.5))
     with pytest.raises(DataError, match="no train rows"):
-        partition(set_of(few), "chest", Split("patient", fractions=(0.0, 0.5, 0.5)))
+        build_site(set_of(few), "chest", nobody)
+    assert not len(build_site(set_of(few), "chest", nobody, ("no", "yes")).train)

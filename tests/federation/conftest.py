@@ -1,10 +1,14 @@
-"""What tests of secure aggregation in process share."""
+"""What tests of secure aggregation in process share, and really provisioned kits."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from doctored import DP, SITE, charge, edit_site, provisioned
 
+from medfedvqa.federation.attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Method, base
@@ -30,3 +34,26 @@ def job_on_shares(
         return configs, JobSpec.from_dict(job)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def site_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kits of a site, its server and an administrator."""
+    return provisioned(tmp_path_factory.mktemp("kits"))
+
+
+@pytest.fixture
+def site_kit(site_kits: Path, tmp_path: Path) -> Path:
+    """A copy of the site's kit."""
+    kit = Path(shutil.copytree(site_kits / SITE, tmp_path / SITE))
+    edit_site(kit)
+    return kit
+
+
+@pytest.fixture(scope="session")
+def charged_kit(site_kits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit with all files that a site makes itself."""
+    kit = Path(shutil.copytree(site_kits / SITE, tmp_path_factory.mktemp("charged") / SITE))
+    charge(kit)
+    load_identity(edit_site(kit, **DP))
+    return kit

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from audits import JobRefused, Outcome, read
+from audits import JobRefused, Outcome, Refusal, read
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.errors import ConfigError
@@ -90,10 +90,11 @@ def test_a_site_with_a_list_trains_on_it(sites: Sites, private_job: Job) -> None
     runtime.close()
 
 
-def test_a_list_that_holds_none_of_a_sites_answers_is_one_sentence(sites: Sites, private_job: Job) -> None:
-    """It names the option, and no answer."""
-    with pytest.raises(ConfigError, match="the job's 'answers' hold none of this site's training answers") as refused:
-        started(sites("chest")["chest"], private_job(answers=("zebra", "giraffe")))
+def test_a_list_that_holds_none_of_a_sites_answers_is_one_sentence(sites: Sites, quick_job: Job) -> None:
+    """Without privacy the site refuses, and its own people read why; no answer is named."""
+    with pytest.raises(JobRefused, match="no train row of this site has an answer of the answer space") as refused:
+        started(sites("chest")["chest"], quick_job(answers=("zebra", "giraffe")))
+    assert refused.value.code is Refusal.DATA
     assert "\n" not in str(refused.value) and "zebra" not in str(refused.value)
 
 

@@ -24,6 +24,7 @@ from nvflare.private.fed import authenticator
 from audits import AuditKey, AuditLog, Event, Refusal, origin_of, read, verify
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.connections import NOTED, PinnedAddress, RefusedConnections, pin_cells
+from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 
 PRELUDE = """
 import asyncio, json, socket, sys, threading
@@ -85,9 +86,9 @@ def port_of(listener: socket.socket) -> int:
 def in_process(code: str, *arguments: Any) -> dict[str, Any]:
     """What a process that is held to one address reports of a piece of code."""
     indented = "\n".join(f"    {line}" for line in code.splitlines())
-    report = "\nprint(json.dumps({'error': error, 'noted': len(noted), 'names': str(noted)}))"
+    report = "print(json.dumps({'error': error, 'noted': len(noted), 'targets': str(noted)}))"
     caught = "except Exception as caught:\n    error = type(caught).__name__"
-    text = f"{PRELUDE}error = None\ntry:\n{indented}\n{caught}{report}"
+    text = f"{PRELUDE}error = None\ntry:\n{indented}\n{caught}\n{report}"
     command = [sys.executable, "-c", text, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -150,6 +151,46 @@ socket.create_connection(('localhost', port))
 """
     found = in_process(code, f"http://localhost:{port_of(server)}", port_of(server), 0)
     assert found["error"] == "ConnectionForbidden" and found["noted"] == 1, found
+
+
+GUARDED = """
+import argparse, json, socket, sys
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.app.fl_conf import FLClientStarterConfiger
+
+kit, job, ports = sys.argv[2], sys.argv[4] if "-n" in sys.argv else None, json.loads(sys.argv[-1])
+unused = dict(sp_scheme="http", sp_target="localhost:1", parent_url="tcp://localhost:1", parent_conn_sec="clear")
+args = argparse.Namespace(workspace=kit, job_id=job, **unused)
+FLClientStarterConfiger(Workspace(kit, "chest"), args, ["uid=chest", "secure_train=true"]).configure()
+print(json.dumps([socket.socket().connect_ex(("localhost", port)) for port in ports[:1]]))
+for port in ports[1:]:
+    try:
+        socket.create_connection(("localhost", port))
+    except PermissionError as error:
+        print(json.dumps(str(error)))
+import huggingface_hub.constants
+print(json.dumps(huggingface_hub.constants.HF_HUB_OFFLINE))
+"""
+
+
+@pytest.mark.parametrize("job", [None, "9a0427e4-902a-42e3-b4ac-9c705cce5caa"])
+def test_a_sites_process_is_pinned_to_the_server_and_a_jobs_process_to_the_site(
+    server: socket.socket, tmp_path: Path, job: str | None
+) -> None:
+    """By the guard, from kit and command line; each refuses the other's address, and the audit log says so."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as parent:
+        builder = SiteBuilder({"chest": {"reader": "phantom", "organ": "chest", "methods": []}})
+        kit = provision(loopback_project(["chest"], port_of(server)), [builder], tmp_path) / "chest"
+        ports = [port_of(server), port_of(parent)]
+        command = [sys.executable, "-c", GUARDED, "-m", str(kit)]
+        if job is not None:
+            ports.reverse()
+            command += ["-n", job, "-p", f"tcp://localhost:{port_of(parent)}"]
+        done = subprocess.run([*command, json.dumps(ports)], capture_output=True, text=True, timeout=120, check=True)
+    connected, refused, offline = map(json.loads, done.stdout.splitlines()[-3:])
+    assert connected == [0] and refused == "this process connects to one pinned address only" and offline is True
+    refusals = [entry for entry in read(kit / "audit") if entry.event is Event.REFUSAL]
+    assert [entry.job for entry in refusals] == [job]
 
 
 @pytest.mark.parametrize("url", ["", "http://localhost", "http://:80", "http://localhost:port", "None"])

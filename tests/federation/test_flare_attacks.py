@@ -45,18 +45,29 @@ MARKER_VALUES = 4
 FALSE_ALARM = 1e-8
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> dict[str, Path]:
+Paths = dict[str, Path]
+
+
+def written(folder: Path, backbone: Path) -> Paths:
     """Phantom sites that know each other's keys."""
-    out = tmp_path_factory.mktemp("sites")
-    return write_sites(Launch(JOB, None, out, SITES, backbone_files={BACKBONE: random_backbone}))
+    return write_sites(Launch(JOB, None, folder, SITES, backbone_files={BACKBONE: backbone}))
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> Iterator[TappedFederation]:
+def tapped(folder: Path, paths: Paths) -> TappedFederation:
+    """A federation of these sites, to be started."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(places)}
-    with TappedFederation(tmp_path_factory.mktemp("federation"), paths, environment) as federation:
+    return TappedFederation(folder, paths, environment)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Paths:
+    return written(tmp_path_factory.mktemp("sites"), random_backbone)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[TappedFederation]:
+    with tapped(tmp_path_factory.mktemp("federation"), paths) as federation:
         yield federation
 
 
@@ -142,12 +153,16 @@ def assert_uniform(messages: set[bytes]) -> None:
 
 @pytest.mark.parametrize("forgery", ["flip", "replay"])
 def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
-    federation: TappedFederation, configs: dict[str, SiteConfig], tmp_path: Path, forgery: str
+    tmp_path: Path, random_backbone: Path, forgery: str
 ) -> None:
-    """One bit, or an older message in place of a newer: the attempt is repeated without the site that is named."""
-    with federation.ordered(forgery):
-        job_id, results = run(federation, tmp_path)
-    ((_, sender, receiver),) = federation.done()
+    """One bit, or an older message in place of a newer: the attempt is repeated without the site that is named. Among
+    sites of its own: those that were in a sum over all four refuse one over three."""
+    paths = written(tmp_path / "sites", random_backbone)
+    with tapped(tmp_path / "federation", paths) as federation:
+        with federation.ordered(forgery):
+            job_id, results = run(federation, tmp_path)
+        ((_, sender, receiver),) = federation.done()
+    configs = {name: load_site_config(path, name) for name, path in paths.items()}
     assert results["status"] == "finished"
     assert f"Site {sender} broke off in round 1" in str(results["notes"])
     shared = [e for e in read(configs[receiver].audit) if (e.job, e.peer, e.outcome) == (job_id, "sites", Outcome.SENT)]

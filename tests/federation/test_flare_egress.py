@@ -114,11 +114,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
 @pytest.fixture(scope="module")
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job") / "job"
-    export_job(JOB, folder)
-    # A job may ask for arrays by reference; that this changes nothing is among what is tested.
-    path = folder / "app" / "config" / "config_fed_client.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "np_download_chunk_size": 1 << 10, "tensor_download_chunk_size": 1 << 10}))
+    # FLARE's own settings send arrays by reference; that this changes nothing is among what is tested.
+    export_job(JOB, folder, tuned=False)
     return folder
 
 
@@ -180,7 +177,7 @@ def test_a_byte_that_was_put_below_the_gate_is_found(attacked: Attacked) -> None
     assert [(one.nbytes, "handed over" in one.reason) for one in found.findings] == [(INJECTED, True)]
 
 
-def test_arrays_travel_in_their_message_even_if_a_job_asks_for_them_by_reference(attacked: Attacked) -> None:
+def test_arrays_travel_in_their_message_even_if_a_job_leaves_flares_settings(attacked: Attacked) -> None:
     """No download is offered or asked for; what was encoded is what the release held."""
     assert b"download_service__" not in attacked.seen
     results = [e.wire["results"] for e in read(attacked.federation.audit(CLEAN)) if e.wire and e.wire["results"]]
@@ -245,13 +242,18 @@ def _component(app: Path) -> None:
     _config(app, components=[{"id": "logs", "path": path, "args": {}}])
 
 
+def _by_reference(app: Path) -> None:
+    _config(app, np_download_chunk_size=1 << 10, tensor_download_chunk_size=1 << 10)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_shadow, "files other than its configuration"),
-        (_code, "BYOC|files other than its configuration"),
-        (_class, "a class that is not on this site's list"),
-        (_component, "components or filters"),
+        (_shadow, "refused: folder: "),
+        (_code, "BYOC|refused: folder: "),
+        (_class, "refused: schema: "),
+        (_component, "refused: schema: "),
+        (_by_reference, "refused: schema: "),
     ],
 )
 def test_a_job_that_brings_more_than_configuration_is_not_deployed(

@@ -23,6 +23,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
+from audits import Refusal
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
@@ -61,6 +62,12 @@ def shadowed(kit: Path) -> None:
     (kit / "local" / "resources.json").write_text(json.dumps({"format_version": 2, "components": []}))
 
 
+def without_sockets(kit: Path) -> None:
+    """A transport whose connections a library opens that the site cannot watch."""
+    path = kit / "startup" / "fed_client.json"
+    path.write_text(path.read_text().replace('"scheme": "http"', '"scheme": "grpc"'))
+
+
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "classes": (edited("resources.json.default", class_allow_list=["*"]), "class allow-list"),
     "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
@@ -74,6 +81,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
     "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
     "scopes": (edited("privacy.json", scopes=FILES["privacy.json"]["scopes"] * 2), "one privacy scope"),
+    "grpc": (without_sockets, "server's address"),
 }
 
 
@@ -148,7 +156,7 @@ def test_the_doctor_looks_at_kits_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classes", "guard"])
+@pytest.mark.parametrize("name", ["classes", "guard", "grpc"])
 def test_a_sites_process_ends_with_one_sentence_if_its_kit_is_not_hardened(kit: Path, name: str) -> None:
     """Before it talks to anybody; also if what would look is what is missing."""
     change, line = BREAKS[name]
@@ -303,7 +311,7 @@ def test_a_site_takes_the_jobs_that_this_project_exports(tmp_path: Path) -> None
     folder = tmp_path / "job" / "app"
     assert ConfigurationOnly().validate(str(folder)) == ("", {})
     (folder / "config" / "resources.json").write_text("{}")
-    assert "files other than its configuration" in ConfigurationOnly().validate(str(folder))[0]
+    assert ConfigurationOnly().validate(str(folder)) == (f"refused: folder: {Refusal.FOLDER.sentence}", {})
 
 
 @pytest.mark.parametrize(
@@ -322,4 +330,6 @@ def test_a_job_with_anything_but_our_executor_is_not_taken(tmp_path: Path, chang
     export_job(JobSpec(method="prompt_pfl"), tmp_path / "job")
     path = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert ConfigurationOnly().validate(str(tmp_path / "job" / "app"))[0]
+    assert ConfigurationOnly().validate(str(tmp_path / "job" / "app"))[0] == (
+        f"refused: schema: {Refusal.SCHEMA.sentence}"
+    )

@@ -11,7 +11,7 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
 from medfedvqa.methods import ACCURACY, Hub, MeanOnShares, Method, MixOnShares, OnShares, Site, State, Tensors
-from medfedvqa.methods.base import tensors_of, trained_by_rounds
+from medfedvqa.methods.base import MOST_ROWS, tensors_of, trained_by_rounds
 from medfedvqa.methods.prompt_pfl import PromptPFLConfig
 from medfedvqa.models import BackboneShape
 from privacy import Cost, Reliability, mean, mix
@@ -43,8 +43,16 @@ class Mixed(Method[PromptPFLConfig]):
         return {"start": self.how, "train": self.how}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
+        bounds = {ACCURACY: (0, 1), "rows": (0, MOST_ROWS)}
         up = tuple(
-            TensorSpec(name, array.shape, str(array.dtype), _kind(name, self.weight), "what a site holds")
+            TensorSpec(
+                name,
+                array.shape,
+                str(array.dtype),
+                _kind(name, self.weight),
+                "what a site holds",
+                bounds=bounds.get(name),
+            )
             for name, array in self.holding("any", 1).items()
         )
         down = tuple(spec for spec in up if spec.kind is Kind.PARAMETERS)
@@ -82,6 +90,7 @@ class Averaged(Mixed):
     name = "averaged"
     how = MeanOnShares("rows")
     weight = "rows"
+    averages = True
 
     @classmethod
     def holding(cls, site: str, round: int) -> Tensors:

@@ -235,7 +235,7 @@ def test_three_ways_to_answer(site, federation, small):
         other = federation(create("feddat", {**small, "inference": inference}), two(site)).run()["one"]
         there = run.sites["one"]
         right = run.method.trainer(there).right(tested[inference], there.data.test)
-        assert other["correct"] == right.sum()
+        assert int(other["correct"]) == right.sum()
 
 
 def test_local_adapters_begin_differently_or_alike(site, small):

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, record_digests
+from medfedvqa.federation.flare.checks import Check, hardening, record_digests, server_hardening
 from medfedvqa.federation.flare.doctor_admin import examine_admin
-from medfedvqa.federation.flare.doctor_common import unreadable_files
+from medfedvqa.federation.flare.doctor_common import hardened, unreadable_files
 from medfedvqa.federation.flare.doctor_server import examine_server
-from medfedvqa.federation.flare.doctor_site import examine_site, hardening_checks
+from medfedvqa.federation.flare.doctor_site import examine_site
 
 SITE, SERVER, ADMIN = "fed_client.json", "fed_server.json", "fed_admin.json"
 """The file in `startup/` by which a kit's kind is recognised."""
@@ -30,7 +30,15 @@ def examine(kit: Path, server: bool = False, running: bool = False) -> list[Chec
     With `server`, also whether the server answers and has the same time; with `running`, whether the party runs.
     Raises `ConfigError` if the folder is no startup kit, or `running` is asked of an administrator's.
     """
-    kit = kit.resolve()
+    try:
+        return _examine(kit.resolve(), server, running)
+    except PermissionError:
+        raise ConfigError(
+            "this account may not look into the kit: run the command by the account that runs the party"
+        ) from None
+
+
+def _examine(kit: Path, server: bool, running: bool) -> list[Check]:
     kind = kind_of(kit)
     if kind == ADMIN and running:
         raise ConfigError("an administrator's kit runs nothing: leave --running out")
@@ -42,11 +50,13 @@ def examine(kit: Path, server: bool = False, running: bool = False) -> list[Chec
 
 
 def accept_changes(kit: Path) -> None:
-    """Remember a site's files as they are now. Raises `ConfigError` if the hardening does not hold."""
+    """Remember the files of a site's or server's kit as they are now. Raises `ConfigError` if the hardening fails."""
     kit = kit.resolve()
-    if kind_of(kit) != SITE:
-        raise ConfigError("only a site's kit has files to accept: leave --accept out")
-    if unreadable_files(kit) or not all(check.ok for check in hardening_checks(kit)):
+    kind = kind_of(kit)
+    if kind == ADMIN:
+        raise ConfigError("an administrator's kit has no files to accept: leave --accept out")
+    look = hardening if kind == SITE else server_hardening
+    if unreadable_files(kit) or not all(check.ok for check in hardened(kit, look)):
         raise ConfigError(
             "the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off"
         )

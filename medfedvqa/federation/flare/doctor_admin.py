@@ -1,19 +1,25 @@
 """`medfedvqa doctor` for an administrator: key, certificate and role, federation, server."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, read_json
+from medfedvqa.federation.flare.checks import Check, admin_kit, read_json
 from medfedvqa.federation.flare.doctor_common import (
+    KEY,
     NEW_KIT,
     ROOT,
     Caution,
+    Fact,
+    certificate_of,
     closed_to_others,
     credentials,
     file_times,
+    hardened,
     subject_of,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
@@ -26,8 +32,15 @@ def examine_admin(kit: Path, server: bool) -> list[Check]:
     """All that can be seen of an administrator's kit from outside."""
     startup = kit / "startup"
     settings = _settings(startup)
-    checks = [closed_to_others(kit), *credentials(startup, "client", settings.get("username"))]
-    checks += [_role(startup), _federation(startup, settings.get("project_name")), file_times(kit)]
+    # The key has a line of its own, which says more.
+    checks = [check for check in hardened(kit, admin_kit) if check.name != KEY]
+    checks += [closed_to_others(kit), *credentials(startup, "client", settings.get("username"))]
+    checks += [
+        *_fingerprint(startup),
+        _role(startup),
+        _federation(startup, settings.get("project_name")),
+        file_times(kit),
+    ]
     if server:
         checks += server_checks(startup, "client", _address(settings))
     return checks
@@ -46,6 +59,13 @@ def _address(settings: dict[str, Any]) -> Address | None:
         return Address.parse(f"{settings['host']}:{settings['port']}", settings["server_identity"])
     except (LookupError, ValueError):
         return None
+
+
+def _fingerprint(startup: Path) -> Iterator[Fact]:
+    """By which a site's policy names the submitter, and its log the actor."""
+    certificate = certificate_of(startup / "client.crt")
+    if certificate is not None:
+        yield Fact("fingerprint for sites' policies (submitters)", value=certificate.fingerprint(SHA256()).hex())
 
 
 def _role(startup: Path) -> Check:

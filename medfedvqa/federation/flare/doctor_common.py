@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,12 +16,13 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from medfedvqa.federation.flare.checks import Check
+from medfedvqa.federation.flare.checks import Check, changed
 
 SKEW = timedelta(minutes=5)
 """How far two clocks may be apart."""
 
 ROOT = "rootCA.pem"
+KEY = "key for FLARE"
 NEW_KIT = "ask the coordinator for a new startup kit"
 SET_CLOCK = "set the clock, best by NTP"
 
@@ -42,6 +43,29 @@ class Caution(Check):
     def ok(self) -> bool:
         """Always: a caution fails no kit."""
         return True
+
+
+@dataclass(frozen=True)
+class Fact(Check):
+    """Something that people look up; nothing is wrong with it."""
+
+    value: str = ""
+
+
+def hardened(kit: Path, look: Callable[[Path], list[Check]]) -> list[Check]:
+    """What `look`, such as `checks.hardening`, says of a kit; one failing line if a file does not have its form."""
+    try:
+        return look(kit)
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return [Check("hardening", "a file of the kit does not have the form that provisioning gave it", NEW_KIT)]
+
+
+def unchanged(kit: Path) -> Check:
+    """As `checks.changed`, also of a damaged record."""
+    try:
+        return changed(kit)
+    except (RecursionError, TypeError):
+        return Check("files as provisioned", "'local/hardening.json' is damaged", NEW_KIT)
 
 
 def unreadable_files(kit: Path) -> list[Check]:
@@ -109,16 +133,32 @@ def folder_check(path: Path, label: str, private: bool = True) -> Check:
     return Check(label)
 
 
+def listable(folder: Path) -> bool:
+    """Whether this process can look into a folder; True if there is none yet."""
+    try:
+        with os.scandir(folder):
+            return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def open_to_others(folder: Path) -> bool:
     """Whether every account of the machine has any right to a folder; False if it is not there."""
     return folder.exists() and bool(folder.stat().st_mode & stat.S_IRWXO)
 
 
 def space(places: Iterable[Path]) -> Check:
-    """Whether the disks of these folders have room."""
-    free = min(shutil.disk_usage(nearest(place)).free for place in places)
-    if free < _SPACE:
-        return Check("disk space", f"{free >> 20} MiB are free", "free at least 1 GiB: a party that cannot write stops")
+    """Whether the disks of these folders have room; folders that cannot be written have lines of their own."""
+    free = []
+    for place in places:
+        with contextlib.suppress(OSError):
+            usage = shutil.disk_usage(nearest(place))
+            free += [usage.free] if usage.total else []
+    if min(free, default=_SPACE) < _SPACE:
+        problem = f"{min(free) >> 20} MiB are free"
+        return Check("disk space", problem, "free at least 1 GiB: a party that cannot write stops")
     return Check("disk space")
 
 
@@ -166,7 +206,7 @@ def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) ->
 
 def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
     """The key `STEM.key`, and the certificate `STEM.crt`, which must name `party`."""
-    yield private_file(startup / f"{stem}.key", "key for FLARE", _NEW_CERTIFICATE)
+    yield private_file(startup / f"{stem}.key", KEY, _NEW_CERTIFICATE)
     name, named = "certificate for FLARE", subject_of(startup / f"{stem}.crt")
     certificate, root = certificate_of(startup / f"{stem}.crt"), certificate_of(startup / ROOT)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor_common import ROOT, SET_CLOCK, SKEW, Caution
 
-_PATIENCE = 10.0  # seconds for the whole conversation
+_PATIENCE = 5.0  # seconds for the whole conversation
 _ANSWER = 1 << 14
 """The most bytes of an answer that are read."""
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -113,7 +113,7 @@ def _clock(answer: bytes) -> Check:
         return Caution(CLOCK, "the server's connection does not say what time it is", "compare the clocks yourself")
     difference = datetime.now(UTC) - date
     if abs(difference) > SKEW:
-        minutes, way = abs(difference).total_seconds() // 60, "ahead of" if difference.days >= 0 else "behind"
+        minutes, way = abs(difference).total_seconds() / 60, "ahead of" if difference.days >= 0 else "behind"
         remedy = f"{SET_CLOCK}; if this machine's clock is right, tell the coordinator that the server's is not"
         return Check(CLOCK, f"it is {minutes:.0f} minutes {way} the server's", remedy)
     return Check(CLOCK)

@@ -1,18 +1,21 @@
 """What `medfedvqa doctor` reads in a site's log and ledger: clock, budget, jobs that nobody closed."""
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from audits import Event, LogError, read
+from audits import Event, LogError, NoteError, Outcome, read
+from audits.anchor import signed_size
+from audits.checkpoint import CHECKPOINTS
 from audits.secrets import SECRET_BYTES
 from audits.segments import LOG_NAME, segments
 from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.flare.checks import Check
-from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, private_file
-from medfedvqa.federation.flare.live_processes import LiveProcesses
+from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, listable, private_file
+from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site_config import SiteConfig
 from privacy import Account, Ledger, PrivacyError
 from privacy.cohorts import KEY_NAME
@@ -20,6 +23,10 @@ from privacy.ledger import LEDGER_NAME
 
 _NAMED = 3
 """At most this many jobs are named in a line."""
+
+
+_BEGIN = (Event.ADMITTED, Event.OPEN)
+"""Events after which a job is open until it is closed."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +49,24 @@ def read_log(folder: Path) -> LogFacts:
         return LogFacts(True, None, (), f"one of its files {problem}")
     if not segments(folder):
         return LogFacts(False, None, ())
-    last, unclosed, problem = None, dict[str, None](), None
+    last, unclosed, problem, entries = None, dict[str, None](), None, 0
     try:
         for entry in read(folder):
+            entries = entry.seq + 1
             last = datetime.fromisoformat(entry.time).astimezone(UTC)
-            if entry.job is not None and entry.event is Event.OPEN:
+            if entry.job is not None and entry.event in _BEGIN and entry.outcome is not Outcome.REFUSED:
                 unclosed[entry.job] = None
             elif entry.job is not None and entry.event is Event.CLOSE:
                 unclosed.pop(entry.job, None)
-    except (LogError, OSError, ValueError, TypeError) as error:
-        problem = str(error) if isinstance(error, LogError) else "an entry is damaged"
+        if signed_size(folder) > entries:
+            problem = "it ends before its last signed checkpoint: it was cut"
+    except (LogError, NoteError, OSError, ValueError, TypeError) as error:
+        problem = str(error) if isinstance(error, LogError | NoteError) else "an entry is damaged"
     return LogFacts(True, last, tuple(unclosed), problem)
 
 
 def _log_files(folder: Path) -> list[Path]:
-    return [folder / LOG_NAME, *sorted(folder.glob("log-*.jsonl"))]
+    return [folder / LOG_NAME, folder / CHECKPOINTS, *sorted(folder.glob("log-*.jsonl"))]
 
 
 def log_check(log: LogFacts) -> Check:
@@ -73,14 +83,14 @@ def clock(kit: Path, config: SiteConfig, log: LogFacts) -> Check:
 
 
 def _entries(folder: Path) -> Collection[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    return list(folder.iterdir()) if folder.is_dir() and listable(folder) else []
 
 
 def budget_and_jobs(config: SiteConfig, log: LogFacts, processes: LiveProcesses) -> Iterator[Check]:
     """Whether the ledger can be used, whether it leaves room for a job, and whether jobs were left unclosed."""
     database, key = config.ledger / LEDGER_NAME, config.ledger / KEY_NAME
     accounts: tuple[Account, ...] = ()
-    if key.exists() and not (check := _key_check(key)).ok:
+    if os.path.lexists(key) and not (check := _key_check(key)).ok:
         yield check
     else:
         try:
@@ -116,7 +126,7 @@ def _read_ledger(config: SiteConfig, database: Path, log: LogFacts) -> tuple[tup
 
 
 def _budget(config: SiteConfig, accounts: tuple[Account, ...], smallest: float) -> Check:
-    limit = config.policy.max_epsilon
+    limit = config.policy.epsilon_limit
     if limit is None or not accounts:
         return Check("budget")
     spent = max(account.spent.epsilon for account in accounts)

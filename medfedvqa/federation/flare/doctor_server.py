@@ -5,16 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, read_json, resources
+from medfedvqa.federation.flare.checks import Check, read_json, resources, server_hardening
 from medfedvqa.federation.flare.doctor_common import (
+    KEY,
     Caution,
     closed_to_others,
     credentials,
     file_times,
     folder_check,
+    hardened,
     open_to_others,
     space,
     subject_of,
+    unchanged,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, OtherParty, ask, server_checks
 
@@ -27,7 +30,9 @@ def examine_server(kit: Path, server: bool, running: bool) -> list[Check]:
     startup = kit / "startup"
     party = subject_of(startup / "server.crt")
     address, places = _address(startup, party), _store(kit)
-    checks = [closed_to_others(kit), *credentials(startup, "server", party), file_times(kit)]
+    # The key has a line of its own, which says more.
+    checks = [check for check in hardened(kit, server_hardening) if check.name != KEY]
+    checks += [unchanged(kit), closed_to_others(kit), *credentials(startup, "server", party), file_times(kit)]
     checks += [folder_check(kit, "folder of the kit", private=False), *_storage(places), space((kit, *(places or ())))]
     checks += server_checks(startup, "server", address) if server or running else [_port(startup, address)]
     return checks
@@ -45,9 +50,9 @@ def _address(startup: Path, party: str | None) -> Address | None:
 def _store(kit: Path) -> list[Path] | None:
     """Where FLARE keeps jobs and snapshots; None if the kit does not say."""
     try:
-        found = resources(kit / "local")
-        jobs = next(part for part in found["components"] if part["id"] == "job_manager")["args"]["uri_root"]
-        return [Path(jobs), Path(found["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"])]
+        settings = resources(kit / "local")
+        jobs = next(part for part in settings["components"] if part["id"] == "job_manager")["args"]["uri_root"]
+        return [Path(jobs), Path(settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"])]
     except (ConfigError, LookupError, RecursionError, StopIteration, TypeError):
         return None
 

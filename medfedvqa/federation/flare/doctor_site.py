@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from audits import AuditError
+from audits.policy import MOST_EPSILON
 from audits.secrets import SECRET_BYTES
 from medfedvqa.data import READERS, read
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
-from medfedvqa.federation.flare.checks import Check, changed, hardening, read_json
+from medfedvqa.federation.flare.checks import Check, hardening, read_json
 from medfedvqa.federation.flare.doctor_common import (
-    NEW_KIT,
     Caution,
     closed_to_others,
     credentials,
     file_times,
     folder_check,
+    hardened,
+    listable,
     private_file,
     space,
+    unchanged,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
-from medfedvqa.federation.flare.live_processes import live_processes
+from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-
-LARGE_EPSILON = 10.0
-"""Above this, a budget promises a patient little."""
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
@@ -38,7 +38,7 @@ def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
     """All that can be seen of a site's kit from outside."""
     startup, settings = kit / "startup", _settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
-    checks = [*hardening_checks(kit), _unchanged(kit), closed_to_others(kit)]
+    checks = [*hardened(kit, hardening), unchanged(kit), closed_to_others(kit)]
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
     checks += [check, *credentials(startup, "client", name)]
     checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]
@@ -48,17 +48,26 @@ def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
 
 
 def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
-    yield from (folder_check(getattr(config, name), f"folder of {name}") for name in ("state", "audit", "ledger"))
+    for name in ("state", "audit", "ledger"):
+        yield folder_check(getattr(config, name), f"folder of {name}")
     yield space((config.state, config.audit, config.ledger))
     yield from _data(config)
     yield _device(config.device)
     yield from _keys(config)
     yield from _peers(config)
     yield _policy(config)
+    yield from _log(kit, config, running)
+
+
+def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
+    """What log, ledger and byte ledger say; nothing of folders that are no folders, which have lines of their own."""
+    if not listable(config.audit):
+        yield file_times(kit)
+        return
     log, processes = read_log(config.audit), live_processes(config.audit)
     yield log_check(log)
     yield clock(kit, config, log)
-    if log.problem is None:
+    if log.problem is None and listable(config.ledger):
         yield from budget_and_jobs(config, log, processes)
     if running:
         yield process_check(processes)
@@ -77,21 +86,6 @@ def _address(settings: dict[str, Any]) -> Address | None:
         return Address.parse(first["service"]["target"], first["identity"])
     except (LookupError, TypeError, ValueError):
         return None
-
-
-def hardening_checks(kit: Path) -> list[Check]:
-    """As `hardening`, also of files that hold something else than provisioning wrote."""
-    try:
-        return hardening(kit)
-    except (AttributeError, RecursionError, TypeError, ValueError):
-        return [Check("hardening", "a file in local/ does not have the form that provisioning gave it", NEW_KIT)]
-
-
-def _unchanged(kit: Path) -> Check:
-    try:
-        return changed(kit)
-    except (RecursionError, TypeError):
-        return Check("files as provisioned", "'local/hardening.json' is damaged", NEW_KIT)
 
 
 def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
@@ -166,7 +160,7 @@ def _device(device: str) -> Check:
 
 def _keys(config: SiteConfig) -> Iterator[Check]:
     """Keys that the site makes itself: one that is not there yet is made at first use."""
-    if config.identity.exists() or config.peers or _on_shares(config):
+    if os.path.lexists(config.identity) or config.peers or _on_shares(config):
         remedy = "`medfedvqa identity` makes it: tell the peers its fingerprint"
         yield private_file(config.identity, "key for secure aggregation", remedy, SECRET_BYTES)
     if os.path.lexists(config.audit_key):
@@ -202,10 +196,12 @@ def _peers(config: SiteConfig) -> Iterator[Check]:
 
 def _policy(config: SiteConfig) -> Check:
     policy = config.policy
-    if policy.require_dp and (policy.max_epsilon is None or policy.max_epsilon > LARGE_EPSILON):
-        limit = "no max_epsilon" if policy.max_epsilon is None else f"max_epsilon {policy.max_epsilon:g}"
-        problem = f"it demands differential privacy with {limit}, which promises a patient little"
-        return Caution("policy", problem, f"write a max_epsilon of at most {LARGE_EPSILON:g}")
+    if policy.require_dp and policy.max_epsilon is None:
+        problem = "it demands differential privacy and writes no max_epsilon"
+        return Caution("policy", problem, f"write a max_epsilon of at most {MOST_EPSILON:g}")
+    if policy.require_dp and policy.max_epsilon is not None and policy.max_epsilon > MOST_EPSILON:
+        problem = f"its max_epsilon of {policy.max_epsilon:g} promises a patient little"
+        return Caution("policy", problem, f"write at most {MOST_EPSILON:g}")
     if config.repeatable_noise is not None:
         return Caution("policy", "the site's noise repeats, and protects nobody", "remove repeatable_noise: for tests")
     return Check("policy")

@@ -119,6 +119,8 @@ def _refuse(reason: str) -> NoReturn:
 
 def _pin(kit: Path) -> None:
     os.environ[SECURE_LOGGING_VAR_NAME] = "true"
+    # Weights come from the site's own disk; without this, huggingface_hub asks its server even for those that it has.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     pinned.pin_settings(kit)
     # FLARE sends what a site's resources.json holds to the server, which tells all sites.
     fl_conf.project_site_config = lambda config_data: {}

@@ -76,7 +76,7 @@ def _unzip(content: bytes, folder: str) -> None:
 
 def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
     """In the process's log, and, at a site, in its audit log."""
-    _logger.warning("%s", error)
+    _logger.warning("%s", str(error))  # the error itself would keep what was parsed in its frames
     ledger = installed()
     if ledger is None:
         return

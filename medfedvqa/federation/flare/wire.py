@@ -34,12 +34,10 @@ from audits import AuditKey, AuditLog, Event, LogError, Refusal
 from audits.wire import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.traffic import RESULT, classify
+from medfedvqa.federation.live_processes import FOLDER
 
 PERIOD = 600.0  # seconds between a site's entries, if there was traffic
 _SWEEP = 2.0  # seconds between looks for processes that ended
-FOLDER = "wire"
-"""The folder of the journals, beside the audit log."""
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HIDDEN = (MessageHeaderKey.ERROR, StreamHeaderKey.ERROR_MSG)
 _NO_DETAILS = "failed; the site's own log has the details"

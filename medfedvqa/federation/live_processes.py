@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audits.wire import SITE
-from medfedvqa.federation.flare.wire import FOLDER
+
+FOLDER = "wire"
+"""The folder of the byte ledger's journals, beside the audit log."""
 
 _HEAD = 1 << 12  # bytes; the first line of a journal is shorter
 

@@ -1,0 +1,46 @@
+"""Reads files that others made: plain files only, and no more of them than their kind may have.
+
+A link to a device, a pipe, a folder or a file without end is refused before a byte of it is read.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_TEXT = 1 << 20
+"""Bytes of a file that people write, or that lists keys."""
+MAX_NOTES = 1 << 28
+"""Bytes of a file of notes that others hold."""
+MAX_DOCUMENT = 1 << 26
+"""Bytes of a JSON document, such as results or a report."""
+
+
+def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
+    """The file, opened for reading. Raises `OSError` if it is not a plain file, or a link to one; never waits."""
+    _check(os.stat(path).st_mode)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check(os.fstat(descriptor).st_mode)  # the name may have become another file's in between
+        return open(descriptor, "rb", buffering=buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The content of a plain file. Raises `OSError` for any other file, and for one of more bytes than `limit`."""
+    with open_plain(path, 0) as file:
+        if os.fstat(file.fileno()).st_size <= limit:
+            content = bytearray()
+            while len(content) <= limit and (block := file.read(min(1 << 20, limit + 1 - len(content)))):
+                content += block
+            if len(content) <= limit:
+                return bytes(content)
+    raise OSError(errno.EFBIG, f"it has more than the {limit} bytes that such a file may have")
+
+
+def _check(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a plain file")

@@ -1,0 +1,93 @@
+"""How far two first uploads of one site are apart if the site draws the order of its training from a secret.
+
+Without secure aggregation a server sees each upload; with it, the difference of two sums over sites that differ by one
+is that site's upload plus what the others' uploads changed from one job to the other. This measures that change,
+against the size of the update that it would hide. It is no bound on what a difference shows.
+"""
+
+import argparse
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from medfedvqa.data import Split, load_site
+from medfedvqa.data.phantom import organs
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.methods import Method
+from medfedvqa.models import Backbone, load_backbone, shape_of
+from medfedvqa.training import Site
+
+
+@dataclass(frozen=True)
+class SecretlyOrdered(Site):
+    """A site whose order of rows, and dropout, no seed of a job gives away."""
+
+    secret: bytes = b""
+
+    def task_seed(self, task: str, round: int) -> int:
+        """As `Site.task_seed`, under the secret."""
+        seed = super().task_seed(task, round)
+        return int.from_bytes(hashlib.sha256(self.secret + str(seed).encode()).digest()[:6], "big")
+
+
+def update(method: Method, backbone: Backbone, organ: str, secret: bytes) -> np.ndarray:
+    """What the first round changed at a site, flat."""
+    data = load_site("phantom", None, organ, Split(), 0, None)
+    site = SecretlyOrdered(organ, data, backbone, "cpu", 0, secret=secret)
+    start = method.exchange(shape_of(backbone.name)).task("start")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(site.task_seed("start", 1))
+        state = method.setup(site)
+        before = {name: tensor.detach().clone() for name, tensor in state["values"].items()}
+        _, reply = method.handle(start, site, state, {}, 1)
+    return np.concatenate([(reply[name] - before[name].numpy()).ravel() for name in sorted(before) if name in reply])
+
+
+def main() -> None:
+    """One line of JSON for each number of epochs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5])
+    arguments = parser.parse_args()
+    backbone = load_backbone("medclip-slake", {}, "cpu")
+    for epochs in arguments.epochs:
+        options = {"rounds": 1, "local_epochs": epochs, "batch_rows": 16, "weighting": "uniform"}
+        method = JobSpec.from_dict(
+            {"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip-slake", "secagg": True}
+        ).build()
+        apart, same, hidden = [], [], []
+        updates: list[list[np.ndarray]] = []
+        for organ in organs(arguments.sites):
+            drawn = [update(method, backbone, organ, secrets.token_bytes(16)) for _ in range(arguments.repeats)]
+            size = np.mean([np.linalg.norm(one) for one in drawn])
+            apart += [np.linalg.norm(one - other) / size for one, other in combinations(drawn, 2)]
+            again = [update(method, backbone, organ, b"fixed") for _ in range(2)]
+            same.append(np.linalg.norm(again[0] - again[1]) / size)
+            updates.append(drawn)
+        target = updates[-1]
+        for first, second in combinations(range(arguments.repeats), 2):
+            shown = target[first] + sum(site[first] - site[second] for site in updates[:-1])
+            hidden.append(float(shown @ target[first] / np.linalg.norm(shown) / np.linalg.norm(target[first])))
+        print(
+            json.dumps(
+                {
+                    "epochs": epochs,
+                    "apart": [round(float(f(apart)), 3) for f in (min, np.mean, max)],
+                    "same order": max(map(float, same)),
+                    "cosine of what a difference shows and the upload": [
+                        round(float(f(hidden)), 3) for f in (min, np.mean, max)
+                    ],
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

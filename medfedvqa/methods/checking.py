@@ -1,0 +1,52 @@
+"""What a user, or a hostile author, wrote becomes a model of options; errors name only keys that there are."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from medfedvqa.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_MOST_FAULTS = 10
+"""That one sentence names."""
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
+    """Validate a mapping into a frozen model. Raises `ConfigError`, which names each wrong key that the model has.
+
+    It repeats no value, and no key of another name: a table of options may come from a stranger.
+    """
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        schema = kind.model_json_schema()
+        faults = (_fault(fault["type"], fault["loc"], fault["msg"], schema) for fault in error.errors())
+        raise ConfigError(f"{owner}: {'; '.join(islice(faults, _MOST_FAULTS))}") from None
+
+
+def _fault(reason: str, keys: Sequence[str | int], message: str, schema: Mapping[str, Any]) -> str:
+    names = {name for table in _tables(schema) for name in table}
+    known = ".".join(str(key) if isinstance(key, int) or key in names else "*" for key in keys)
+    if reason not in _UNKNOWN:
+        return f"'{known}': {message}"
+    place, alternatives = known.removesuffix("*").removesuffix("."), sorted(_siblings(schema, keys))
+    where = f"'{place}' has " if place else ""
+    return f"{where}an unknown key; the keys are {', '.join(alternatives)}"
+
+
+def _tables(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The properties of the model and of all models in it."""
+    return [part.get("properties", {}) for part in (schema, *schema.get("$defs", {}).values())]
+
+
+def _siblings(schema: Mapping[str, Any], keys: Sequence[str | int]) -> set[str]:
+    """The keys that there are beside the last one."""
+    if len(keys) == 1:
+        return set(schema.get("properties", {}))
+    parent = str(schema.get("properties", {}).get(keys[0], ""))
+    inner = (part for name, part in schema.get("$defs", {}).items() if f"'#/$defs/{name}'" in parent)
+    return {key for part in inner for key in part.get("properties", {})}

@@ -1,0 +1,106 @@
+"""Whether sums over different sets of sites can be combined to a sum over a few of them. Exact: whole numbers only.
+
+A sum over a cohort is a vector of zeros and ones over the sites. Who holds several sums holds all their linear
+combinations, if each site puts the same input into all of them, which is the worst case.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from math import gcd
+
+Cohort = frozenset[str]
+_Vector = list[int]
+
+
+def sites_shown(earlier: Collection[Cohort], cohort: Cohort, least: int) -> tuple[str, ...]:
+    """The fewest sites, fewer than `least`, of whose inputs alone the sum over `cohort` makes a combination known.
+
+    Empty if there are none, or if the sum over `cohort` is itself a combination of the earlier ones: then it adds
+    nothing to them.
+    """
+    alike = _always_together({*earlier, cohort})
+    span = _Span(_vector(alike, past) for past in set(earlier))
+    if not span.add(_vector(alike, cohort)):
+        return ()
+    weights = [len(sites) for sites in alike]
+    for room in range(1, least):
+        if classes := _dependent(span.checks(len(alike)), weights, room):
+            return tuple(sorted(site for each in classes for site in alike[each]))
+    return ()
+
+
+def _always_together(cohorts: Collection[Cohort]) -> list[list[str]]:
+    """The sites by the cohorts that they are in: in every combination, such sites have the same coefficient."""
+    present: defaultdict[str, list[int]] = defaultdict(list)
+    for number, cohort in enumerate(cohorts):
+        for site in cohort:
+            present[site].append(number)
+    alike: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
+    for site in sorted(present):
+        alike[tuple(present[site])].append(site)
+    return list(alike.values())
+
+
+def _vector(alike: Sequence[Sequence[str]], cohort: Cohort) -> _Vector:
+    return [int(sites[0] in cohort) for sites in alike]
+
+
+class _Span:
+    """All combinations of some vectors: a basis in which each pivot's column is zero in all rows but one."""
+
+    def __init__(self, vectors: Iterable[_Vector]) -> None:
+        self._rows: dict[int, _Vector] = {}
+        for vector in vectors:
+            self.add(vector)
+
+    def add(self, vector: _Vector) -> bool:
+        """Whether it was no combination of those before."""
+        for place, row in self._rows.items():
+            vector = _cleared(vector, row, place)
+        pivot = _first(vector)
+        if pivot is None:
+            return False
+        self._rows = {other: _cleared(row, vector, pivot) for other, row in self._rows.items()}
+        self._rows[pivot] = vector
+        return True
+
+    def checks(self, width: int) -> list[_Vector]:
+        """A column for each place. Exactly where those of some places are linearly dependent, the span holds a vector
+        other than zero that is zero in all other places."""
+        free = [place for place in range(width) if place not in self._rows]
+        unit = {place: [int(place == other) for other in free] for place in free}
+        return [unit.get(place) or [self._rows[place][other] for other in free] for place in range(width)]
+
+
+def _first(vector: _Vector) -> int | None:
+    """The first place that is not zero."""
+    return next((place for place, value in enumerate(vector) if value), None)
+
+
+def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
+    """A multiple of the vector, less that multiple of the row with which it is zero at the pivot."""
+    if not vector[pivot]:
+        return vector
+    mine, other = row[pivot], vector[pivot]
+    cleared = [mine * a - other * b for a, b in zip(vector, row, strict=True)]
+    shared = gcd(*cleared)
+    return [value // shared for value in cleared] if shared > 1 else cleared
+
+
+def _dependent(columns: Sequence[_Vector], weights: Sequence[int], room: int) -> list[int]:
+    """Places of columns that are linearly dependent and together weigh at most `room`; empty if there are none."""
+
+    def search(left: list[tuple[int, _Vector]], room: int) -> list[int]:
+        for number, (place, column) in enumerate(left):
+            pivot = _first(column)
+            if pivot is None:
+                return [place]
+            rest = room - weights[place]
+            others = [
+                (other, _cleared(later, column, pivot)) for other, later in left[number + 1 :] if weights[other] <= rest
+            ]
+            if found := search(others, rest):
+                return [place, *found]
+        return []
+
+    return search([(place, column) for place, column in enumerate(columns) if weights[place] <= room], room)

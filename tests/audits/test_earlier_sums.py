@@ -1,0 +1,105 @@
+"""What a site's log tells of the sums that its inputs went into."""
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import JOB
+
+from audits import AuditLog, EarlierSums, Event, LogError, Outcome, Sharing, Stage
+from audits.segments import LOG_NAME, closed_segments
+
+WRITERS, EACH = 3, 20
+
+
+def share(log: AuditLog, job: str, sites: str, **changes: Any) -> None:
+    """One input into a sum over sites of these letters; keywords change what the entry says."""
+    stage, private = changes.pop("stage", Stage.BEGUN), changes.pop("private", False)
+    sharing = Sharing("one", "mean", tuple(sites), "", stage=stage, private=private)
+    entry = {**JOB, "job": job, "round": 1, "task": "train/mean", "direction": "out", "peer": "sites"}
+    entry |= {"outcome": Outcome.SENT, "reason": str(sharing), "sharing": sharing.record()}
+    log.append(Event.RELEASE, **entry | changes)
+
+
+def cohorts(sums: EarlierSums, **but: str) -> set[str]:
+    return {"".join(sorted(cohort)) for cohort in sums.cohorts("prompt_pfl", 1, **but)}
+
+
+def test_what_counts_is_each_input_that_was_shared_and_the_result_that_it_came_to(tmp_path: Path) -> None:
+    """A repeated attempt takes the place of the one before it, an opened sum that of its attempt; entries of other
+    rounds and methods, refused ones, receipts, and sums under differential privacy are none of them."""
+    log = AuditLog(tmp_path, "chest")
+    share(log, "1", "abcd")
+    share(log, "1", "abc", stage=Stage.REPEATED)
+    share(log, "2", "abcde")
+    share(log, "2", "abcde", peer="server")
+    share(log, "2", "acde", peer="server", stage=Stage.OPENED)
+    share(log, "2", "ab")
+    share(log, "3", "ax", method="fedavg")
+    share(log, "3", "ax", round=2)
+    share(log, "3", "ax", outcome=Outcome.REFUSED)
+    share(log, "3", "ax", direction="in")
+    share(log, "3", "ax", private=True)
+    log.append(Event.OPEN, **JOB, reason='"sharing":{')
+    sums = EarlierSums(tmp_path)
+    assert cohorts(sums) == {"abc", "acde", "ab"}
+    assert cohorts(sums, but_last_of="2") == {"abc", "acde"}
+    share(log, "4", "af")
+    assert cohorts(sums) == {"abc", "acde", "ab", "af"}
+
+
+def test_closed_segments_count_and_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that closes keeps its place in what was read."""
+    log, sums = AuditLog(tmp_path, "chest", segment_bytes=4000), EarlierSums(tmp_path)
+    for number in range(12):
+        share(log, str(number), f"ab{chr(ord('c') + number)}")
+        assert len(cohorts(sums)) == number + 1
+    assert len(closed_segments(tmp_path)) >= 2
+    assert cohorts(sums) == cohorts(EarlierSums(tmp_path))
+    monkeypatch.setattr(sums, "_take", None)
+    assert len(cohorts(sums)) == 12
+
+
+def test_a_torn_line_waits_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    """What cannot be trusted is not passed over."""
+    log = AuditLog(tmp_path, "chest")
+    share(log, "1", "abc")
+    log.close()
+    path, sums = tmp_path / LOG_NAME, EarlierSums(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert cohorts(sums) == set()
+    path.write_bytes(whole)
+    assert cohorts(sums) == {"abc"}
+    path.write_bytes(whole.replace(b'["a","b","c"]', b'["a","b","d"]'))
+    with pytest.raises(LogError, match="does not match its hash"):
+        cohorts(EarlierSums(tmp_path))
+
+
+def write(folder: Path, writer: int) -> None:
+    """Adds cohorts under the lock; ends with an error if another process adds one in between."""
+    log, sums = AuditLog(folder, "chest"), EarlierSums(folder)
+    for number in range(EACH):
+        with sums.locked():
+            before = sums.cohorts("prompt_pfl", 1)
+            share(log, f"{writer}/{number}", chr(1000 + EACH * writer + number))
+            assert len(sums.cohorts("prompt_pfl", 1)) == len(before) + 1
+
+
+def test_nobody_comes_between_a_check_and_its_entry(tmp_path: Path) -> None:
+    """Several processes that read, add and read again under the lock."""
+    AuditLog(tmp_path, "chest").close()
+    children = [multiprocessing.get_context("fork").Process(target=write, args=(tmp_path, n)) for n in range(WRITERS)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60.0)
+    assert [child.exitcode for child in children] == [0] * WRITERS
+    assert len(cohorts(EarlierSums(tmp_path))) == WRITERS * EACH
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """Without the lock nothing is shared."""
+    with pytest.raises(LogError, match="cannot be written to"), EarlierSums(tmp_path / "missing").locked():
+        pass

@@ -1,0 +1,175 @@
+"""A provisioned federation and an author of jobs who writes their folders by hand, with and without a server's help."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from taps import TappedFederation
+
+from audits import Entry, Event, read, verify
+from medfedvqa.federation.flare.provision import SERVER
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import site_yaml
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("flare-one"),  # more than two federations at a time overload a small machine
+    pytest.mark.timeout(900),
+    # FLARE's transport, on one of its threads.
+    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
+]
+
+SITES = ("head", "chest")
+SECRET = "planted-fhir-token-5e1f"
+BACKBONE = "medclip@random"
+OPTIONS = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 4, "blocks": 2, "hidden": 16}
+CLEAN = JobSpec.from_dict(
+    {
+        "method": "prompt_pfl",
+        "options": {**OPTIONS, "local_baseline": False},
+        "data": "phantom",
+        "backbone": BACKBONE,
+    }
+)
+PATIENCE = 300.0  # seconds
+
+
+class AttackedFederation(TappedFederation):
+    """Sites with a secret and a home folder in their environment; a server that can stop to check jobs."""
+
+    def start(self, name: str) -> None:
+        planted = {"PLANTED_SECRET": SECRET, "HOME": str(self.home)}
+        if name == SERVER:
+            path = self.kits / name / "local" / "resources.json.default"
+            resources = json.loads(path.read_text())
+            careless = {"id": "careless", "path": "taps.CarelessServer", "args": {"folder": str(self.taps)}}
+            resources["components"].append(careless)
+            path.write_text(json.dumps(resources))
+        before = self._environment
+        self._environment = before if name == SERVER else {**before, **planted}
+        try:
+            super().start(name)
+        finally:
+            self._environment = before
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home-of-the-sites"
+
+    def stop_checking(self, stop: bool) -> None:
+        """Whether the server passes on whatever it is given."""
+        if stop:
+            (self.taps / "careless").touch()
+        else:
+            (self.taps / "careless").unlink(missing_ok=True)
+
+    def refusals(self, site: str, job_id: str) -> list[Entry]:
+        entries = read(self.kits / site / "audit")
+        return [entry for entry in entries if entry.event is Event.REFUSAL and entry.job == job_id]
+
+    def at_the_server(self) -> bytes:
+        """All that its process got, and all that it wrote."""
+        folders = (self.kits / SERVER, self.folder / "storage")
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return self.seen() + b"".join(path.read_bytes() for path in files)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[AttackedFederation]:
+    folder = tmp_path_factory.mktemp("federation")
+    (folder / "home-of-the-sites").mkdir()
+    paths = {}
+    for name in SITES:
+        paths[name] = folder / f"{name}.yml"
+        own = {place: f"../{place}" for place in ("state", "audit", "ledger")}
+        facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **own}
+        paths[name].write_text(site_yaml(**facts, backbones={BACKBONE: str(random_backbone)}))
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with AttackedFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)}) as federation:
+        yield federation
+
+
+def by_hand(folder: Path, job: dict[str, Any], **files: str) -> Path:
+    """A folder that FLARE takes, made without this project's exporter; `files` go beside the configurations."""
+    config = folder / "app" / "config"
+    config.mkdir(parents=True)
+    common = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    executor = {"path": "medfedvqa.federation.flare.executor.SiteExecutor", "args": {"job": job}}
+    controller = {"path": "medfedvqa.federation.flare.controller.FederationController", "args": {"job": job}}
+    client = {**common, "executors": [{"tasks": ["*"], "executor": executor}]}
+    server = {**common, "workflows": [{"id": "controller", **controller}]}
+    meta = {"name": "job", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    (config / "config_fed_client.json").write_text(json.dumps(client))
+    (config / "config_fed_server.json").write_text(json.dumps(server))
+    for name, text in files.items():
+        (config / f"{name}.json").write_text(text)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+STEALING = {**CLEAN.to_dict(), "data": "{$PLANTED_SECRET}|{$HOME}|{WORKSPACE}"}
+STEERING = {"comm_config": json.dumps({"allow_adhoc_conns": True, "backbone_conn_gen": 2})}
+ATTACKS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "environment": (STEALING, {}, "schema"),
+    "memory": ({**CLEAN.to_dict(), "options": {**OPTIONS, "length": "9" * 1000}}, {}, "schema"),
+    "transport": (CLEAN.to_dict(), STEERING, "folder"),
+}
+
+
+def secrets(federation: AttackedFederation) -> list[bytes]:
+    """What a site's environment holds and no one else may know."""
+    return [text.encode() for text in (SECRET, str(federation.home), *(str(federation.kits / name) for name in SITES))]
+
+
+def run_clean(federation: AttackedFederation, folder: Path) -> None:
+    export_job(CLEAN, folder)
+    assert federation.wait(federation.submit(folder), PATIENCE) == "FINISHED:COMPLETED"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_server_refuses_a_hostile_job_and_runs_the_next(
+    federation: AttackedFederation, tmp_path: Path, attack: str
+) -> None:
+    """No site gets to see it, and no file of it stays where the server's later jobs would read it."""
+    job, files, code = ATTACKS[attack]
+    federation.forget()
+    job_id = federation.submit(by_hand(tmp_path / "job", job, **files))
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:FAILED_TO_RUN"
+    assert f"refused: {code}: " in (federation.kits / SERVER / "process.log").read_text()
+    assert not (federation.kits / SERVER / job_id / f"app_{SERVER}").exists()
+    assert not any(federation.refusals(site, job_id) for site in SITES)
+    assert not any(secret in federation.seen() for secret in secrets(federation))
+    run_clean(federation, tmp_path / "clean")
+
+
+@pytest.mark.parametrize("attack", ["environment", "memory"])
+def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
+    federation: AttackedFederation, tmp_path: Path, attack: str
+) -> None:
+    """No secret, home folder or workspace of a site reaches the server's process; the next job runs."""
+    job, files, code = ATTACKS[attack]
+    federation.forget()
+    federation.stop_checking(True)
+    try:
+        folder = by_hand(tmp_path / "job", job, **files)
+        job_id = federation.submit(folder)
+        assert federation.wait(job_id, PATIENCE) == "FINISHED:FAILED_TO_RUN"
+    finally:
+        federation.stop_checking(False)
+    digest = hashlib.sha256((folder / "app" / "config" / "config_fed_client.json").read_bytes()).hexdigest()
+    for site in SITES:
+        (entry,) = federation.refusals(site, job_id)
+        assert entry.admission == {"code": code, "definition": digest}
+        assert not (federation.kits / site / job_id / f"app_{site}").exists()
+        assert verify(federation.kits / site / "audit").ok
+    seen = federation.seen()
+    assert b"refused: schema: " in seen and federation.home.is_dir()
+    assert not any(secret in seen for secret in secrets(federation))
+    written = federation.at_the_server()
+    assert SECRET.encode() not in written and str(federation.home).encode() not in written
+    run_clean(federation, tmp_path / "clean")

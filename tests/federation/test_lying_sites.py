@@ -1,0 +1,281 @@
+"""Sites that send what they like past their own gate: what the server and the other sites make of it."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import Engine
+from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
+
+from audits import Event, Kind, Outcome, Reason, Tensors, clipped, joint_norm, read
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.notary import Notary
+from medfedvqa.federation.secure_site import SecureSite
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import ACCURACY, create, method_names
+from medfedvqa.models import shape_of
+from privacy import mean
+from privacy.secagg.mean import summand
+
+Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
+Change = Callable[[Tensors], Tensors]
+THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
+LIAR, MARKER = "chest", "patient-17"
+
+
+class Lying(Engine):
+    """What one site answers is changed on its way, as if it had no gate."""
+
+    def __init__(self, configs: Mapping[str, SiteConfig], job: JobSpec, liar: str, change: Change) -> None:
+        super().__init__(configs, job)
+        self.liar, self.change = liar, change
+
+    def call(
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
+    ) -> dict[str, Reply]:
+        replies = super().call(task, round, messages, answered, excused)
+        if self.liar in replies and task != "evaluate":
+            reply = replies[self.liar]
+            replies[self.liar] = reply._replace(tensors=self.change(dict(reply.tensors)))
+        return replies
+
+
+def puts(**changes: Any) -> Change:
+    return lambda tensors: {**tensors, **changes}
+
+
+def without(name: str) -> Change:
+    return lambda tensors: {other: array for other, array in tensors.items() if other != name}
+
+
+def scalar(value: float, dtype: str = "float32") -> np.ndarray:
+    return np.array(value, dtype)
+
+
+OUTSIDE = "tensor '{name}' holds values outside of its declared bounds {low} to {high}"
+ACCURACY_LIES = {
+    "not a number": (puts(accuracy=scalar(np.nan)), "tensor 'accuracy' holds values that are not finite"),
+    "1e9": (puts(accuracy=scalar(1e9)), OUTSIDE.format(name="accuracy", low=0, high=1)),
+    "negative": (puts(accuracy=scalar(-5)), OUTSIDE.format(name="accuracy", low=0, high=1)),
+    "dtype": (puts(accuracy=scalar(0.5, "float64")), Reason.DTYPE.format(name="accuracy", dtype="float32")),
+    "shape": (puts(accuracy=np.full(1, 0.5, "float32")), Reason.SHAPE.format(name="accuracy", shape=[])),
+    "text": (puts(accuracy=np.array(MARKER)), Reason.ARRAY.format(name="accuracy")),
+    "missing": (without(ACCURACY), Reason.MISSING.format(name="accuracy")),
+    "an extra name": (puts(**{MARKER: scalar(1)}), Reason.UNDECLARED.format(count=1)),
+    "an infinite prompt": (
+        puts(**{"prompt.x": np.full((2, 2, 4), np.inf, "float32")}),
+        Reason.FINITE.format(name="prompt.x"),
+    ),
+}
+ROWS_LIES = {
+    "1e9": (puts(rows=scalar(10**9, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
+    "negative": (puts(rows=scalar(-5, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
+    "1e30": (puts(rows=scalar(1e30, "float64")), Reason.DTYPE.format(name="rows", dtype="int64")),
+}
+LIES = [(Mixed, *lie) for lie in ACCURACY_LIES.values()] + [(Averaged, *lie) for lie in ROWS_LIES.values()]
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "reason"),
+    LIES,
+    ids=[f"accuracy: {x}" for x in ACCURACY_LIES] + [f"rows: {x}" for x in ROWS_LIES],
+)
+def test_an_answer_that_is_not_declared_stops_the_job_before_anything_is_computed(
+    job_on_shares: Make, tmp_path: Path, method: type[Mixed], change: Change, reason: str
+) -> None:
+    """The server names the site and the fixed reason, no other site is sent anything, and the receipt says refused."""
+    configs, job = job_on_shares(method, THREE, rounds=2, secagg=False)
+    notary = Notary(job.exchange(), "job", THREE, tmp_path / "keys", tmp_path / "out")
+    engine = Lying(configs, job, LIAR, change)
+    with pytest.raises(FederationError) as caught:
+        serve_job(job, THREE, engine.call, tmp_path / "out", "local", notary=notary)
+    notary.close()
+    sentence = f"round 1: site '{LIAR}' sent a message that the job does not declare: {reason}"
+    assert str(caught.value) == sentence
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["status"] == "failed" and results["failure"] == sentence
+    assert {task for task, _ in engine.passed} == {"start"}
+    receipts = [entry for entry in read(tmp_path / "out" / "receipts") if entry.event is Event.RECEIVE]
+    assert [(entry.outcome, entry.reason) for entry in receipts if entry.peer == LIAR] == [(Outcome.REFUSED, reason)]
+    assert MARKER not in (tmp_path / "out" / "receipts" / "log.jsonl").read_text() + json.dumps(results)
+
+
+def test_every_figure_that_a_method_uploads_has_bounds() -> None:
+    """Row counts weigh means, accuracies weigh mixtures, unit vectors weigh ensembles: each declaration says its
+    range."""
+    unbounded = set()
+    for name in method_names():
+        options = {"aggregate": "none"} if name == "unicon" else {}
+        for task in create(name, options).exchange(shape_of("medclip-slake")).tasks:
+            figures = [spec for spec in task.up if spec.kind in (Kind.STATISTIC, Kind.REPRESENTATIONS)]
+            unbounded |= {(name, spec.name) for spec in figures if spec.bounds is None}
+    assert not unbounded
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "median"])
+@pytest.mark.parametrize("value", [1e30, -3.4e38])
+def test_a_robust_rule_keeps_what_sites_are_sent_within_the_honest_range(
+    job_on_shares: Make, tmp_path: Path, rule: str, value: float
+) -> None:
+    """One liar of five; its weight, the largest that it may claim, counts for nothing. The results name the rule."""
+    configs, job = job_on_shares(Averaged, FIVE, secagg=False, gather=rule)
+    lie = puts(**{"prompt.x": np.full((2, 2, 4), value, "float32"), "rows": scalar(10**6, "int64")})
+    results = serve_job(job, FIVE, Lying(configs, job, "b", lie).call, tmp_path, "local")
+    honest = np.stack([Averaged.holding(site, 1)["prompt.x"] for site in "acde"])
+    for config in configs.values():
+        found = given(config, 1)["prompt.x"]
+        assert (honest.min(axis=0) <= found).all() and (found <= honest.max(axis=0)).all()
+    assert any(f"'{rule}'" in note for note in results["notes"])
+
+
+def test_a_plain_mean_is_a_liars(job_on_shares: Make, tmp_path: Path) -> None:
+    """The control, and what remains without a rule: declared values of any size."""
+    configs, job = job_on_shares(Averaged, FIVE, secagg=False)
+    lie = puts(**{"prompt.x": np.full((2, 2, 4), 1e30, "float32")})
+    serve_job(job, FIVE, Lying(configs, job, "b", lie).call, tmp_path, "local")
+    assert given(configs["a"], 1)["prompt.x"].min() > 1e28
+
+
+@pytest.mark.parametrize(("method", "secagg"), [(Averaged, False), (Averaged, True), (Mixed, True)])
+def test_honest_sites_scale_their_uploads_down_to_the_jobs_norm(
+    job_on_shares: Make, tmp_path: Path, method: type[Mixed], secagg: bool
+) -> None:
+    """In clear and on shares; what is no parameter stays as it is."""
+    configs, job = job_on_shares(method, FIVE, secagg=secagg, most_norm=1.0)
+    engine = Engine(configs, job)
+    results = serve_job(job, FIVE, engine.call, tmp_path, "local")
+    assert results["status"] == "finished" and any("at most 1.0" in note for note in results["notes"])
+    for entry in read(configs["a"].audit):
+        assert entry.exchange in (None, job.exchange().digest())
+    assert job.exchange().digest() != job.model_copy(update={"most_norm": None}).exchange().digest()
+    if method is Averaged:
+        held = {site: Averaged.holding(site, 1) for site in FIVE}
+        weights = {site: float(tensors.pop("rows")) for site, tensors in held.items()}
+        assert all(joint_norm(tensors) > 1 for tensors in held.values())
+        plain = mean({site: clipped(tensors, 1.0) for site, tensors in held.items()}, weights)
+        for config in configs.values():
+            assert_alike(given(config, 1), plain)
+    else:
+        assert all(joint_norm(given(config, 1)) <= 1.01 for config in configs.values())
+
+
+def test_the_server_stops_at_an_upload_that_is_too_long(job_on_shares: Make, tmp_path: Path) -> None:
+    """A liar's gate may have let it pass."""
+    configs, job = job_on_shares(Averaged, THREE, secagg=False, most_norm=10.0)
+    lie = puts(**{"prompt.x": np.full((2, 2, 4), 3, "float32")})
+    with pytest.raises(FederationError, match=f"site '{LIAR}' .* longer than the declared norm of 10"):
+        serve_job(job, THREE, Lying(configs, job, LIAR, lie).call, tmp_path, "local")
+
+
+@pytest.mark.parametrize("method", [Averaged, AveragedAtSites])
+@pytest.mark.parametrize(
+    ("factor", "rows", "reason"),
+    [
+        (100.0, 4000.0, "the mean is longer than any upload may be"),
+        (1.0, 2.0**24, "do not add up to what the job allows"),
+    ],
+)
+def test_a_mean_on_shares_that_no_honest_sites_could_have_is_not_used(
+    job_on_shares: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: type[Averaged],
+    factor: float,
+    rows: float,
+    reason: str,
+) -> None:
+    """Under masks nobody sees who put in too much; what all put in together gives it away, and the job stops."""
+    honest = SecureSite._summand
+
+    def lying(site: SecureSite, task: str, how: Any, reply: Tensors, sites: int) -> np.ndarray:
+        if site.config.name != LIAR:
+            return honest(site, task, how, reply, sites)
+        layout = site._layout(task, how)
+        return summand({name: factor * reply[name] for name, _ in layout.shapes}, rows, layout, sites)
+
+    monkeypatch.setattr(SecureSite, "_summand", lying)
+    configs, job = job_on_shares(method, THREE, most_norm=10.0)
+    with pytest.raises(FederationError, match=reason):
+        serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
+
+
+class Inflated(Averaged):
+    """A site whose own count of rows is wrong."""
+
+    name = "inflated"
+
+    @classmethod
+    def holding(cls, site: str, round: int) -> Tensors:
+        return super().holding(site, round) | ({"rows": np.array(10**7)} if site == LIAR else {})
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_a_sites_own_gate_stops_a_figure_outside_of_its_bounds(
+    job_on_shares: Make, tmp_path: Path, secagg: bool
+) -> None:
+    """In clear and before anything is put under masks, where nobody else could; the site's log says why."""
+    configs, job = job_on_shares(Inflated, THREE, secagg=secagg)
+    engine = Engine(configs, job)
+    with pytest.raises(FederationError, match=f"site '{LIAR}' stopped the job"):
+        serve_job(job, THREE, engine.call, tmp_path, "local")
+    entry = [entry for entry in read(configs[LIAR].audit) if entry.outcome is Outcome.REFUSED][-1]
+    assert "tensor 'rows' holds values outside of its declared bounds 0 to 1e+06" in str(entry.reason)
+    assert not any("mask_key" in tensors for _, tensors in engine.passed)
+
+
+def test_a_garbled_report_in_an_attempt_counts_as_silence(job_on_shares: Make, tmp_path: Path) -> None:
+    """A fault that is no rank, a count of bytes that is none: the site is left out, and the job is not ended by it."""
+    configs, job = job_on_shares(Mixed, FIVE)
+    for garbled in ({"fault": np.array([1, 2])}, {"fault": np.array(10**6)}, {"shared_bytes": np.array(-5)}):
+
+        def lie(tensors: Tensors, garbled: Tensors = garbled) -> Tensors:
+            return {**tensors, **garbled} if "fault" in tensors else tensors
+
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        engine = Lying(configs, job, "b", lie)
+        engine.local._job_id = out.name
+        results = serve_job(job, FIVE, engine.call, out, "local")
+        assert results["status"] == "finished" and any("Site b broke off in round 1" in n for n in results["notes"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"method": "fedavg", "gather": "median", "secagg": True}, "on shares only a mean can be taken"),
+        ({"method": "prompt_pfl", "gather": "trimmed"}, "takes no means of uploads: leave out 'gather'"),
+        ({"method": "creamfl", "gather": "median"}, "takes no means of uploads"),
+        ({"method": "fedavg", "gather": "krum"}, "'gather'"),
+        ({"method": "fedavg", "most_norm": 0}, "'most_norm'"),
+        ({"method": "fedavg", "most_norm": float("inf")}, "'most_norm'"),
+    ],
+)
+def test_a_job_that_cannot_be_gathered_so_is_refused_in_one_sentence(fields: dict[str, Any], reason: str) -> None:
+    """Before it is sent to anybody."""
+    with pytest.raises(ConfigError, match=reason):
+        JobSpec.from_dict(fields)
+
+
+def test_a_norm_for_uploads_without_parameters_is_refused() -> None:
+    """It would bound nothing."""
+    with pytest.raises(ConfigError, match="uploads no parameters: leave out 'most_norm'"):
+        JobSpec.from_dict({"method": "creamfl", "most_norm": 5.0}).exchange()
+
+
+def test_a_robust_rule_needs_three_sites_that_train() -> None:
+    """Sites that only test do not count."""
+    assert JobSpec.from_dict({"method": "fedavg"}).least_sites == 1
+    assert JobSpec.from_dict({"method": "fedavg", "gather": "median"}).least_sites == 3
+    unseen = {"options": {"unseen": ["knee"]}, "gather": "trimmed"}
+    assert JobSpec.from_dict({"method": "fedavg", **unseen}).least_sites == 4
