@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import MARKER, changed_json, mutated
+from hostile_messages import MARKER, changed_json, mutated
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
