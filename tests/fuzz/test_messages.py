@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import MARKER, changed_json, mutated
+from hostile_messages import MARKER, changed_json, mutated
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -82,7 +82,10 @@ class Ends:
         return pack(round, tensors, self.notary.outgoing([SITE])[SITE])
 
     def answer(self, task: str, message: Shareable) -> Shareable:
-        """What the site submits."""
+        """What the site submits. A site that has refused a job refuses all that follows; here each message is new."""
+        runtime = self.tasks._runtime
+        assert isinstance(runtime, SiteRuntime)
+        runtime._refused = None
         reply = self.tasks.answer(task, message, None)
         results.answered(task, reply)
         return results.leaving(reply)
