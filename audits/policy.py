@@ -94,8 +94,12 @@ class SitePolicy:
         return cls(**{key: _read(key, value) for key, value in found.items()})
 
     def digest(self) -> str:
-        """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter."""
-        said = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter.
+
+        Logs name policies by it, and so what version 0.1.0 did not have counts only where it is not the default.
+        """
+        told = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
+        said = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in told.items()}
         return hashlib.sha256(canonical(said)).hexdigest()
 
     def allows(self, method: str, spec: TensorSpec) -> str | None:
@@ -127,6 +131,11 @@ class SitePolicy:
         if job.secagg and job.members < self.min_committee:
             return Refusal.COMMITTEE, Reason.MEMBERS.format(count=self.min_committee)
         return None
+
+
+_FIRST = ("methods", "kinds", "recipients", "require_dp", "max_epsilon", "max_epsilon_per_job", "delta", "unit")
+_FIRST += ("require_secagg", "min_sites", "committee", "min_committee")
+_LATER = {field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST}
 
 
 def _read(key: str, value: Any) -> Any:

@@ -125,8 +125,7 @@ def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
 
 
 def _policy(policy: SitePolicy) -> Policy:
-    # A site that requires differential privacy has a limit, written or not.
-    told = {name: getattr(policy, name) for name in Policy.model_fields} | {"max_epsilon": policy.epsilon_limit}
+    told = {name: getattr(policy, name) for name in Policy.model_fields}
     return Policy(**told | {"kinds": tuple(kind.value for kind in policy.kinds)})
 
 

@@ -39,8 +39,9 @@ def identity(facts: Facts) -> Identity:
     """A."""
     evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
+    told = evidence.model_dump(mode="json", exclude={"policy": evidence.policy.unknown})
     return Identity(
-        report=hashlib.sha256(plain(evidence.model_dump(mode="json"))).hexdigest(),
+        report=hashlib.sha256(plain(told)).hexdigest(),
         tool=evidence.tool.version,
         tool_code=evidence.tool.code_digest,
         created=evidence.created,

@@ -56,6 +56,18 @@ class Policy(Frozen):
     require_fresh: bool = True
     repeats: int = 3
     data_refusals: int = 3
+    epsilon_limit: float | None = None
+    """What holds where `max_epsilon` is not written."""
+
+    @property
+    def limit(self) -> float | None:
+        """What all jobs together may cost."""
+        return self.max_epsilon if self.epsilon_limit is None else self.epsilon_limit
+
+    @property
+    def unknown(self) -> set[str]:
+        """Fields that there were not yet when the report was made: it says nothing of them, and stays as it is."""
+        return set(Policy.model_fields) - self.model_fields_set
 
 
 class Run(Frozen):

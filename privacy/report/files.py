@@ -19,10 +19,7 @@ MAX_REPORT = MAX_DOCUMENT
 
 def written(report: Report) -> bytes:
     """The report as JSON; the same report is always the same bytes."""
-    policy = report.evidence.policy
-    # Reports from before a field of the policy say nothing of it, and stay as they are.
-    unknown = set(type(policy).model_fields) - policy.model_fields_set
-    return encoded(report.model_dump(mode="json", exclude={"evidence": {"policy": unknown}}))
+    return encoded(report.model_dump(mode="json", exclude={"evidence": {"policy": report.evidence.policy.unknown}}))
 
 
 def encoded(told: Mapping[str, Any]) -> bytes:

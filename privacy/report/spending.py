@@ -20,7 +20,7 @@ def accounting(facts: Facts) -> Accounting:
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.evidence.job
     known = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
-    limit = policy.max_epsilon
+    limit = policy.limit
     left = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
     return Accounting(
         delta=facts.delta,

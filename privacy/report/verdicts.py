@@ -138,10 +138,10 @@ def _within(facts: Facts) -> Found:
     if not told:
         return NOT_SHOWN, "the job was charged nothing"
     worst, alone = max(one.epsilon_after for one in told), max(one.job_epsilon_after for one in told)
-    limits = ((worst, policy.max_epsilon), (alone, policy.max_epsilon_per_job))
+    limits = ((worst, policy.limit), (alone, policy.max_epsilon_per_job))
     if any(limit is not None and epsilon > limit for epsilon, limit in limits):
         return BROKEN, "a charge went over a limit of the site's policy as it is now"
-    if policy.max_epsilon is None and policy.max_epsilon_per_job is None:
+    if policy.limit is None and policy.max_epsilon_per_job is None:
         return NOT_SHOWN, "the site sets no limit"
     return SHOWN, "every charge stayed within the site's limits"
 
@@ -165,7 +165,7 @@ def _allowed(facts: Facts) -> Found:
 
 
 def _digest(policy: Policy) -> str:
-    told = policy.model_dump(mode="json")
+    told = policy.model_dump(mode="json", exclude={"epsilon_limit"})
     try:
         return SitePolicy.from_mapping(told).digest()
     except PolicyError:
