@@ -133,8 +133,10 @@ class SitePolicy:
         return None
 
 
-_FIRST = ("methods", "kinds", "recipients", "require_dp", "max_epsilon", "max_epsilon_per_job", "delta", "unit")
-_FIRST += ("require_secagg", "min_sites", "committee", "min_committee")
+_FIRST = (
+    *("methods", "kinds", "recipients", "require_dp", "max_epsilon", "max_epsilon_per_job", "delta", "unit"),
+    *("require_secagg", "min_sites", "committee", "min_committee"),
+)
 _LATER = {field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST}
 
 

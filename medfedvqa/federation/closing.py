@@ -4,17 +4,19 @@ A job's own process does it when the job ends; the site's process does it for jo
 """
 
 import contextlib
-import fcntl
-import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, origin_of, read
+from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import StateFile
 from privacy import Ledger
 
 LATE = "the site closed the job: its process had ended without doing so"
+
+_LAST = "evaluate"
+"""The task with which each method ends."""
 
 _BY_DATA = {Refusal.DATA, Refusal.FAILED, Refusal.MESSAGE}
 """Codes of refusals that may have depended on data that a task had read: who was told of one has learnt something."""
@@ -36,11 +38,16 @@ def settle(config: SiteConfig, job_id: str) -> None:
 
 
 def _left_something(audit: Path, job_id: str) -> bool:
-    """Whether anybody was sent, or told, anything that may depend on the site's data."""
+    """Whether anybody was sent, or told, anything that may depend on the site's data.
+
+    True also for a job that came to its end: the site keeps its model.
+    """
     for entry in read(audit):
         if entry.job != job_id:
             continue
-        if entry.event is Event.RELEASE and (entry.outcome is Outcome.REFUSED or _has_data(entry)):
+        if entry.event is Event.RELEASE and (
+            entry.task == _LAST or entry.outcome is Outcome.REFUSED or _has_data(entry)
+        ):
             return True
         if entry.event is Event.REFUSAL and (entry.admission or {}).get("code") in _BY_DATA:
             return True
@@ -56,7 +63,7 @@ def close_ended(config: SiteConfig, running: Collection[str]) -> list[str]:
 
     Raises `LedgerError`, `LogError`.
     """
-    late = [entry for entry in _open(config) if entry.job not in {*running, *_alive(config.audit)}]
+    late = [entry for entry in _open(config) if entry.job not in {*running, *live_processes(config.audit).jobs}]
     with contextlib.closing(
         AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     ) as log:
@@ -77,13 +84,3 @@ def _open(config: SiteConfig) -> list[Entry]:
         elif entry.event is Event.CLOSE:
             jobs.pop(entry.job, None)
     return list(jobs.values())
-
-
-def _alive(audit: Path) -> Iterator[str]:
-    """The jobs of which a process holds its count of frames."""
-    for path in (audit / "wire").glob("[0-9a-f]*.*"):
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield json.loads(file.readline())[3]

@@ -18,9 +18,9 @@ LONGEST = timedelta(days=31)
 class Terms(BaseModel, frozen=True, extra="forbid"):
     """Part of a job's configuration, and so of what its submitter signs."""
 
-    nonce: str = Field(pattern=NONCE, description="random; a site runs no second job with it")
+    nonce: str = Field(pattern=NONCE, max_length=36, description="random; a site runs no second job with it")
     expires: AwareDatetime = Field(description="no site begins the job later; at most 31 days ahead")
-    federation: str = Field(pattern=FINGERPRINT, description="fingerprint of the federation's root certificate")
+    federation: str = Field(pattern=FINGERPRINT, max_length=102, description="fingerprint of its root certificate")
     sites: tuple[SiteName, ...] = Field(
         min_length=1, max_length=MOST_SITES, description="the sites that may take part, by name"
     )

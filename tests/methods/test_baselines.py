@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from audits import Kind
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.methods import Method, Site, Tensors, create
 from medfedvqa.methods.fedkd import lesson, mutual
 from medfedvqa.methods.moon import contrast
@@ -160,10 +160,13 @@ def test_fedavg_of_nothing_is_local_training(phantom_site: Site, small_method: S
 
 
 def test_a_job_without_training_rows_at_a_site_is_refused(phantom_site: Site, small_method: Small) -> None:
-    """None of the site's answers is in the job's list: an error, in the place of a round that never ends."""
+    """None of the site's answers is in the job's list: an error where the site is asked, and a round that ends."""
     method = small_method("fedavg", answers=("purple", "green"))
-    with pytest.raises(ConfigError, match="training answers"):
-        method.start(phantom_site, method.setup(phantom_site), {}, 1)
+    with pytest.raises(DataError, match="no train row"):
+        method.check_rows(phantom_site.data)
+    before = method.setup(phantom_site)
+    after, _ = method.start(phantom_site, before, {}, 1)
+    assert all(torch.equal(after["values"][name], value) for name, value in before["values"].items())
 
 
 @pytest.mark.parametrize("answers", [(), ("yes",)])

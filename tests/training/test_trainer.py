@@ -272,6 +272,7 @@ def test_rows_are_right_where_the_model_s_best_answer_is_theirs(site: Make) -> N
 def test_a_site_whose_answers_the_job_does_not_know_does_not_train(site: Make) -> None:
     """It can test, and is right nowhere."""
     made = trainer(site(), answers=("ct", "mri"))
-    with pytest.raises(ConfigError, match="'answers'"):
-        made.train(start_of(made), answer_losses(made.model), 1, 5)
+    start = start_of(made)
+    trained = made.train(start, answer_losses(made.model), 1, 5).trained()
+    assert all(torch.equal(trained[name], value) for name, value in start.items())
     assert not made.right(start_of(made), made.site.data.test).any()
