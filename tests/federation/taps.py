@@ -35,14 +35,15 @@ Frame = bytes | bytearray | memoryview
 PassOn = Callable[[Frame], None]
 
 
-def disarm(kit: Path) -> None:
-    """A hostile server runs without this project's guard and job validator, and as FLARE provisions it."""
+def disarm(kit: Path, checks_jobs: bool = False) -> None:
+    """A hostile server runs without this project's guard and, unless it `checks_jobs`, without its job validator."""
     local = kit / "local"
     for name in ("guard__resources.json", "comm_config.json", "authorization.json"):
         (local / name).unlink(missing_ok=True)
     path = local / "resources.json.default"
     resources = json.loads(path.read_text())
-    resources.pop("app_validator", None)
+    if not checks_jobs:
+        resources.pop("app_validator", None)
     for part in resources["components"]:
         if part["id"] == "process_launcher":
             part["path"] = FLARE_LAUNCHER
@@ -182,6 +183,9 @@ def closed(frame: Frame, payload: bytes) -> bytes:
 class TappedFederation(LoopbackFederation):
     """A federation with taps at its server and its sites, which write into `taps`."""
 
+    checks_jobs = False
+    """Whether the server validates jobs, as an honest one does."""
+
     @property
     def taps(self) -> Path:
         return self.folder / "taps"
@@ -189,7 +193,7 @@ class TappedFederation(LoopbackFederation):
     def start(self, name: str) -> None:
         self.taps.mkdir(exist_ok=True)
         if name == SERVER:
-            disarm(self.kits / name)
+            disarm(self.kits / name, self.checks_jobs)
         tap = ServerTap if name == SERVER else SiteTap
         add_component(
             self.kits / name, {"id": "tap", "path": f"taps.{tap.__name__}", "args": {"folder": str(self.taps)}}

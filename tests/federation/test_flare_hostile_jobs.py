@@ -80,7 +80,10 @@ class AttackedFederation(TappedFederation):
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[AttackedFederation]:
+def federation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, random_backbone: Path
+) -> Iterator[AttackedFederation]:
+    """Its server validates jobs, or passes on whatever it is given."""
     folder = tmp_path_factory.mktemp("federation")
     (folder / "home-of-the-sites").mkdir()
     paths = {}
@@ -90,7 +93,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **own}
         paths[name].write_text(site_yaml(**facts, backbones={BACKBONE: str(random_backbone)}))
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with AttackedFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)}) as federation:
+    made = AttackedFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)})
+    made.checks_jobs = request.param
+    with made as federation:
         yield federation
 
 
@@ -132,6 +137,7 @@ def run_clean(federation: AttackedFederation, folder: Path) -> None:
     assert federation.wait(federation.submit(folder), PATIENCE) == "FINISHED:COMPLETED"
 
 
+@pytest.mark.parametrize("federation", [True], ids=["honest server"], indirect=True)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_server_refuses_a_hostile_job_and_runs_the_next(
     federation: AttackedFederation, tmp_path: Path, attack: str
@@ -148,6 +154,7 @@ def test_a_server_refuses_a_hostile_job_and_runs_the_next(
     run_clean(federation, tmp_path / "clean")
 
 
+@pytest.mark.parametrize("federation", [False], ids=["hostile server"], indirect=True)
 @pytest.mark.parametrize("attack", ["environment", "memory"])
 def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
     federation: AttackedFederation, tmp_path: Path, attack: str
