@@ -60,6 +60,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         paths[name] = folder / f"{name}.yml"
         own = {place: f"../{place}" for place in ("state", "audit", "ledger")}
         facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl", "fedavg"], **own}
+        facts |= {"repeats": 100}  # the tests submit one definition once for each lie
         paths[name].write_text(site_yaml(**facts, backbones={BACKBONE: str(random_backbone)}))
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with LyingFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)}) as federation:
