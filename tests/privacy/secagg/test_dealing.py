@@ -218,7 +218,7 @@ def test_a_dealing_of_another_attempt_is_refused(context: bytes) -> None:
 
 
 def test_a_site_takes_no_part_that_the_dealer_was_not_bound_to() -> None:
-    """Another part, another site's part, another list, a list without a site."""
+    """Another part, another site's part, another list, a list without a site or with other names."""
     seeds = seeds_of()
     dealing = Dealing.of(SITES, MEMBERS, SMALL, CONTEXT, seeds)
     chosen, digest = dealing.chosen(0), dealing.digests[0]
@@ -226,7 +226,8 @@ def test_a_site_takes_no_part_that_the_dealer_was_not_bound_to() -> None:
         with pytest.raises(MisdealtError, match="dealt to this site"):
             check_part("s3", part, chosen.digests, digest)
     bent = changed(chosen.parts["s3"], 0)
-    for digests in ({**chosen.digests, "s3": hashlib.sha256(bent).digest()}, {}):
+    renamed = {site if site != "s3" else "s9": each for site, each in chosen.digests.items()}
+    for digests in ({**chosen.digests, "s3": hashlib.sha256(bent).digest()}, {}, renamed):
         with pytest.raises(MisdealtError, match="bound to"):
             check_part("s3", bent, digests, digest)
     with pytest.raises(MisdealtError, match="dealt to this site"):
@@ -245,6 +246,11 @@ def test_what_does_not_show_every_other_dealing_is_refused() -> None:
         ({**revealed, "s1": (b"", *revealed["s1"][1:])}, digests, 0),
         (revealed, digests[:-1], 0),
         (revealed, digests, SETS),
+        (
+            {member: [set_seed(seeds[member], CONTEXT, each) for each in range(SETS)] for member in MEMBERS},
+            digests,
+            SETS,
+        ),
         (revealed, digests, -1),
     ]
     for each in incomplete:
