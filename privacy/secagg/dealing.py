@@ -136,6 +136,27 @@ def check_dealing(
             raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
 
 
+def check_unused(
+    sites: Sequence[str],
+    members: Sequence[str],
+    layout: Layout,
+    context: bytes,
+    me_seed: tuple[str, bytes],
+    seeds: Mapping[str, bytes],
+    digests: Sequence[bytes],
+) -> None:
+    """For members, where an attempt ended after its coin was tossed and before its dealing was used: all dealings.
+
+    Else a dealer would end attempts until the coin suits it. `seeds`: those that the members had sent. Raises
+    `MisdealtError`.
+    """
+    me, seed = me_seed
+    if seeds.keys() != set(members) or seeds[me] != seed or any(len(each) != KEY_BYTES for each in seeds.values()):
+        raise MisdealtError("the server does not show the seeds of a dealing that it did not use: refuse the job")
+    if list(Dealing.of(sites, members, layout, context, seeds).digests) != list(digests):
+        raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
+
+
 def _parts(
     sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
