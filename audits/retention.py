@@ -44,7 +44,7 @@ class ExpiryResult:
 
 @dataclass(frozen=True)
 class _Segment:
-    """A closed file, its last entry, and the latest time that its entries, or those before them, have."""
+    """A closed file, its last entry, and the latest time that its entries have."""
 
     path: Path
     end: int
@@ -87,17 +87,13 @@ def expire(
 
 
 def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
-    """The first closed segments, up to one that is not older by its own dates or by those of entries before it."""
+    """The first closed segments, up to one that has an entry that is not older by its own date."""
     closed = closed_segments(log.folder)
     if not closed:
         return
     ends = [begin - 1 for begin in (*closed, _first_of_growing(log))][1:]
-    dated = datetime.min.replace(tzinfo=UTC)
     for path, end in zip(closed.values(), ends, strict=True):
-        if _last_time(path) >= oldest:
-            return
-        dated = max(dated, _latest_time(path))
-        if dated >= oldest:
+        if _last_time(path) >= oldest or (dated := _latest_time(path)) >= oldest:
             return
         yield _Segment(path, end, dated)
 
