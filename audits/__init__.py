@@ -32,7 +32,7 @@ from audits.examine import Examination, check_site, examine, sites_of
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.gate import Charged, Gate, JobContext, Sharing, Stage
+from audits.gate import Charged, Gate, JobContext, Sharing, Stage, round_number
 from audits.judgement import EXIT_CODES, Judgement, Part, State
 from audits.log import AuditLog
 from audits.note import AuditKey, Note, VerifierKey
@@ -155,6 +155,7 @@ __all__ = [
     "receipts_of",
     "reconcile",
     "refuses_job",
+    "round_number",
     "sealed",
     "sites_of",
     "statement",

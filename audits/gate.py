@@ -183,7 +183,7 @@ class Gate:
         charged: Charged | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
-        number = _round(round)
+        number = round_number(round)
         said: dict[str, Any] = self._standing | {"round": number, "direction": way.direction}
         if charged is not None:
             said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
@@ -255,7 +255,7 @@ class Gate:
         raise way.refusal(f"{way.consequence}{when}: {reason}")
 
 
-def _round(value: object) -> int | None:
+def round_number(value: object) -> int | None:
     """The number of a round; None for anything else, truth values and floats included."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
         return None

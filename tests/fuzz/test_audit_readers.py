@@ -216,6 +216,23 @@ def test_a_round_that_is_no_round_is_a_refusal_in_the_log(tmp_path: Path, way: s
     assert examine(tmp_path, "chest", network=False).integrity.parts[0].state == "shown"
 
 
+@pytest.mark.parametrize("round", ROUNDS, ids=range(len(ROUNDS)))
+def test_a_site_refuses_a_task_of_no_round_and_logs_it(
+    sites: Callable[..., Any], quick_job: Callable[..., Any], round: Any
+) -> None:
+    """In process, where no decoder looks at it before, and with audit bytes that are a finding."""
+    config = sites("chest")["chest"]
+    runtime = SiteRuntime(config, quick_job(), "study-1")
+    with pytest.raises(AuditError, match="the round is not a whole number"):
+        runtime.answer("start", round, {}, b"no message about logs")
+    runtime.close()
+    entries = [
+        Entry.from_record(parse_line(line)) for line in (config.audit / "log.jsonl").read_bytes().splitlines(True)
+    ]
+    assert [(one.event, one.round) for one in entries if one.event == "finding"] == [("finding", None)]
+    assert [one.event for one in entries if one.outcome == "refused"] == ["receive"]
+
+
 @pytest.mark.parametrize("value", [1.0, True, 2**63, "x", "\ud800"])
 def test_a_log_takes_no_entry_that_it_could_not_read(tmp_path: Path, value: Any) -> None:
     """A writer's mistake is an error at once, and not a log that is broken from there on."""
