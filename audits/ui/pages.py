@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
-from audits.examine import State
 from audits.exchange import Kind, canonical
+from audits.judgement import State
 from audits.refusals import Refusal, known_code
 from audits.ui.checks import Checked, Checks
 from audits.ui.html import Child, Html, join, tag

@@ -1,6 +1,7 @@
 """`medfedvqa audit`: what left each site, and whether its log is whole, complete and what others hold of it."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -118,17 +119,34 @@ def key_command(site: SiteFile) -> None:
 def expire_command(
     site: SiteFile,
     days: Annotated[
-        int, typer.Option(help="Closed files of the log older than so many days lose their lines.", min=1)
-    ] = (RETENTION_DAYS),
+        int, typer.Option(help="Closed files of the log older than this many days lose their lines.", min=1, max=36500)
+    ] = RETENTION_DAYS,
+    date: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
+        ),
+    ] = None,
 ) -> None:
-    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so."""
+    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so.
+
+    Times that other parties signed have to show the retention to have passed, not this machine's clock alone. Exit code
+    2: files are kept that are past it by the clock alone.
+    """
     config = config_of(site)
     log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     try:
-        gone = expire(log, days)
+        pinned = [VerifierKey.parse(key) for key in config.audit_peers.values()]
+        result = expire(log, days, pinned, date.date() if date else None)
     finally:
         log.close()
-    Console().print(f"{gone} files of the log expired", highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{result.deleted} files of the log expired")
+    if result.waiting:
+        console.print(f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: ")
+        console.print("take part in a job, whose sites sign the time, or give today's date yourself with --date")
+        raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])
 
 
 def _show(console: Console, found: Examination) -> None:
