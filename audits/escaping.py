@@ -27,6 +27,8 @@ _BLANK = frozenset(
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
 """Printable by their category, and yet nothing is seen of them."""
+_SPACES = (" ", "\u00a0")
+"""A space, and the one at which no line is broken, which the program itself writes between figures."""
 _MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
 _MARKDOWN_BEGIN = re.compile(r"^(\d*)(?=[#+=.)-])")
 _SYSLOG = re.compile(r'(["\\\]])')
@@ -42,6 +44,8 @@ def bounded(text: str, most: int, kept: str = "") -> str:
     only one by one, so that none of them moves what follows to where something else is expected.
     """
     if len(text) <= most:
+        if text.isascii() and text.isprintable() and "  " not in text:
+            return text
         whole = "".join(_pieces(text, kept, runs=False))
         if len(whole) <= most:
             return whole
@@ -67,8 +71,8 @@ def for_html(text: str, most: int = SENTENCE) -> str:
 
 
 def for_pdf(text: str, most: int = SENTENCE) -> str:
-    """Text of a PDF; line feeds end lines, as they do in the text of the program itself."""
-    return bounded(text, most, "\n")
+    """Text of a PDF, in which nothing is a line's end or a mark of the program that sets it."""
+    return bounded(text, most)
 
 
 def for_markdown(text: str, most: int = SENTENCE) -> str:
@@ -100,12 +104,15 @@ def _pieces(text: str, kept: str, runs: bool = True) -> list[str]:
     pieces, marks, before = list[str](), 0, ""
     for letter in text:
         marks = marks + 1 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Mn", "Me") else 0
-        hidden = not letter.isprintable() or letter in _BLANK or marks > _MOST_MARKS or (marks and not pieces)
-        crowded = not runs and letter == before == " "
-        pieces.append(_number(letter) if (hidden or crowded) and letter not in kept else letter)
+        if letter in _SPACES:
+            hidden = before in _SPACES and not runs
+        else:
+            hidden = not letter.isprintable() or letter in _BLANK or marks > _MOST_MARKS or (marks > 0 and not pieces)
+        pieces.append(number(letter) if hidden and letter not in kept else letter)
         before = letter
     return pieces
 
 
-def _number(letter: str) -> str:
+def number(letter: str) -> str:
+    """A character as it stands where it would not show itself."""
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"

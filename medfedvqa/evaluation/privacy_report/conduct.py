@@ -129,7 +129,7 @@ def _releases(releases: Sequence[Released]) -> Table:
                 plain(r.task),
                 plain(r.recipient),
                 Code(r.tensor),
-                f"{_shape(r.shape)}\n{r.dtype}",
+                (_shape(r.shape), "\n", r.dtype),
                 r.kind,
                 r.protection,
                 count(r.nbytes),

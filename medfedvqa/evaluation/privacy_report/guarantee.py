@@ -239,7 +239,7 @@ def _charges(charges: Sequence[Charge]) -> Table:
             row(
                 Link(str(c.record), f"record-{c.record}"),
                 moment(c.time),
-                f"{c.job}\n{c.method}",
+                (c.job, "\n", c.method),
                 c.task,
                 count(c.round),
                 count(c.attempt),
