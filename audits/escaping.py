@@ -15,7 +15,7 @@ NAME, SENTENCE = 120, 2_000
 """Characters of a name and of a sentence that are shown; both may come from others."""
 FHIR_STRING = 1 << 20
 """Characters of a string in FHIR (R4, 2.24.0.1)."""
-SYSLOG_VALUE = 4_096
+SYSLOG_VALUE = 1 << 15
 """Characters of a parameter in a syslog message."""
 _MARK = 32
 """More characters than the sign has that stands in place of what is left out."""
@@ -36,22 +36,24 @@ _SYSLOG = re.compile(r'(["\\\]])')
 
 def visible(text: str, kept: str = "") -> str:
     """The whole text, each character that would not show itself written as its number. `kept` stay as they are."""
-    return text if text.isascii() and text.isprintable() else "".join(_pieces(text, kept))
+    return text if text.isascii() and text.isprintable() else "".join(_pieces(text, kept, runs=True))
 
 
-def bounded(text: str, most: int, kept: str = "") -> str:
-    """As `visible`, in at most `most` characters: from a longer text the middle is left out. Spaces show themselves
-    only one by one, so that none of them moves what follows to where something else is expected.
+def bounded(text: str, most: int, kept: str = "", runs: bool = False) -> str:
+    """As `visible`, in at most `most` characters: from a longer text the middle is left out.
+
+    `runs`: whether of several spaces in a row all stay as they are. Else the first does, so that they cannot move what
+    follows to where something else is expected.
     """
     if len(text) <= most:
-        if text.isascii() and text.isprintable() and "  " not in text:
+        if text.isascii() and text.isprintable() and (runs or "  " not in text):
             return text
-        whole = "".join(_pieces(text, kept, runs=False))
+        whole = "".join(_pieces(text, kept, runs))
         if len(whole) <= most:
             return whole
     room = max(most - _MARK, 0)
-    head = _fitting(_pieces(text[:most], kept, runs=False), room - room // 3)
-    tail = _fitting(_pieces(text[len(head) :][-most:], kept, runs=False)[::-1], room // 3)[::-1] if most else []
+    head = _fitting(_pieces(text[:most], kept, runs), room - room // 3)
+    tail = _fitting(_pieces(text[len(head) :][-most:], kept, runs)[::-1], room // 3)[::-1]
     return "".join((*head, f"[… {len(text) - len(head) - len(tail):,} characters …]", *tail))
 
 
@@ -82,12 +84,12 @@ def for_markdown(text: str, most: int = SENTENCE) -> str:
 
 def for_syslog(text: str) -> str:
     """A parameter's value: nothing in it ends the line, and then as RFC 5424 asks (6.3.3)."""
-    return _SYSLOG.sub(r"\\\1", bounded(text, SYSLOG_VALUE))
+    return _SYSLOG.sub(r"\\\1", bounded(text, SYSLOG_VALUE, runs=True))
 
 
 def for_fhir(text: str) -> str:
     """A string of FHIR, which may hold line feeds, tabs and no other control characters."""
-    return bounded(text, FHIR_STRING, "\t\n\r")
+    return bounded(text, FHIR_STRING, "\t\n\r", runs=True)
 
 
 def _fitting(pieces: list[str], room: int) -> list[str]:
@@ -99,8 +101,8 @@ def _fitting(pieces: list[str], room: int) -> list[str]:
     return pieces
 
 
-def _pieces(text: str, kept: str, runs: bool = True) -> list[str]:
-    """What is shown of each character. `runs`: whether several spaces in a row stay as they are."""
+def _pieces(text: str, kept: str, runs: bool) -> list[str]:
+    """What is shown of each character."""
     pieces, marks, before = list[str](), 0, ""
     for letter in text:
         marks = marks + 1 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Mn", "Me") else 0
