@@ -138,7 +138,9 @@ def expire_command(
 
 def _show(terminal: Terminal, found: Examination) -> None:
     torn = f"; {found.torn_bytes} bytes of an entry that a crash cut off" if found.torn_bytes else ""
-    terminal.write_line(0, f"Log of [bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}")
+    terminal.write_line(
+        0, f"Log of [bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}"
+    )
     for name, verdict in found.verdicts():
         terminal.write_line(2, f"{name}: {_MARKS[verdict.state]}")
         for part in verdict.parts:

@@ -17,7 +17,7 @@ def page(document: Document) -> str:
         autoescape=True, finalize=_shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
-    environment.globals.update(corners=drawing.corners, whole=appendix.anchor)
+    environment.globals.update(line_feed=Markup("\n"), corners=drawing.corners, whole=appendix.anchor)
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         document=document,

@@ -73,7 +73,12 @@ class Badge:
     tone: Tone
 
 
-Inline = str | Number | Time | Digest | Code | Link | Badge
+@dataclass(frozen=True)
+class Break:
+    """The end of a line within a cell."""
+
+
+Inline = str | Number | Time | Digest | Code | Link | Badge | Break
 Cell = tuple[Inline, ...]
 Content = Inline | Cell
 
@@ -215,15 +220,17 @@ def fact(label: str, value: Content, source: Content = ()) -> Fact:
 
 
 def shown(text: str) -> str:
-    """Text from elsewhere, whose characters all show themselves, with its middle left out if it is longer than `MOST`.
-    Only a part of a cell that is a line feed and nothing else ends a line.
-    """
-    return text if text == "\n" else for_pdf(text, MOST)
+    """Text from elsewhere, whose characters all show themselves, without its middle if it is longer than `MOST`."""
+    return for_pdf(text, MOST)
 
 
 def words(content: Sequence[Inline]) -> str:
     """What a cell says."""
-    return "".join(shown(part if isinstance(part, str) else part.text) for part in content)
+    return "".join("\n" if isinstance(part, Break) else shown(_text(part)) for part in content)
+
+
+def _text(part: str | Number | Time | Digest | Code | Link | Badge) -> str:
+    return part if isinstance(part, str) else part.text
 
 
 def plain(text: str | None) -> str:
