@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from audits import (
@@ -30,9 +29,10 @@ from medfedvqa.cli import attack
 from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
-from medfedvqa.cli.display import plain, show_log_totals
+from medfedvqa.cli.display import show_log_totals
 from medfedvqa.cli.report_inputs import bytes_of
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
@@ -40,6 +40,8 @@ app.command("attack")(attack.attack)
 app.command("controls")(attack.controls)
 app.command("export")(export_command)
 app.command("ui")(ui_command)
+CELL = 400
+"""Characters of a cell in the table of what passed: the longest holds the sentence that explains a refusal."""
 _MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
 
 
@@ -61,21 +63,24 @@ def verify_command(
     if as_json:
         typer.echo(json.dumps({"state": worst, "logs": [one.record() for one in found]}, indent=2))
     else:
+        terminal, count = Terminal(), "1 log" if len(found) == 1 else f"{len(found)} logs"
+        terminal.write_line(0, f"[bold]Verdict on {count}: {_MARKS[worst]}[/]")
         for one in found:
-            _show(Console(), one)
+            _show(terminal, one)
     raise typer.Exit(EXIT_CODES[worst])
 
 
 @app.command()
 def show(folder: Folder) -> None:
-    """Which tensors left, with shapes and bytes, to whom and when; then totals."""
-    console, logs = Console(), find_logs(folder)
+    """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
+    console, logs = Terminal(), find_logs(folder)
+    console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
     for site, path in logs.items():
         table = Table(
             "time", "job", "round", "task", "event", "peer", "tensor", "shape", "bytes", title=f"Site {plain(site)}"
         )
         for row in describe(path):
-            table.add_row(*map(plain, _cells(row)))
+            table.add_row(*(plain(cell, CELL) for cell in _cells(row)))
         console.print(table)
     show_log_totals(console, logs)
 
@@ -90,7 +95,7 @@ def proof(
     if out.exists():
         raise ConfigError(f"'{out}' exists already: choose another file")
     out.write_text(json.dumps(prove(folder, seq), indent=2) + "\n", encoding="utf-8")
-    Console().print(f"Entry {seq} is proven by '{out}'", highlight=False, soft_wrap=True)
+    Terminal().write_line(0, f"Entry {seq} is proven by '{sentence(out)}'")
 
 
 @app.command("check")
@@ -102,10 +107,10 @@ def check_command(
 ) -> None:
     """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
     proven = check(bytes_of(file), [VerifierKey.parse(one) for one in key])
-    who, where = ", ".join(proven.signers), f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
-    typer.echo(json.dumps(proven.record, indent=2, ensure_ascii=False))
+    who = sentence(", ".join(proven.signers))
+    where = f"{plain(proven.checkpoint.origin)}, {proven.checkpoint.size} entries"
+    Terminal().write_line(0, f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
+    typer.echo(json.dumps(proven.record, indent=2))
 
 
 @app.command("key")
@@ -141,25 +146,27 @@ def expire_command(
         result = expire(log, days, pinned, date.date() if date else None)
     finally:
         log.close()
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{result.deleted} files of the log expired")
+    terminal = Terminal()
+    terminal.print(f"{result.deleted} files of the log expired", highlight=False)
     if result.waiting:
-        console.print(f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: ")
-        console.print("take part in a job, whose sites sign the time, or give today's date yourself with --date")
+        terminal.print(
+            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in a "
+            "job, whose sites sign the time, or give today's date yourself with --date",
+            highlight=False,
+        )
         raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])
 
 
-def _show(console: Console, found: Examination) -> None:
+def _show(terminal: Terminal, found: Examination) -> None:
     torn = f"; {found.torn_bytes} bytes of an entry that a crash cut off" if found.torn_bytes else ""
-    console.print(
-        f"[bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}", highlight=False
+    terminal.write_line(
+        0, f"Log of [bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}"
     )
     for name, verdict in found.verdicts():
-        console.print(f"  {name}: {_MARKS[verdict.state]}", highlight=False)
+        terminal.write_line(2, f"{name}: {_MARKS[verdict.state]}")
         for part in verdict.parts:
             where = "" if part.entry is None else f"; entry {part.entry}"
-            line = f"    {part.name}: {_MARKS[part.state]}{where}, {plain(part.said)}"
-            console.print(line, highlight=False, soft_wrap=True)
+            terminal.write_line(4, f"{part.name}: {_MARKS[part.state]}{where}, {sentence(part.said)}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
