@@ -32,6 +32,10 @@ class SiteKey:
         """What shows that two ledgers were written under one key, and nothing else about it."""
         return self._digest(b"\2", b"")
 
+    def derived(self, purpose: str) -> bytes:
+        """A key of its own for another purpose: whoever has it can make none of this key's digests."""
+        return hmac.digest(self._secret, b"\3" + purpose.encode(), "sha256")
+
     def _patient(self, key: str) -> str:
         if not isinstance(key, str) or not key.strip():
             raise BudgetRefused("a row has no patient: give every row the key of its patient, as text")

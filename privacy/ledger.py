@@ -18,6 +18,7 @@ from privacy.accounts import Account, JobAccount, State, accounts_of, history
 from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
 from privacy.cohorts import load_key
 from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+from privacy.ledger_folder import LEDGER_NAME
 from privacy.limits import Limits, by_round, check_fits
 from privacy.mechanisms import DPEvent
 
@@ -32,8 +33,6 @@ __all__ = [
     "Planned",
     "State",
 ]
-
-LEDGER_NAME = "ledger.sqlite"
 
 
 class Ledger:

@@ -99,7 +99,7 @@ def observe(
             data[name].train.answered,
             canaries[name],
             rows[name],
-            _claimed(configs[name], job.dp),
+            _claimed(configs[name], launch.out.name, job.dp),
             seen[name],
         )
         for name, site in sites.items()
@@ -114,8 +114,10 @@ def data_of(launch: Launch, site: str) -> SiteData:
     return load_site(job.data, launch.root, site, job.split, job.seed, answers)
 
 
-def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:
+def _claimed(config: SiteConfig, job: str, dp: DPSettings | None) -> float | None:
+    """What the site's ledger says that this job has spent; sites of a store share a ledger with earlier jobs."""
     if dp is None:
         return None
     with closing(Ledger(config.ledger, config.name)) as ledger:
-        return max(account.spent.epsilon for account in ledger.accounts(dp.delta))
+        accounts = ledger.accounts(dp.delta)
+    return max(one.epsilon for account in accounts for one in account.jobs if (one.site, one.job) == (config.name, job))
