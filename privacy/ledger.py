@@ -256,6 +256,29 @@ class Ledger:
 
         return len(self._commit(draft))
 
+    def take_over(self, other: "Ledger", patients: Iterable[str]) -> int:
+        """Takes over all charges of a ledger under another key; how many records that wrote. None is taken twice.
+
+        `patients`: the keys of all patients whom both may know. Charges on a patient who is not among them are kept
+        under the other ledger's digest, and meet nobody.
+        """
+        with other._current() as source:
+            if any(job.reserved for job in source.jobs.values()):
+                raise LedgerError(
+                    "jobs hold a part of the budget in the other ledger: end them, or give it back by --free"
+                )
+            digests = {other._key.patient(key): self._key.patient(key) for key in patients}
+            renamed = {
+                cohort: frozenset(digests.get(digest, digest) for digest in members)
+                for cohort, members in source.cohorts.items()
+            }
+            names = {cohort: self._key.cohort(members) for cohort, members in renamed.items()}
+            same = Book()
+            same.head = source.head
+            same.cohorts = {names[cohort]: members for cohort, members in renamed.items()}
+            same.debits = {began: debit._replace(cohort=names[debit.cohort]) for began, debit in source.debits.items()}
+        return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
+
     def _commit(self, draft: Callable[[], list[Record]]) -> list[Row]:
         """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
         with self._current():

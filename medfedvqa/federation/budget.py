@@ -33,7 +33,7 @@ class JobBudget:
         if most and alone > min(most):
             detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"
             raise JobRefused(Refusal.EPSILON, detail)
-        self._ledger = self._opened()
+        self._ledger = ledger_of(self._config)
         check_ledger(self._ledger, self._config.audit)
         self._ledger.check(self._job_id, plan, limits)
 
@@ -65,19 +65,6 @@ class JobBudget:
         self._ledger.close()
         return had_part
 
-    def _opened(self) -> Ledger:
-        """The site's ledger; that of a store is the one to which the store is bound. Raises `LedgerError`."""
-        config, store = self._config, store_of(self._config)
-        if store is not None:
-            return open_ledger(store, config.ledger, config.name)
-        ledger = Ledger(config.ledger, config.name)
-        if ledger.store is not None:
-            ledger.close()
-            raise LedgerError(
-                "the ledger belongs to a store, and this data set is none: write a ledger of its own into site.yml"
-            )
-        return ledger
-
     def _note_head(self, ledger: Ledger) -> None:
         """Lets the other sites of the store know: they refuse a copy of the ledger that lacks this charge."""
         if store := store_of(self._config):
@@ -97,6 +84,19 @@ class JobBudget:
 def store_of(config: SiteConfig) -> Path | None:
     """The store that the site trains on, None if its data set is no store that `medfedvqa ingest` made."""
     return config.data.root if config.data.reader == "store" else None
+
+
+def ledger_of(config: SiteConfig) -> Ledger:
+    """The site's ledger; that of a store is bound to it. Raises `LedgerError` if it is not this site's to charge."""
+    if store := store_of(config):
+        return open_ledger(store, config.ledger, config.name)
+    ledger = Ledger(config.ledger, config.name)
+    if ledger.store is not None:
+        ledger.close()
+        raise LedgerError(
+            "the ledger belongs to a store, and this data set is none: write a ledger of its own into site.yml"
+        )
+    return ledger
 
 
 def logged(charge: Charge) -> Charged:
