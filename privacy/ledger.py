@@ -69,6 +69,12 @@ class Ledger:
             return book.store
 
     @property
+    def sites(self) -> frozenset[str]:
+        """The sites that have used the ledger."""
+        with self._current() as book:
+            return frozenset(book.sites)
+
+    @property
     def fingerprint(self) -> str:
         """What tells this ledger from every other: the fingerprint of its key."""
         return self._origin[1]

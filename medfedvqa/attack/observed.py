@@ -9,6 +9,7 @@ from typing import Any
 from medfedvqa.attack.canaries import Canaries, everybody, planted
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.budget import look_into
 from medfedvqa.federation.hub import Event, Excused, Reply, nobody
 from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.local import LocalEngine
@@ -18,7 +19,7 @@ from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Method, Site, State, Tensors
 from medfedvqa.methods.alone import Alone
 from medfedvqa.models import load_backbone
-from privacy import DPSettings, Ledger
+from privacy import DPSettings
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,6 @@ def _claimed(config: SiteConfig, job: str, dp: DPSettings | None) -> float | Non
     """What the site's ledger says that this job has spent; sites of a store share a ledger with earlier jobs."""
     if dp is None:
         return None
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with closing(look_into(config)) as ledger:
         accounts = ledger.accounts(dp.delta)
     return max(one.epsilon for account in accounts for one in account.jobs if (one.site, one.job) == (config.name, job))

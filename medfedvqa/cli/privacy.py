@@ -16,7 +16,7 @@ from medfedvqa.cli import report
 from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.budget import check_ledger, ledger_of, store_of
+from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.binding import check_binding, note_head
@@ -185,5 +185,5 @@ def _ledger(config: SiteConfig, shared: bool = False) -> Iterator[Ledger]:
     """The site's ledger; with `shared`, bound to the site's store as its next job would."""
     if not config.ledger.parent.is_dir():
         raise ConfigError("the folder that should hold the ledger does not exist: check 'ledger' in site.yml")
-    with closing(ledger_of(config) if shared else Ledger(config.ledger, config.name)) as ledger:
+    with closing(ledger_of(config) if shared else look_into(config)) as ledger:
         yield ledger

@@ -27,14 +27,13 @@ from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import status
-from medfedvqa.federation.budget import store_of
+from medfedvqa.federation.budget import look_into, store_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.binding import check_binding
 from medfedvqa.ingest.register import read_register
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from medfedvqa.version import code_digest, code_version
-from privacy import Ledger
 from privacy.ledger_folder import read_folder
 from privacy.report import (
     Accuracy,
@@ -125,7 +124,7 @@ def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
 def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
     if not config.ledger.is_dir():
         return ()
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with closing(look_into(config)) as ledger:
         ledger.verify()
         return quote_ledger(ledger.rows())
 

@@ -7,7 +7,7 @@ from typing import Any
 from audits import Charged, JobRefused, LogError, Refusal, read
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest.binding import note_head, open_ledger
+from medfedvqa.ingest.binding import look_into_ledger, note_head, open_ledger
 from medfedvqa.methods import Method
 from privacy import Charge, Cost, Ledger, LedgerError, Limits, spent
 
@@ -97,6 +97,11 @@ def ledger_of(config: SiteConfig) -> Ledger:
             "the ledger belongs to a store, and this data set is none: write a ledger of its own into site.yml"
         )
     return ledger
+
+
+def look_into(config: SiteConfig) -> Ledger:
+    """The site's ledger as it is: binds nothing, and charges are for `ledger_of`. Raises `LedgerError`."""
+    return look_into_ledger(store_of(config), config.ledger, config.name)
 
 
 def logged(charge: Charge) -> Charged:

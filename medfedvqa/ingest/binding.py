@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from audits.files import MAX_TEXT, read_bounded
 from medfedvqa.errors import DataError
 from medfedvqa.files import PRIVATE, write_whole
-from medfedvqa.ingest.store import Digest, Keyed, _Strict, read_manifest
+from medfedvqa.ingest.store import MANIFEST, Digest, Keyed, _Strict, read_manifest
 from privacy import Ledger, LedgerError
 from privacy.journal import Head
 from privacy.ledger_folder import LedgerFolder, read_folder
@@ -94,6 +94,16 @@ def open_ledger(store: Path, folder: Path, site: str) -> Ledger:
             ledger.close()
             raise
         return ledger
+
+
+def look_into_ledger(store: Path | None, folder: Path, site: str) -> Ledger:
+    """The ledger of a site, without binding anything; `store`: the store that the site trains on, if it is one.
+
+    A site that has not used its store's ledger yet may look into it, as long as the store can be read. Raises
+    `LedgerError`.
+    """
+    readable = store is not None and (store / MANIFEST).is_file()
+    return Ledger(folder, site, _key_of(store) if store is not None and readable else None)
 
 
 def note_head(store: Path, ledger: Ledger) -> None:

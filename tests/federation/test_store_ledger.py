@@ -14,11 +14,15 @@ from stores import OTHER_KEY, make_store
 
 from audits import JobRefused, Outcome, Refusal, read, verify
 from medfedvqa.federation import budget
-from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.budget import check_ledger, look_into
+from medfedvqa.federation.closing import close_ended
+from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, read_log
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
+from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.status import StatusRuntime
 from medfedvqa.ingest import binding
 from medfedvqa.ingest.binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
 from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, Planned, SampledGaussian, spent
@@ -248,6 +252,36 @@ def test_a_ledger_of_an_earlier_version_is_bound_at_its_next_use(
         bound = ledger.rows()[len(before)].record
         assert (bound["event"], bound["site"]) == ("bound", "chest")
     assert_refused(config, private_job(rounds=3), "more", "with those before it")
+
+
+def test_the_doctor_tells_of_a_ledger_elsewhere_before_a_job_does(
+    organ_sites: Sites, private_job: Job, tmp_path: Path
+) -> None:
+    """The check of the budget fails with what to do, and makes no ledger; jobs of the other site are not this one's."""
+    configs = organ_sites()
+    work(configs["chest"], private_job(), "first")
+    with closing(open_ledger(configs["chest"].data.root, configs["chest"].ledger, "chest")) as ledger:
+        ledger.reserve("open", "prompt_pfl", ["somebody"], PLAN, LIMITS)
+    elsewhere = organ_sites(ledger=str(tmp_path / "fresh"))["abdomen"]
+    for config, problems in ((configs["abdomen"], [None, None]), (elsewhere, [ELSEWHERE, None])):
+        checks = list(budget_and_jobs(config, read_log(config.audit), LiveProcesses(False, frozenset())))
+        assert [check.problem for check in checks] == problems
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_a_site_that_has_not_used_the_shared_ledger_yet_starts(organ_sites: Sites, private_job: Job) -> None:
+    """What its process does at its start, and what it answers about its budget, needs no private job of its own."""
+    configs = organ_sites(methods=["prompt_pfl", "site_status"])
+    work(configs["chest"], private_job(), "first")
+    with closing(SiteRuntime(configs["abdomen"], private_job().model_copy(update={"dp": None}), "plain")) as runtime:
+        runtime.handle("start", 1, {})
+        assert close_ended(configs["abdomen"], []) == ["plain"]
+    with closing(StatusRuntime(configs["abdomen"], "status")) as status:
+        figures, _ = status.answer("status", 1, {}, b"")
+    events = [event for one in private_job().build().plan() for event in one.events]
+    assert figures["spent"].item() == pytest.approx(spent(events, 1e-3).epsilon, abs=1e-9)
+    with closing(look_into(configs["abdomen"])) as ledger:
+        assert [row.record["site"] for row in ledger.rows() if row.record["event"] == "bound"] == ["chest"]
 
 
 def test_a_ledger_that_was_never_bound_is_not_anybodys(store: Path, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from audits.anchor import signed_size
 from audits.checkpoint import CHECKPOINTS
 from audits.secrets import SECRET_BYTES
 from audits.segments import LOG_NAME, segments
-from medfedvqa.federation.budget import check_ledger, store_of
+from medfedvqa.federation.budget import check_ledger, look_into, store_of
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, listable, private_file
 from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.binding import check_binding
-from privacy import Account, Ledger, PrivacyError
+from privacy import Account, PrivacyError
 from privacy.cohorts import KEY_NAME
 from privacy.ledger_folder import LEDGER_NAME
 
@@ -120,8 +120,8 @@ def _read_ledger(config: SiteConfig, database: Path, log: LogFacts) -> tuple[tup
         if log.begun:
             check_ledger(None, config.audit)
         return (), 0.0
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        if log.begun or ledger.head()[0]:
+    with closing(look_into(config)) as ledger:
+        if log.begun or config.name in ledger.sites:
             check_ledger(ledger, config.audit)
         begun = [row.record for row in ledger.rows() if row.record["event"] == "begun"]
         costs = [record["epsilon_after"] - record["epsilon_before"] for record in begun]
