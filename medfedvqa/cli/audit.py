@@ -150,8 +150,8 @@ def expire_command(
     terminal.print(f"{result.deleted} files of the log expired", highlight=False)
     if result.waiting:
         terminal.print(
-            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in a "
-            "job, whose sites sign the time, or give today's date yourself with --date",
+            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in "
+            "a job, whose sites sign the time, or give today's date yourself with --date",
             highlight=False,
         )
         raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])

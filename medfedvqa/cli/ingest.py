@@ -10,6 +10,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.binding import read_binding
 from medfedvqa.ingest.ingest import ingest as ingest_folder
 from medfedvqa.ingest.options import FRAMES, RETAINABLE, Options
 from medfedvqa.ingest.reasons import MEANINGS
@@ -24,6 +25,9 @@ def ingest(
     out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.")],
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
     ] = None,
     side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = DEFAULT.side,
     frame: Annotated[str, typer.Option(help=f"Of several: {' or '.join(FRAMES)}.")] = DEFAULT.frame,
@@ -47,8 +51,14 @@ def ingest(
             progress.update(bar, completed=done, total=total or None)
 
         key = key or out.with_name(out.name + ".key")
-        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch)
+        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch, ledger)
     _show(console, manifest.counts)
+    if read_binding(out) is None:
+        console.print(
+            "An earlier version made this store: its first site under differential privacy binds it to that site's "
+            "ledger. Give that ledger's folder by --ledger, so that the same patients are recognised elsewhere.",
+            soft_wrap=True,
+        )
     if not manifest.counts.rows:
         raise DataError("no question could be kept: the list of what is left out, and why, is in the store")
     console.print(

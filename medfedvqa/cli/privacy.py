@@ -16,10 +16,13 @@ from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.ingest.binding import check_binding, note_head
+from medfedvqa.ingest.store import read_store
 from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
+from privacy.ledger_folder import read_folder
 from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
@@ -106,22 +109,43 @@ def ledger_command(
     import_: Annotated[
         Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
     ] = None,
+    take_over: Annotated[
+        Path | None, typer.Option(help="Take over the charges of this folder's ledger, which this site had before.")
+    ] = None,
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
     config, console = config_of(site), Terminal()
-    with _ledger(config) as ledger:
+    with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
             console.print(f"{ledger.import_(import_)} records were taken over")
+        if take_over is not None:
+            console.print(f"{_take_over(config, ledger, take_over)} records were taken over")
         if free is not None:
             console.print(f"{ledger.free(free)} tasks of the job were given back")
         ledger.verify()
         if config.audit.is_dir():
             check_ledger(ledger, config.audit)
+        if store := store_of(config):
+            check_binding(store, config.ledger)
         seq, head = ledger.head()
         console.print(f"[green]intact[/], {seq} records, head {head[:16]}", highlight=False)
         if export is not None:
             ledger.export(export)
+
+
+def _take_over(config: SiteConfig, ledger: Ledger, folder: Path) -> int:
+    """Charges of a site's earlier ledger to the ledger that the sites of its store share; how many records."""
+    store = store_of(config)
+    if store is None:
+        raise ConfigError("charges are taken over for the patients of a store, and this data set is none: use --import")
+    if read_folder(folder) is None:
+        raise ConfigError("there is no ledger to take over in that folder: give the folder that site.yml named before")
+    _, images, _ = read_store(store)
+    with closing(Ledger(folder, config.name)) as earlier:
+        written = ledger.take_over(earlier, {image.patient for image in images.values()})
+    note_head(store, ledger)
+    return written
 
 
 def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawal]:
@@ -136,10 +160,12 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
 
 
 def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
-    table = Table("job", "method", "epsilon by itself", "tasks reserved", "state")
+    several = len({job.site for job in accounts}) > 1
+    table = Table("job", *(["site"] if several else []), "method", "epsilon by itself", "tasks reserved", "state")
     for job in accounts:
         state = f"{job.state}, VOID: repeatable noise" if job.void else str(job.state)
-        table.add_row(plain(job.job), plain(job.method), f"{job.epsilon:.4f}", str(job.reserved), state)
+        where = [plain(job.site)] if several else []
+        table.add_row(plain(job.job), *where, plain(job.method), f"{job.epsilon:.4f}", str(job.reserved), state)
     return table
 
 
@@ -158,8 +184,9 @@ def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -
 
 
 @contextmanager
-def _ledger(config: SiteConfig) -> Iterator[Ledger]:
+def _ledger(config: SiteConfig, shared: bool = False) -> Iterator[Ledger]:
+    """The site's ledger; with `shared`, bound to the site's store as its next job would."""
     if not config.ledger.parent.is_dir():
         raise ConfigError("the folder that should hold the ledger does not exist: check 'ledger' in site.yml")
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with closing(ledger_of(config) if shared else look_into(config)) as ledger:
         yield ledger

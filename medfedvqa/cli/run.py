@@ -91,6 +91,9 @@ def run(
     gather: GatherOption = "mean",
     most_norm: MostNormOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
+    ] = None,
     out: OutOption = None,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
@@ -115,7 +118,7 @@ def run(
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
     files = {backbone: backbone_file} if backbone_file else {}
-    launch = plan(job, root, out, tuple(site or ()), threads, files)
+    launch = plan(job, root, out, tuple(site or ()), threads, files, ledger)
     console = Terminal()
     console.print(
         f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {plain(job.backbone)}, engine {engine}"
