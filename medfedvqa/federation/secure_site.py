@@ -264,13 +264,10 @@ class SecureSite:
         return {spec.name: saved.mixture[spec.name] for spec in self._declared(task).down if spec.name in saved.mixture}
 
     def _answered(self, task: str, round: int) -> Saved:
-        planned = set(self.method.tasks())
-        if planned and (task, round) not in planned:
-            # Under the number of another round its cohort would be compared with the wrong ones.
-            self.gate.refuse_job(Refusal.ATTEMPT, "the job's method has no such task in this round")
         saved = self.file.load()
-        if saved is None or (saved.task, saved.round) != (task, round):
-            raise FederationError("this site has nothing to share in this round")
+        if saved is None or (saved.task, saved.round) != (task, round) or type(round) is not int:
+            # Under the number of another round its cohort would be compared with the wrong ones.
+            self.gate.refuse_job(Refusal.ORDER, "what is to be shared is not what the site answered last")
         return saved
 
     def _declared(self, task: str) -> TaskSpec:
