@@ -35,7 +35,7 @@ from privacy.secagg.ring import Ring
 DEADLINE = 120.0
 """Seconds after which a task that no site has answered counts as a hang."""
 
-TOGETHER = ("/mean", "/mix")
+TOGETHER = ("/mean", "/unmask", "/mix")
 """Endings of the tasks in which sites talk to each other."""
 
 _BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
