@@ -1,4 +1,4 @@
-"""A lying server's mixtures and draws: it deals what it likes, and draws until a committee suits it.
+"""A lying server's mixtures and draws: it deals what it likes, and draws until a committee suits it."""
 
 import secrets
 from collections.abc import Callable, Collection

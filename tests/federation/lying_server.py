@@ -214,14 +214,15 @@ def opened_sum(
             total = total - Stream(key).ring(total.shape)
             continue
         for peer in uploads.keys() & set(sites if site in members else members):
-            stream = Stream(_common_key(key, uploads[peer].key)).ring(total.shape)
-            total = total + stream if peer > site else total - stream
+            mask = common_mask(key, uploads[peer].key, total.shape)
+            total = total + mask if peer > site else total - mask
     return total
 
 
-def _common_key(private: bytes, public: bytes) -> bytes:
+def common_mask(private: bytes, public: bytes, shape: tuple[int, ...]) -> Ring:
+    """The mask that two sites have in common, from one's private key and the other's public one."""
     agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDFExpand(SHA256(), 32, b"medfedvqa common mask").derive(agreed)
+    return Stream(HKDFExpand(SHA256(), 32, b"medfedvqa common mask").derive(agreed)).ring(shape)
 
 
 def numbers(total: Ring) -> np.ndarray:

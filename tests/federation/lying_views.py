@@ -21,9 +21,9 @@ Unknown = tuple[Any, ...]
 Row = dict[Unknown, int]
 
 
-def input_of(site: str, round: int) -> Unknown:
-    """The unknown that a site puts into all aggregates of one round."""
-    return "input", site, round
+def input_of(site: str, job: int, round: int) -> Unknown:
+    """The unknown that a site puts into all aggregates of one round; `job`: 0 if it is the same in all jobs."""
+    return "input", site, job, round
 
 
 class Equations:
@@ -89,6 +89,7 @@ def _cleared(row: Row, pivot: Row, name: Unknown) -> Row:
 class Exchange:
     """One run of the exchange of keys for a mean, and what came of it."""
 
+    job: int
     round: int
     sites: tuple[str, ...]
     members: tuple[str, ...]
@@ -111,7 +112,7 @@ class Exchange:
         """One for each upload; `number` tells the masks of this exchange from those of others."""
         rows = []
         for site in sorted(self.uploaded):
-            row: Row = {} if site in colluders else {input_of(site, self.round): 1}
+            row: Row = {} if site in colluders else {input_of(site, self.job, self.round): 1}
             if not self.knows(site, OWN, colluders):
                 row["own", number, site] = 1
             for peer in self.peers(site):

@@ -1,0 +1,34 @@
+"""A random lying server: whatever it asks, no honest site's input follows from what it and its colluders know."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mean_scripts import MeanScript
+from random_scripts import METHODS, NAMES, Federation
+
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import base
+
+Sites = Callable[..., dict[str, SiteConfig]]
+SCRIPTS = int(os.environ.get("MEDFEDVQA_SCRIPTS", "16"))
+"""How many are played against each protocol."""
+FIRST = int(os.environ.get("MEDFEDVQA_FIRST_SCRIPT", "0"))
+"""The seed of the first; those of others follow."""
+
+
+@pytest.fixture
+def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """Eight sites, and methods that are known during the test."""
+    for method in METHODS:
+        monkeypatch.setitem(base._METHODS, method.name, method)
+    return Federation(introduced(*NAMES, organ="chest"), "medclip@random")
+
+
+def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Issue R: going back, leaping, repeating, equivocating, denying, dropping, redrawing, under new jobs as well."""
+    for seed in range(FIRST, FIRST + SCRIPTS):
+        MeanScript(seed, federation, tmp_path / f"mean-{seed}").run()
