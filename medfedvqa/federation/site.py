@@ -131,7 +131,8 @@ class SiteRuntime:
         if self._relays is None:
             raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
         config, job, method, file = self.config, self._job, self._method, self._file
-        return SecureSite(config, job, self._job_id, method, self._gate, self._budget, file, self._relays)
+        budget, admission = self._budget, self._admission
+        return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
 
     def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
         """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""

@@ -61,20 +61,25 @@ class Beacon:
         `SecureAggregationError` if this site's own part is missing or changed, or sites were added.
         """
         if commitments.get(own.site) != own.commitment or opened.get(own.site) != own.value:
-            raise SecureAggregationError("the draw of a committee leaves out this site's own nonce: refuse the job")
+            raise SecureAggregationError("the draw leaves out this site's own nonce: refuse the job")
+        return cls.of(own.job, commitments, opened)
+
+    @classmethod
+    def of(cls, job: str, commitments: Mapping[str, bytes], opened: Mapping[str, bytes]) -> "Beacon":
+        """The beacon as anybody checks it who has no nonce in it. Raises as `open` does."""
         if added := sorted(opened.keys() - commitments.keys()):
             raise SecureAggregationError(
-                f"the draw of a committee has nonces of sites that did not commit ({', '.join(added)}): refuse the job"
+                f"the draw has nonces of sites that did not commit ({', '.join(added)}): refuse the job"
             )
         sites = tuple(sorted(commitments))
         for site in sites:
             if site not in opened:
                 raise SiteError(site, "committed to a nonce and did not open it: the draw is void, refuse the job")
-            nonce = Nonce(own.job, site, opened[site])
+            nonce = Nonce(job, site, opened[site])
             if len(nonce.value) != NONCE_BYTES or not hmac.compare_digest(nonce.commitment, commitments[site]):
                 raise SiteError(site, "opened another nonce than it committed to: the draw is void, refuse the job")
         parts = [part for site in sites for part in (site.encode(), opened[site])]
-        return cls(sites, _digest(b"beacon", own.job.encode(), *parts))
+        return cls(sites, _digest(b"beacon", job.encode(), *parts))
 
     def committee(self, round: int, size: int, left_out: Collection[str] = ()) -> tuple[str, ...]:
         """The committee of a round, in order of names; without sites that fell out since the draw.

@@ -1,7 +1,8 @@
-"""Correlated randomness from a dealer that holds no data: seeds for all, corrections for the readers.
+"""Correlated randomness from a dealer that holds no data: seeds of the members, corrections for the readers.
 
-The server deals, as trusted third party: it never sees a share or an opened value, which travel from site to site
-encrypted. It must not collude: with the view of any one member it could open every input.
+The server deals: it never sees a share or an opened value, which travel from site to site encrypted. It must not
+collude: with the view of any one member it could open every input. All that is uniform comes from the members' seeds,
+so the dealer chooses nothing but corrections, and these `privacy.secagg.dealing` checks.
 
 A tuple is described once, by calls that both sides understand: to a member they return its shares, to the dealer the
 secrets. The dealer finds out what to deal by running the protocol alone, over links that are silent: what is asked for,
@@ -24,6 +25,8 @@ from privacy.secagg.ring import Ring
 
 Shape = Sequence[int]
 
+_ANOTHER = "the dealer dealt for another computation: repeat the round with fresh tuples"
+
 
 class Tuples(Protocol):
     """Where shares of correlated randomness come from; `binary` ones add up by exclusive or."""
@@ -43,18 +46,23 @@ class Tuples(Protocol):
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         """[owners, ...]: this member's share of a secret of which no member gets the correction: owners get theirs."""
 
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        """What a member adds to its share without any tuple; the dealer, who has no use for it, saves the work."""
+
 
 class PartyTuples:
-    """The shares of one of `parties` members, from what the dealer sent to it."""
+    """The shares of one of `parties` members, from its own seed and, for the last one, the dealer's corrections."""
 
-    def __init__(self, rank: int, parties: int, dealt: bytes) -> None:
-        """Raises `SecureAggregationError`, here or later, if it was dealt for another computation."""
-        if len(dealt) < KEY_BYTES:
-            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
+    def __init__(self, rank: int, parties: int, seed: bytes, corrections: bytes = b"") -> None:
+        """Raises `SecureAggregationError`, here or later, if the corrections are for another computation."""
+        if len(seed) != KEY_BYTES:
+            raise SecureAggregationError(f"a member takes its shares from its own seed of {KEY_BYTES} bytes: pass it")
+        if len(corrections) % 8:
+            raise SecureAggregationError(_ANOTHER)
         self._last = rank == parties - 1
-        self._seed = dealt[:KEY_BYTES]
+        self._seed = seed
         self._stream = _tuple_stream(self._seed)
-        self._corrections = np.frombuffer(dealt[KEY_BYTES:], dtype="<u8")
+        self._corrections = np.frombuffer(corrections, dtype="<u8")
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
         return self._stream.ring(shape)
@@ -64,7 +72,7 @@ class PartyTuples:
             return self._stream.ring(shape)
         count = int(np.prod(shape, dtype=np.int64))
         if count > len(self._corrections):
-            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
+            raise SecureAggregationError(_ANOTHER)
         share, self._corrections = self._corrections[:count], self._corrections[count:]
         return share.reshape(shape).copy()
 
@@ -74,12 +82,15 @@ class PartyTuples:
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         return self._stream.ring(shape)
 
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        return share()
+
 
 class DealerTuples:
-    """The secrets, and what is to be sent.
+    """The secrets, and what is to be sent: a function of the members' seeds and of the calls.
 
-    `dealt`: for each member, its seed of 32 bytes and, for the last, corrections. `corrections`: [owners, ...], to each
-    owner its own, after a call of `delivered`.
+    `last`: the corrections for the last member. `corrections`: [owners, ...], one for each owner, after a call of
+    `delivered`.
     """
 
     corrections: Ring
@@ -90,8 +101,8 @@ class DealerTuples:
         self._parts: list[bytes] = []
 
     @property
-    def dealt(self) -> list[bytes]:
-        return [*self._seeds[:-1], b"".join([self._seeds[-1], *self._parts])]
+    def last(self) -> bytes:
+        return b"".join(self._parts)
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
         return _sum([stream.ring(shape) for stream in self._streams], binary)
@@ -109,6 +120,9 @@ class DealerTuples:
         value = secret()
         self.corrections = value - self.random(shape)
         return value
+
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        return np.broadcast_to(np.uint64(0), shape)
 
 
 def mask_key(seed: bytes, owner: int) -> bytes:

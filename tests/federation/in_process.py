@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.attempt import Attempt
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
@@ -44,7 +45,13 @@ class Engine:
         messages = {site: self.tamper(task, site, message) for site, message in messages.items()}
         self.passed += [(task, message) for message in messages.values()]
         living = {site: message for site, message in messages.items() if site not in self.dead}
-        replies = self.local.call(task, round, living, answered, excused)
+        try:
+            replies = self.local.call(task, round, living, answered, excused)
+        except FederationError:
+            # A site's process that refused ends; a new one knows what the site's state and log say.
+            while self.local._running:
+                self.local._running.popitem()[1].close(ended=False)
+            raise
         self.passed += [(task, reply.tensors) for reply in replies.values()]
         self.dead |= self.after.get(task, set())
         return {site: reply for site, reply in replies.items() if site not in self.dead}
