@@ -49,8 +49,8 @@ class DealingSite:
         if kept is None or kept.attempt != label:
             if kept is not None and (kept.round, kept.number) >= (saved.round, attempt.number):
                 raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
-            if kept is not None and kept.committed:
-                self._check_unused(kept, message, layout)
+            if kept is not None and kept.committed is not None:
+                self._check_unused(kept, kept.committed, message, layout)
             kept = Dealt(label, saved.round, attempt.number, new_seed(), secrets.token_bytes(NONCE_BYTES))
             self.file.save(replace(saved, dealt=kept))
         commitment = _coin(label, self.name, kept.coin).commitment
@@ -60,7 +60,7 @@ class DealingSite:
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
         """The coin, under one set of commitments. Raises `FederationError`."""
         kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
-        if kept.committed not in (b"", committed):
+        if kept.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
         _, coins = _committed(message)
         if coins.get(self.name) != _coin(kept.attempt, self.name, kept.coin).commitment:
@@ -92,10 +92,10 @@ class DealingSite:
             check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
         return _bytes_of(message, COMMITTED) + b"\n" + _bytes_of(message, OPENED)
 
-    def _check_unused(self, kept: Dealt, message: Tensors, layout: Layout) -> None:
+    def _check_unused(self, kept: Dealt, committed: bytes, message: Tensors, layout: Layout) -> None:
         """Of the attempt before, for which this member has opened its coin, and in which it computed nothing."""
         _, _, sites, members, _ = json.loads(kept.attempt)
-        sets, _ = _committed({COMMITTED: np.frombuffer(kept.committed, np.uint8)})
+        sets, _ = _committed({COMMITTED: np.frombuffer(committed, np.uint8)})
         shown = from_array(message, UNUSED)
         try:
             seeds = _unhex(shown)

@@ -58,8 +58,8 @@ class Dealt:
     number: int
     seed: bytes
     coin: bytes
-    committed: bytes = b""
-    """What the dealer committed to when this member opened its coin; empty before."""
+    committed: bytes | None = None
+    """What the dealer committed to when this member opened its coin; None before."""
 
 
 @dataclass(frozen=True)

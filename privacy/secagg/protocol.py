@@ -11,7 +11,7 @@ import numpy as np
 from audits import Tensors
 from privacy.secagg.communicator import Peer, SilentWire
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.errors import RangeError, SecureAggregationError
+from privacy.secagg.errors import MisdealtError, RangeError, SecureAggregationError
 from privacy.secagg.group import Group
 from privacy.secagg.layout import LARGEST_NORM, Layout
 from privacy.secagg.masked import Masked
@@ -67,11 +67,14 @@ def secure_mix(
     and owners, together see only what is uniform to them, their own inputs, and their own mixtures.
 
     Exchanges: owners to members, masked inputs, once; 10 among the members; members to owners, shares of the mixture.
-    Raises `RangeError` before anything is sent, if a value is not finite, or accuracy or a norm out of its range, and
-    `SiteError` naming a site whose message is missing or is not what it should be.
+    Raises, before anything is sent, `RangeError` if a value is not finite, or accuracy or a norm out of its range, and
+    `MisdealtError` if a member's mask does not come from its own seed; later, `SiteError` naming a site whose message
+    is missing or is not what it should be.
     """
     mine = _encoded(prompts, accuracy, layout)
     part, rest = _OwnerPart.read(dealt, len(group.members), layout.size)
+    if group.is_member and part.keys[group.seat] != mask_key(seed, group.rank):
+        raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
     shown = mine - own_mask(part.keys, mine.size)
     others = [member for member in group.members if member != group.me]
     for member in others:
@@ -102,12 +105,12 @@ def deal_mix(
     secrets = [seeds[member] for member in group.members]
     shown: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
     dealer = deal(secrets, lambda party: _mixtures(party, shown, layout))
-    rest = {group.members[-1]: dealer.last}
-    return {
-        site: _OwnerPart([mask_key(seed, rank) for seed in secrets], dealer.corrections[rank]).message()
-        + rest.get(site, b"")
-        for rank, site in enumerate(group.sites)
-    }
+    parts = {}
+    for rank, site in enumerate(group.sites):
+        keys = [mask_key(seed, rank) for seed in secrets]
+        rest = dealer.last if site == group.members[-1] else b""
+        parts[site] = _OwnerPart(keys, dealer.corrections[rank]).message(rest)
+    return parts
 
 
 def _mixtures(party: Party, shown: Ring, layout: Layout) -> Ring:
@@ -148,8 +151,8 @@ class _OwnerPart:
     keys: Sequence[bytes]
     correction: Ring
 
-    def message(self) -> bytes:
-        return b"".join([*self.keys, self.correction.astype("<u8", copy=False).tobytes()])
+    def message(self, rest: bytes) -> bytes:
+        return b"".join([*self.keys, self.correction.astype("<u8", copy=False).tobytes(), rest])
 
     @classmethod
     def read(cls, dealt: bytes, members: int, size: int) -> tuple["_OwnerPart", bytes]:

@@ -13,8 +13,8 @@ Source: D. Beaver, "Efficient multiparty protocols using circuit randomization",
 Power of Correlated Randomness in Secure Computation", 2013 (truth tables).
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,7 +70,7 @@ class PartyTuples:
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
         if not self._last:
             return self._stream.ring(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         if count > len(self._corrections):
             raise SecureAggregationError(_ANOTHER)
         share, self._corrections = self._corrections[:count], self._corrections[count:]
@@ -105,16 +105,19 @@ class DealerTuples:
         return b"".join(self._parts)
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
-        return _sum([stream.ring(shape) for stream in self._streams], binary)
+        return _sum((stream.ring(shape) for stream in self._streams), binary)
 
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
         value = secret()
-        others = _sum([stream.ring(shape) for stream in self._streams[:-1]], binary)
+        others = _sum((stream.ring(shape) for stream in self._streams[:-1]), binary)
         self._parts.append((value ^ others if binary else value - others).astype("<u8").tobytes())
         return value
 
     def masks(self, owners: int, length: int) -> Ring:
-        return np.stack([own_mask([mask_key(s, owner) for s in self._seeds], length) for owner in range(owners)])
+        drawn = np.empty((owners, length), np.uint64)
+        for owner in range(owners):
+            drawn[owner] = own_mask([mask_key(seed, owner) for seed in self._seeds], length)
+        return drawn
 
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         value = secret()
@@ -132,12 +135,17 @@ def mask_key(seed: bytes, owner: int) -> bytes:
 
 def own_mask(keys: Sequence[bytes], length: int) -> Ring:
     """An owner's mask, [length]: the sum of all members' shares of it."""
-    return _sum([Stream(key).ring((length,)) for key in keys], binary=False)
+    return _sum((Stream(key).ring((length,)) for key in keys), binary=False)
 
 
 def _tuple_stream(seed: bytes) -> Stream:
     return Stream(derived(seed, b"tuples"))
 
 
-def _sum(elements: list[Ring], binary: bool) -> Ring:
-    return reduce(np.bitwise_xor if binary else np.add, elements)
+def _sum(drawn: Iterable[Ring], binary: bool) -> Ring:
+    """The sum of arrays that were just drawn; the first one becomes the sum."""
+    rest, add = iter(drawn), np.bitwise_xor if binary else np.add
+    total = next(rest)
+    for elements in rest:
+        add(total, elements, out=total)
+    return total
