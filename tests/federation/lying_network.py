@@ -25,6 +25,18 @@ class Letter:
     """Seconds after which the server delivers it."""
 
 
+class Clock:
+    """The time of all networks of a process, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """As that of the module `time`, in whose place a test may put the clock."""
+        return self.now
+
+
+CLOCK = Clock()
 Deliver = Callable[[Letter], list[Letter]]
 """What the server delivers in place of a letter."""
 
@@ -38,7 +50,6 @@ class Network:
         """Attempts whose names the server maps to one channel hear each other."""
         self._changed = threading.Condition()
         self._at_work = 0
-        self._now = 0.0
         self._waiting: dict[tuple[str, str, str], float] = {}
         self._boxes: defaultdict[tuple[str, str, str], deque[bytes]] = defaultdict(deque)
         self._late: list[tuple[float, Letter]] = []
@@ -67,7 +78,7 @@ class Network:
             self._sent[way] += 1
             for copy in self.deliver(letter):
                 if copy.delay:
-                    self._late.append((self._now + copy.delay, replace(copy, delay=0.0)))
+                    self._late.append((CLOCK.now + copy.delay, replace(copy, delay=0.0)))
                 else:
                     self._put(copy)
 
@@ -75,13 +86,12 @@ class Network:
         """See `Relay.receive`."""
         way = attempt, sender, recipient
         with self._changed:
-            deadline = self._now + timeout
+            deadline = CLOCK.now + timeout
             while not self._boxes[way]:
-                if self._now >= deadline:
+                if CLOCK.now >= deadline:
                     raise TimeoutError
                 self._waiting[way] = deadline
-                self._pass_time()
-                if way in self._waiting:
+                if not self._pass_time():
                     self._changed.wait()
             return self._boxes[way].popleft()
 
@@ -91,17 +101,18 @@ class Network:
         if self._waiting.pop(way, None) is not None:
             self._changed.notify_all()
 
-    def _pass_time(self) -> None:
-        """If nobody can go on, the next late letter arrives, or who waits the shortest gives up."""
+    def _pass_time(self) -> bool:
+        """If nobody can go on, the next late letter arrives, or who waits the shortest gives up; whether it was so."""
         if not self._waiting or len(self._waiting) < self._at_work:
-            return
-        self._now = min([*self._waiting.values(), *(time for time, _ in self._late)])
-        arrived = [letter for time, letter in self._late if time <= self._now]
-        self._late = [(time, letter) for time, letter in self._late if time > self._now]
+            return False
+        CLOCK.now = min([*self._waiting.values(), *(time for time, _ in self._late)])
+        arrived = [letter for time, letter in self._late if time <= CLOCK.now]
+        self._late = [(time, letter) for time, letter in self._late if time > CLOCK.now]
         for letter in arrived:
             self._put(letter)
-        self._waiting = {way: deadline for way, deadline in self._waiting.items() if deadline > self._now}
+        self._waiting = {way: deadline for way, deadline in self._waiting.items() if deadline > CLOCK.now}
         self._changed.notify_all()
+        return True
 
 
 @dataclass(frozen=True)

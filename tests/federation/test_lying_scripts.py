@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lying_network import CLOCK
 from mean_scripts import MeanScript
 from random_scripts import METHODS, NAMES, Federation
 
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import base
+from privacy.secagg import masking
 
 Sites = Callable[..., dict[str, SiteConfig]]
 SCRIPTS = int(os.environ.get("MEDFEDVQA_SCRIPTS", "16"))
@@ -23,6 +25,8 @@ def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation
     """Eight sites, and methods that are known during the test."""
     for method in METHODS:
         monkeypatch.setitem(base._METHODS, method.name, method)
+    # Members that wait for each other's words look at a clock of their own.
+    monkeypatch.setattr(masking, "time", CLOCK)
     return Federation(introduced(*NAMES, organ="chest"), "medclip@random")
 
 
