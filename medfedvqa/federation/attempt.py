@@ -126,9 +126,7 @@ def from_array(message: Tensors, name: str) -> Any:
     try:
         return json.loads(message[name].tobytes())
     except (KeyError, ValueError, AttributeError, RecursionError):
-        raise FederationError(
-            f"the server's message lacks '{name}', which belongs to an aggregation on shares"
-        ) from None
+        raise FederationError(f"the server's message lacks its part '{name}', or that is no JSON") from None
 
 
 def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
@@ -175,7 +173,9 @@ def connect_to(
     return connect(load_identity(config), session, config.name, pinned, relay, timeout, told)
 
 
-def mix_with_others(group: Group, links: Links, dealt: bytes, upload: Tensors, layout: Layout) -> tuple[Tensors, int]:
+def mix_with_others(
+    group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: Layout
+) -> tuple[Tensors, int]:
     """This site's mixture, and the bytes of shares that it sent.
 
     Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
@@ -186,5 +186,5 @@ def mix_with_others(group: Group, links: Links, dealt: bytes, upload: Tensors, l
 
     metered = {site: Metered(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
-    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout)
+    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout, seed)
     return mixture, sum(link.nbytes for link in metered.values())

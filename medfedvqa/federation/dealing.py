@@ -20,14 +20,25 @@ from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.state import Dealt, Saved, StateFile
 from medfedvqa.methods.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
 from privacy.secagg import Layout, MisdealtError, SiteError
+from privacy.secagg.channel import joined
 from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
-from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, check_unused, choice, new_seed
+from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, check_unused, choice, new_seed, set_seed
 
 COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
 """Arrays by which the server shows what it and the members have committed to, all that was opened since, and the seeds
 of the attempt before if its dealing was not used."""
 
 Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a site knows of a dealing that was right."""
+
+    shown: bytes
+    """All that the server opened of it, for the sites to compare."""
+    seed: bytes
+    """From which this site, a member, takes its shares; empty at other sites."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +81,8 @@ class DealingSite:
         self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
         return self._released(tossing(task), saved.round, {COIN.name: kept.coin})
 
-    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> bytes:
-        """All that was opened, once what was dealt to this site is right: for the sites to compare.
+    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Checked:
+        """Once what was dealt to this site is right.
 
         Raises `MisdealtError` if it is not, and `FederationError` if the message is not what it should be.
         """
@@ -84,13 +95,15 @@ class DealingSite:
         except SiteError as error:
             raise MisdealtError(f"a coin of the dealing is not as it was committed to: {error}") from None
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
+        seed = b""
         if self.name in attempt.members:
             kept = self._kept(saved, attempt)
             if kept.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != kept.coin:
                 raise MisdealtError("the dealing is not the one for which this site has opened its coin")
             mine = self.name, kept.seed
             check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
-        return _bytes_of(message, COMMITTED) + b"\n" + _bytes_of(message, OPENED)
+            seed = set_seed(kept.seed, label, index)
+        return Checked(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
 
     def _check_unused(self, kept: Dealt, committed: bytes, message: Tensors, layout: Layout) -> None:
         """Of the attempt before, for which this member has opened its coin, and in which it computed nothing."""

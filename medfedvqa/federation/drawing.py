@@ -82,12 +82,15 @@ class DrawingSite:
         return saved, saved.draw or Draw(secrets.token_bytes(NONCE_BYTES))
 
     def _nonce(self, draw: Draw) -> Nonce:
-        # Bound to the very job that was signed: no other one has its nonce.
-        terms = self.job.terms.nonce if self.job.terms else ""
-        return Nonce(f"{self.job_id} {self.job.definition} {terms}", self.config.name, draw.nonce)
+        return Nonce(job_of_draw(self.job, self.job_id), self.config.name, draw.nonce)
 
     def _sent(self, task: str, round: int, spec: TensorSpec, value: bytes) -> Tensors:
         return self.gate.release(task, round, {spec.name: np.frombuffer(value, "<i8")})
+
+
+def job_of_draw(job: JobSpec, job_id: str) -> str:
+    """What every nonce is bound to: the very job that was signed, of which no other one has the nonce."""
+    return f"{job_id} {job.definition} {job.terms.nonce if job.terms else ''}"
 
 
 def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites: Collection[str]) -> Beacon:

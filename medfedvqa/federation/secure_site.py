@@ -11,10 +11,10 @@ import numpy as np
 
 from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
 from medfedvqa.errors import FederationError
+from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.admission import Admission
 from medfedvqa.federation.attempt import (
     HIDDEN_SUM,
-    MESSAGE_TIMEOUT,
     UPLOADED,
     Attempt,
     Links,
@@ -162,7 +162,9 @@ class SecureSite:
         """A member's seed of what is dealt to it for an attempt in which it will take part."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(seeding(task), round, {})
-        self._admitted(attempt, saved)
+        _, rule = self._admitted(attempt, saved)
+        with self._earlier.locked():
+            self._check_cohort(self._sharing(attempt, saved, "mix", rule), round)
         with self._well_dealt():
             return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
 
@@ -210,7 +212,7 @@ class SecureSite:
         round, me, layout = saved.round, self.config.name, self._layout(task, how)
         pinned, rule = self._admitted(attempt, saved)
         with self._well_dealt():
-            told = self._dealing.checked(saved, attempt, message, layout)
+            dealt = self._dealing.checked(saved, attempt, message, layout)
         group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
         with self._earlier.locked():
@@ -218,8 +220,8 @@ class SecureSite:
             upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
-        links = self._connected(pinned, attempt, saved, told)
-        mixture, nbytes = mix_with_others(group, links, attempt.dealt, upload, layout)
+        links = self._connected(pinned, attempt, saved, dealt.shown)
+        mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
             layout.check_mixture(mixture, self.method.gathering.most_norm)
@@ -285,9 +287,11 @@ class SecureSite:
         parts = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
         shares = np.zeros(OPENING.shape, "<i8")
         shares[: len(group.sites)] = [np.frombuffer(parts[site], "<i8") for site in group.sites]
+        sharing = opening.sharing("mean to be opened", self._private)
+        with self._earlier.locked():
+            self._check_cohort(sharing, round)
         if not kept.answered and not self._agreed(kept, opening):
             return self.gate.release(broken(task), round, _report(0, kept.sites.index(self.config.name)))
-        sharing = opening.sharing("mean to be opened", self._private)
         with self._earlier.locked():
             self._check_cohort(sharing, round)
             answered = replace(kept, answered=opening.uploaded)
@@ -300,7 +304,7 @@ class SecureSite:
         keys = {member: key for member, key in kept.opening_keys.items() if member in opening.uploaded}
         try:
             with self._alike():
-                agree(me, keys, relay, opening.label, MESSAGE_TIMEOUT, threshold(len(kept.members)))
+                agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(kept.members)))
         except SecureAggregationError as error:
             _logger.warning("%s", error)
             return False

@@ -174,7 +174,7 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
             Attempt("a", ("head", "chest", "abdomen"), members=("head", "chest", "abdomen")).message(),
             "in order of names",
         ),
-        ({}, "does not describe an attempt"),
+        ({}, "lacks its part 'attempt'"),
     ],
 )
 def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, message: Tensors, sentence: str) -> None:
