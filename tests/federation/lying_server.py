@@ -21,6 +21,7 @@ from lying_network import Network
 
 from audits import JobRefused, ReceiptRefused, ReleaseRefused
 from medfedvqa.data import load_site
+from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.failures import code_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site import LoadData, SiteRuntime
@@ -53,10 +54,16 @@ class LyingServer:
     """Asks the sites of one job. A site keeps its runtime until it is restarted."""
 
     def __init__(
-        self, configs: Mapping[str, SiteConfig], job: JobSpec, job_id: str = "job", load_data: LoadData = load_site
+        self,
+        configs: Mapping[str, SiteConfig],
+        job: JobSpec,
+        job_id: str = "job",
+        load_data: LoadData = load_site,
+        signature: Signature | None = None,
     ) -> None:
+        """`signature`: who signed the job, which a server cannot change; None for a job that nobody signs."""
         self.configs, self.job, self.job_id, self.network = configs, job, job_id, Network()
-        self._load_data = load_data
+        self._load_data, self._signature = load_data, signature
         self._runtimes: dict[str, SiteRuntime] = {}
 
     def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
@@ -107,6 +114,7 @@ class LyingServer:
                 _shared_backbone,
                 lambda attempt: self.network.relay(site, attempt),
                 self._load_data,
+                self._signature,
             )
         return self._runtimes[site]
 

@@ -12,6 +12,7 @@ from test_lying_server import assert_refused_in_order, refusals
 from untrained import Averaged, Mixed
 
 from audits import verify
+from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import StateFile
@@ -24,6 +25,7 @@ Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 FOUR = ("a", "b", "c", "d")
 TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 COLLUDERS = TWELVE[:3]
+SUBMITTER = Signature("5" * 64, "")
 
 
 @pytest.fixture
@@ -201,12 +203,13 @@ def test_a_committee_is_not_drawn_again_under_other_jobs(job_on_shares: Make) ->
     """Finding 3: redraws under new job ids until the committee suits; 18 jobs did. Of one definition and these sites,
     one draw opens."""
     configs, job = job_on_shares(Averaged, TWELVE[:6], committee=3, allowed={"repeats": 100})
-    opened = []
+    opened, codes = [], set()
     for number in range(4):
-        server = LyingServer(configs, job, f"job-{number}")
+        server = LyingServer(configs, job, f"job-{number}", signature=SUBMITTER)
         server.tell("start", 1, TWELVE[:6])
-        beacons, _ = draw(server, 1, TWELVE[:6])
+        beacons, refused = draw(server, 1, TWELVE[:6])
         opened.append(len(beacons) > 0)
+        codes |= refused
         server.close(ended=False)
-    assert opened == [True, False, False, False]
+    assert opened == [True, False, False, False] and codes == {"drawn"}
     assert all(verify(config.audit).ok for config in configs.values())
