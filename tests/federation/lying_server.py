@@ -119,10 +119,12 @@ class LyingServer:
         return self._runtimes[site]
 
     def restart(self, *sites: str) -> None:
-        """The processes of these sites, or of all, die and come back: what they saved is all that they know."""
-        for site in sites or tuple(self._runtimes):
-            if site in self._runtimes:
-                self._runtimes.pop(site).close(ended=False)
+        """The processes of these sites die and come back: what they saved and logged is all that they know."""
+        for site in sites:
+            if runtime := self._runtimes.pop(site, None):
+                # Dead, not closed: a job that is closed is over.
+                runtime._budget.close()
+                runtime._log.close()
 
     def close(self, ended: bool = True) -> None:
         """The job is over at all sites."""

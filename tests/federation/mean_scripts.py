@@ -13,7 +13,6 @@ from random_scripts import ROUNDS, Script, TinyMean
 from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Tensors
 from privacy.secagg import Layout, shamir
-from privacy.secagg.committee import Beacon
 from privacy.secagg.masking import threshold
 from privacy.secagg.mean import summand
 from privacy.secagg.randomness import Stream
@@ -94,16 +93,6 @@ class MeanScript(Script):
     def occasion(self) -> int:
         """The job, where inputs of several jobs are not the same."""
         return self.jobs if self.setting.private else 0
-
-    def members(self, group: tuple[str, ...], round: int) -> tuple[str, ...]:
-        """As the job's rule has them, where the server knows the beacon from a site that is asked."""
-        rule = self.job.members_rule(next(filter(None, map(self.beacon, group)), None))
-        return group if rule.needs_draw(group) else rule.members(group, round)
-
-    def beacon(self, site: str) -> Beacon | None:
-        """What a site knows of the draw: it is public."""
-        saved = StateFile(self.configs[site].state, self.server.job_id).load()
-        return saved.beacon if saved else None
 
     def lie(
         self, name: str, sites: tuple[str, ...], members: tuple[str, ...], number: int

@@ -20,14 +20,18 @@ from lying_server import Answer, LyingServer
 from untrained import Averaged, Mixed
 
 from medfedvqa.data import SiteData, Split, load_site
+from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import ACCURACY, MeanOnShares, Tensors
 from privacy import DPSettings, Ledger, spent
+from privacy.secagg.committee import Beacon
 
 MOVES = 30
 ROUNDS = 3
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
+SUBMITTER = Signature("5" * 64, "")
 NAMES = tuple(f"site-{number}" for number in range(1, 9))
 
 
@@ -156,6 +160,8 @@ class Script:
         self.colluders = frozenset(self.rng.sample(self.sites, self.setting.colluders))
         self.plan = list(self.job.build().tasks())
         self.honesty = self.rng.choice([13, 40, 130])
+        # A site that refused a signed job never takes it up again: without a signature scripts get further.
+        self.signature = SUBMITTER if self.rng.random() < 0.3 else None
         self.jobs = 0
         self.begin_job()
 
@@ -202,14 +208,17 @@ class Script:
         if self.jobs:
             self.server.close(ended=self.rng.random() < 0.5)
         self.jobs += 1
-        self.server = LyingServer(self.configs, self.job, f"job-{self.jobs}", shared_data)
+        if self.rng.random() < 0.7:
+            # Another definition, for which a committee may be drawn.
+            self.job = self.job.model_copy(update={"seed": self.jobs})
+        self.server = LyingServer(self.configs, self.job, f"job-{self.jobs}", shared_data, self.signature)
         self.place, self.aggregated, self.group = 0, False, self.sites
         self.refused: set[str] = set()
         self.note("a new job")
 
     def honest(self) -> None:
         """The next step of the job with all sites that the server still counts in."""
-        if self.place == len(self.plan):
+        if self.place == len(self.plan) or (self.signature and len(self.refused) > 2):
             self.begin_job()
             return
         if self.rng.random() < 0.9:
@@ -261,10 +270,27 @@ class Script:
         self.note(f"restart {group}")
 
     def redraw(self) -> None:
-        """A draw of a committee, by all or some."""
-        group = self.some_sites()
-        beacons, codes = draw(self.server, self.rng.choice([1, 1, 2]), group)
+        """A draw of a committee, by all or some, in any round."""
+        self.draw(self.rng.choice([1, 1, 2]), self.some_sites())
+
+    def draw(self, round: int, group: tuple[str, ...]) -> None:
+        """A draw by these sites."""
+        beacons, codes = draw(self.server, round, group)
         self.note(f"draw {group}: {len(beacons)} beacons, {codes}")
+
+    def members(self, group: tuple[str, ...], round: int) -> tuple[str, ...]:
+        """As the job's rule has them; if it needs a draw and there was none, the sites draw first."""
+        if self.job.members_rule(self.beacon(group)).needs_draw(group):
+            self.draw(round, group)
+        rule = self.job.members_rule(self.beacon(group))
+        if rule.needs_draw(group) or (rule.beacon and not set(group) <= set(rule.beacon.sites)):
+            return group[: self.setting.committee]
+        return rule.members(group, round)
+
+    def beacon(self, group: tuple[str, ...]) -> Beacon | None:
+        """What sites know of the draw: it is public."""
+        saved = [StateFile(self.configs[site].state, self.server.job_id).load() for site in group]
+        return next((state.beacon for state in saved if state and state.beacon), None)
 
     # What moves have in common.
 

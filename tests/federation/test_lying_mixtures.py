@@ -175,7 +175,7 @@ def test_a_dealer_that_ends_an_attempt_whose_coins_do_not_suit_it_has_to_show_wh
     assert first.seed() and first.toss()
     silent = attempt(mixing, "start", 1, number=2)
     assert not silent.seed() and silent.codes == {"attempt"}
-    mixing.restart()
+    mixing.restart(*FOUR)
     shown = attempt(mixing, "start", 1, number=2)
     assert not shown.seed(first.seeds) and shown.codes == {"dealer"}
 

@@ -81,7 +81,7 @@ def test_a_server_that_goes_back_a_round_opens_no_second_sum_of_it(averaging: Ly
     fourth site's whole upload. The three refuse to train, and no sum opens, also after their processes died."""
     down, four = two_rounds(averaging)
     if restarted:
-        averaging.restart()
+        averaging.restart(*FOUR)
     again = averaging.tell("train", 2, THREE, down)
     three = averaging.mean("train", 2, THREE, list(averaged_shapes(averaging.job)), ROWS)
     assert three is None, f"the difference has the {round(numbers(four - three)[-1])} rows of {VICTIM}"
@@ -158,7 +158,7 @@ def test_the_same_request_again_gets_the_same_bytes_without_training_or_charge(p
     private.close(ended=False)
     after_one = charged(config, job.dp.delta)[0]
     for _ in range(3):
-        private.restart()
+        private.restart("chest")
         again = private.tell("start", 1, ["chest"])["chest"]
         assert {name: array.tobytes() for name, array in again.tensors.items()} == {
             name: array.tobytes() for name, array in first.tensors.items()
