@@ -178,11 +178,17 @@ def test_a_copied_store_names_the_same_ledger(
     assert_refused(organ_sites(**changed)["abdomen"], job, "third", "with those before it")
 
 
-def test_a_copied_ledger_that_went_its_own_way_is_refused(organ_sites: Sites, private_job: Job, tmp_path: Path) -> None:
-    """The store has noted the newest record, and the other site's copy lacks it."""
+@pytest.mark.parametrize("records", [0, 20])
+def test_a_copied_ledger_that_went_its_own_way_is_refused(
+    organ_sites: Sites, private_job: Job, tmp_path: Path, records: int
+) -> None:
+    """The store has noted the newest record, and the other site's copy lacks it, however long the copy has grown."""
     configs, job = organ_sites(), private_job()
     work(configs["chest"], job, "first")
     copy = shutil.copytree(configs["chest"].ledger, tmp_path / "copied")
+    with closing(Ledger(copy, "chest")) as ledger:
+        for number in range(records):
+            ledger.reserve(f"own-{number}", "prompt_pfl", ["somebody"], PLAN, Limits(1e9, 1e-3))
     work(configs["chest"], private_job(rounds=3), "second")
     assert_refused(organ_sites(ledger=str(copy))["abdomen"], job, "third", "lacks a record that the store has noted")
 
@@ -193,21 +199,25 @@ def test_a_copy_that_is_used_at_the_same_time_is_refused_before_data_are_touched
     """Both were the same when they were opened; the site that reserves second loads no picture."""
     configs, job = organ_sites(), private_job()
     work(configs["chest"], job, "first")
+    open_ledger(configs["abdomen"].data.root, configs["abdomen"].ledger, "abdomen").close()
     copy = shutil.copytree(configs["chest"].ledger, tmp_path / "copied")
     other = organ_sites(ledger=str(copy))["abdomen"]
-    real = budget.JobBudget.check
+    check, begin, began = budget.JobBudget.check, budget.JobBudget.begin, []
 
     def overtaken(self: budget.JobBudget) -> None:
-        real(self)
+        check(self)
         if self._config.ledger == copy:
             work(configs["chest"], private_job(rounds=3), "overtaking")
 
+    def noticed(self: budget.JobBudget, task: str, round: int) -> None:
+        began.append(self._config.name)
+        begin(self, task, round)
+
     monkeypatch.setattr(budget.JobBudget, "check", overtaken)
-    began = []
-    monkeypatch.setattr(budget.JobBudget, "begin", lambda self, *_: began.append(self._config.name))
+    monkeypatch.setattr(budget.JobBudget, "begin", noticed)
     with pytest.raises(JobRefused), closing(SiteRuntime(other, job, "second")) as runtime:
         runtime.handle("start", 1, {})
-    assert "abdomen" not in began
+    assert set(began) == {"chest"} and "lacks a record that the store has noted" in str(list(read(other.audit)))
 
 
 def test_a_store_that_cannot_note_its_ledger_is_not_charged(organ_sites: Sites, private_job: Job, store: Path) -> None:
