@@ -1,5 +1,6 @@
 """The ledger belongs to the hospital: all sites of a store share one, and another ledger grants no second budget."""
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -242,6 +243,25 @@ def test_a_crash_between_ledger_and_store_leaves_one_ledger(
     assert check_binding(store, config.ledger)
     with closing(Ledger(config.ledger, "chest")) as ledger:
         assert [row.record["event"] for row in ledger.rows()].count("bound") == 1
+
+
+def test_a_store_is_bound_by_one_process_at_a_time(
+    organ_sites: Sites, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sites that bring two ledgers at once cannot both find the store unbound."""
+    config, bind, tried = organ_sites()["chest"], Ledger.bind, []
+
+    def meanwhile(self: Ledger) -> None:
+        with (store / binding.BINDING_LOCK).open("a") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(read_binding(store))
+        bind(self)
+
+    monkeypatch.setattr(Ledger, "bind", meanwhile)
+    open_ledger(store, config.ledger, "chest").close()
+    assert tried == [None]
+    with (store / binding.BINDING_LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_ledger_of_an_earlier_version_is_bound_at_its_next_use(
