@@ -14,6 +14,7 @@ import pytest
 from stores import OTHER_KEY, make_store
 
 from audits import JobRefused, Outcome, Refusal, read, verify
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation import budget
 from medfedvqa.federation.budget import check_ledger, look_into
 from medfedvqa.federation.closing import close_ended
@@ -130,6 +131,22 @@ def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
             (site, name) for site in ("abdomen", "chest") for name in ("one", "two")
         )
     assert check_binding(store, default_ledger(store))
+
+
+def test_a_run_on_a_copied_store_asks_for_its_ledger(
+    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+) -> None:
+    """Before anything is written, with the option that names it; a ledger is nothing for data that are no store."""
+    job, files = private_job(), {private_job().backbone: random_backbone}
+    open_ledger(store, default_ledger(store), "chest").close()
+    copy = shutil.copytree(store, tmp_path / "copy")
+    with pytest.raises(ConfigError, match="give it by --ledger"):
+        plan(job, copy, tmp_path / "run", (), 1, files)
+    assert not (tmp_path / "run").exists()
+    launch = plan(job, copy, tmp_path / "run", (), 1, files, default_ledger(store))
+    assert {launch.ledger_of(site) for site in launch.sites} == {default_ledger(store)}
+    with pytest.raises(ConfigError, match="leave --ledger out"):
+        plan(job.model_copy(update={"data": "phantom"}), None, tmp_path / "run", (), 1, files, default_ledger(store))
 
 
 def test_another_path_in_site_yml_grants_no_second_budget(organ_sites: Sites, private_job: Job, tmp_path: Path) -> None:
