@@ -41,6 +41,10 @@ class Refusal(StrEnum):
     DATA = "data"
     MESSAGE = "message"
     ATTEMPT = "attempt"
+    ORDER = "order"
+    DRAWN = "drawn"
+    VIEWS = "views"
+    DEALER = "dealer"
     RECORDS = "records"
     CONNECTION = "connection"
     FAILED = "failed"
@@ -79,6 +83,10 @@ _SENTENCES = {
     Refusal.DATA: "this site cannot run the job",
     Refusal.MESSAGE: "a message was not what the job declares and the site's policy allows",
     Refusal.ATTEMPT: "the server asked for an aggregation on shares in which the site takes no part",
+    Refusal.ORDER: "the server asked for a task that the job's plan does not have, or has only before the last one",
+    Refusal.DRAWN: "a committee was drawn for the same job before: a second draw would let somebody choose",
+    Refusal.VIEWS: "the server told the sites different things of one computation",
+    Refusal.DEALER: "the server dealt randomness that is not what the sites' seeds give",
     Refusal.RECORDS: "the site's audit log or budget ledger cannot be written or trusted",
     Refusal.CONNECTION: "the site's process connects to one pinned address only, and was to connect elsewhere",
     Refusal.FAILED: "the task failed at the site; the site's own log has the details",

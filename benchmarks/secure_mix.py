@@ -1,5 +1,6 @@
 """What a secure mixture costs: exchanges, bytes and seconds, all sites as threads of this process.
 
+The server deals from seeds of the members, and each site checks what it dealt (`privacy.secagg.dealing`).
 Prompts of ViT-B/32 (12 layers of 4 tokens, 768 wide for images and 512 for text), over encrypted links, without a
 network: to the seconds add, for each exchange, what a message through the federation's server takes.
 """
@@ -15,10 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from audits import Tensors
 from privacy.secagg import Group, Identity, InProcessRelay, Layout, connect
 from privacy.secagg.communicator import Metered
-from privacy.secagg.protocol import deal_mix, secure_mix
+from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, new_seed, set_seed
+from privacy.secagg.protocol import secure_mix
 
 LAYOUT = Layout.of({"image": (12, 4, 768), "text": (12, 4, 512)})
 TIMEOUT = 600.0
+HASH = 32
+"""Bytes of a digest or a seed."""
 CASES = [(3, 3), (5, 5), (8, 8), (25, 3), (100, 3), (200, 3)]
 """Sites, and members among them."""
 
@@ -28,6 +32,7 @@ COLUMNS = {
     "members": "7d",
     "exchanges": "9d",
     "deal s": "6.2f",
+    "check s": "7.2f",
     "mix s": "6.2f",
     "clock s": "7.2f",
     "member MB": "9.2f",
@@ -36,8 +41,11 @@ COLUMNS = {
     "dealt owner": "11.2f",
     "dealt in all": "12.2f",
 }
-"""Processor seconds of dealing, of mixing at all sites together, and these by the clock; megabytes that a member sends,
-and the last owner; those that the dealer sends to the member who gets most, to the last owner, and in all."""
+"""Processor seconds of all dealings, of one member's checks, of mixing at all sites together, and these by the clock;
+megabytes that a member sends, and the last owner; those that the dealer sends to the member who gets most, to the last
+owner, and in all, with what shows that it dealt right."""
+
+CONTEXT = b"benchmark"
 
 
 def prompts(site: int) -> Tensors:
@@ -50,9 +58,16 @@ def cost(size: int, members: int) -> list[float]:
     """The columns of one mixture; connecting is not counted."""
     sites = tuple(f"s{rank:03}" for rank in range(size))
     committee = sites[:members]
+    seeds, index = {member: new_seed() for member in committee}, 0
     began = time.process_time()
-    dealt = deal_mix(sites, committee, LAYOUT)
-    dealing = time.process_time() - began
+    dealing = Dealing.of(sites, committee, LAYOUT, CONTEXT, seeds)
+    chosen = dealing.chosen(index)
+    dealt_s = time.process_time() - began
+    me, began = committee[0], time.process_time()
+    check_part(me, chosen.parts[me], chosen.digests, dealing.digests[index])
+    check_dealing(sites, committee, LAYOUT, CONTEXT, (me, seeds[me]), chosen.revealed, dealing.digests, index)
+    checked_s = time.process_time() - began
+    own = {member: set_seed(seed, CONTEXT, index) for member, seed in seeds.items()}
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
@@ -68,16 +83,20 @@ def cost(size: int, members: int) -> list[float]:
 
         def mixed(rank: int) -> Tensors:
             me = sites[rank]
-            return secure_mix(Group(me, sites, committee), links[me], dealt[me], uploads[rank], 0.5, LAYOUT)
+            group, part = Group(me, sites, committee), chosen.parts[me]
+            return secure_mix(group, links[me], part, uploads[rank], 0.5, LAYOUT, own.get(me, b""))
 
         began, clock = time.process_time(), time.perf_counter()
         list(pool.map(mixed, range(size)))
         mixing, clock = time.process_time() - began, time.perf_counter() - clock
     sent = {site: sum(link.nbytes for link in links[site].values()) for site in sites}
-    parts = {site: len(part) for site, part in dealt.items()}
+    shown = HASH * (SETS + size)
+    parts = {site: len(part) + shown for site, part in chosen.parts.items()}
+    for member in committee:
+        parts[member] += HASH * (SETS - 1) * members
     exchanges = links[sites[0]][sites[1]].messages
     nbytes = [sent[sites[0]], sent[sites[-1]], max(parts.values()), parts[sites[-1]], sum(parts.values())]
-    return [size, members, exchanges, dealing, mixing, clock, *(each / 1e6 for each in nbytes)]
+    return [size, members, exchanges, dealt_s, checked_s, mixing, clock, *(each / 1e6 for each in nbytes)]
 
 
 def main() -> None:

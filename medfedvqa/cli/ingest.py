@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.binding import read_binding
 from medfedvqa.ingest.ingest import ingest as ingest_folder
@@ -39,7 +39,7 @@ def ingest(
 ) -> None:
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
     options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
-    console = Console()
+    console = Terminal()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
         tasks: dict[str, int] = {}
@@ -61,10 +61,13 @@ def ingest(
         )
     if not manifest.counts.rows:
         raise DataError("no question could be kept: the list of what is left out, and why, is in the store")
-    console.print(f"The store is [bold]{out}[/]; train with: medfedvqa run METHOD --data {out}", soft_wrap=True)
+    console.print(
+        f"The store is [bold]{sentence(out)}[/]; train with: medfedvqa run METHOD --data {sentence(out)}",
+        soft_wrap=True,
+    )
 
 
-def _show(console: Console, counts: Counts) -> None:
+def _show(console: Terminal, counts: Counts) -> None:
     """Counts and reasons, no names."""
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")

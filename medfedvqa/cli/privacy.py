@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from audits import SitePolicy, read
 from medfedvqa.cli import report
 from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
 from medfedvqa.federation.job import JobSpec
@@ -41,7 +41,7 @@ def settings() -> None:
     table = Table("setting", "default")
     for field in fields(DPSettings):
         table.add_row(field.name, json.dumps(field.default))
-    Console().print(table)
+    Terminal().print(table)
 
 
 @app.command()
@@ -57,10 +57,12 @@ def plan(
     job = JobSpec.from_dict({"method": method, "options": named_values(option or []), "dp": wanted or None})
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
-    built, console = job.build(), Console()
+    built, console = job.build(), Terminal()
     rounds = [one.events for one in built.plan()]
     for event in summed(event for events in rounds for event in events):
-        console.print(f"{event.noise_words} on each {event.applied_to}, {event.steps} times", highlight=False)
+        console.print(
+            f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
+        )
     table = Table("after task", *SPENT)
     for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
         events = [event for one in rounds[:done] for event in one]
@@ -78,14 +80,14 @@ def plan(
 @app.command("spent")
 def spent_command(site: SiteFile) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
-    config, console = config_of(site), Console()
+    config, console = config_of(site), Terminal()
     if not config.ledger.is_dir():
         console.print("No job under differential privacy has run here.")
         return
     with _ledger(config) as ledger:
         accounts = ledger.accounts(config.policy.delta)
     for account in accounts:
-        console.print(f"[bold]cohort {account.cohort[:16]}[/], {account.patients} patients", highlight=False)
+        console.print(f"[bold]cohort {plain(account.cohort[:16])}[/], {account.patients} patients", highlight=False)
         table = Table("", *SPENT)
         table.add_row("spent", *_cells(account.spent))
         table.add_row("with what is reserved", *_cells(account.authorised))
@@ -95,7 +97,9 @@ def spent_command(site: SiteFile) -> None:
             console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
     for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
-        console.print(f"[bold red]job {job} has no valid epsilon[/]: {withdrawal.sentence}", highlight=False)
+        console.print(
+            f"[bold red]job {plain(job)} has no valid epsilon[/]: {sentence(withdrawal.sentence)}", highlight=False
+        )
 
 
 @app.command("ledger")
@@ -111,7 +115,7 @@ def ledger_command(
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
-    config, console = config_of(site), Console()
+    config, console = config_of(site), Terminal()
     with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
             console.print(f"{ledger.import_(import_)} records were taken over")
@@ -160,9 +164,8 @@ def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
     table = Table("job", *(["site"] if several else []), "method", "epsilon by itself", "tasks reserved", "state")
     for job in accounts:
         state = f"{job.state}, VOID: repeatable noise" if job.void else str(job.state)
-        table.add_row(
-            job.job, *([job.site] if several else []), job.method, f"{job.epsilon:.4f}", str(job.reserved), state
-        )
+        where = [plain(job.site)] if several else []
+        table.add_row(plain(job.job), *where, plain(job.method), f"{job.epsilon:.4f}", str(job.reserved), state)
     return table
 
 

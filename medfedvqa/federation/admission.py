@@ -18,6 +18,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.terms import LONGEST, Terms
+from medfedvqa.methods.on_shares import OPEN
 from medfedvqa.models import is_bundled, shape_of
 
 LOCK = "admission.lock"
@@ -73,6 +74,28 @@ class Admission:
             self._check_exchange()
             if self._signature is not None and not history.admitted:
                 self._remember(history)
+
+    @contextmanager
+    def drawing_once(self) -> Iterator[bool]:
+        """Keeps the site's other processes out; whether a committee was drawn before for a job of this definition.
+
+        As long as that job's signature is fresh, or a month if nothing says how long, there is no second draw: whoever
+        could ask for one would ask until it suits.
+        """
+        with _locked(self._config.audit):
+            yield self._drawn_before()
+
+    def _drawn_before(self) -> bool:
+        now, jobs = datetime.now(UTC), set()
+        for entry in read(self._config.audit):
+            if entry.job == self._job_id or entry.job is None:
+                continue
+            if entry.event is Event.ADMITTED and (entry.admission or {}).get("definition") == self._job.definition:
+                if _fresh_until(entry) >= now:
+                    jobs.add(entry.job)
+            elif entry.job in jobs and (entry.task, entry.outcome) == (OPEN, Outcome.SENT):
+                return True
+        return False
 
     def refuse(self, code: Refusal, detail: str = "") -> NoReturn:
         """Logs the refusal and raises `JobRefused`; `detail` stays at the site."""
@@ -190,6 +213,11 @@ def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None
             history.repeats += 1
     elif entry.event is Event.REFUSAL and recent:
         history.failed += admission["code"] == Refusal.DATA
+
+
+def _fresh_until(entry: Entry) -> datetime:
+    expires = (entry.admission or {}).get("expires")
+    return datetime.fromisoformat(expires) if expires else datetime.fromisoformat(entry.time) + LONGEST
 
 
 def _has_device(device: str) -> bool:

@@ -1,7 +1,7 @@
 """One attempt of the sites to aggregate on shares: what the server says of it, and a site's part in it."""
 
-import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audits import Sharing, Stage, Tensors
+from audits import Sharing, Stage, Tensors, canonical
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
@@ -28,6 +28,9 @@ DEALER = "server"
 
 UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
 """Arrays that say which sum is meant, and what the server has of it."""
+
+_NAME = re.compile(r"[0-9a-z-]{1,64}")
+"""An attempt's name, which stands in the log."""
 
 Links = dict[str, Link]
 
@@ -52,16 +55,20 @@ class Attempt:
 
     def message(self) -> Tensors:
         """As arrays of bytes; `read` is its inverse."""
-        said = {"name": self.name, "sites": self.sites, "members": self.members, "number": self.number}
-        return {"attempt": as_array(said), "dealt": np.frombuffer(self.dealt, np.uint8)}
+        described = {"name": self.name, "sites": self.sites, "members": self.members, "number": self.number}
+        return {"attempt": as_array(described), "dealt": np.frombuffer(self.dealt, np.uint8)}
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
         """Raises `FederationError` if the server sent anything else, or sites out of order."""
+        described = from_array(message, "attempt")
         try:
-            said = json.loads(message["attempt"].tobytes())
-            sites, members = (tuple(map(str, said[names])) for names in ("sites", "members"))
-            attempt = cls(str(said["name"]), sites, message["dealt"].tobytes(), members, int(said["number"]))
+            name, number = described["name"], described["number"]
+            sites, members = (tuple(map(str, described[names])) for names in ("sites", "members"))
+            dealt = message["dealt"].tobytes() if "dealt" in message else b""
+            if not _NAME.fullmatch(name) or type(number) is not int:
+                raise ValueError
+            attempt = cls(name, sites, dealt, members, number)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not describe an attempt to aggregate on shares") from None
         if list(attempt.sites) != sorted(set(attempt.sites)):
@@ -73,10 +80,9 @@ class Attempt:
         computed, dealer = rule.sentence(self.sites, self.members, protocol), DEALER if protocol == "mix" else ""
         return Sharing(self.name, protocol, self.sites, dealer, computed, stage, private)
 
-    def session(self, job_id: str, round: int) -> str:
-        """A name of the attempt's keys that differs if the server told sites of different groups."""
-        group = hashlib.sha256(json.dumps([self.sites, self.members]).encode()).hexdigest()
-        return f"{job_id}/{round}/{self.name}/{group}"
+    def label(self, round: int) -> bytes:
+        """All that the server said of it but what was dealt, for the sites to compare."""
+        return canonical([round, self.name, list(self.sites), list(self.members), self.number])
 
 
 @dataclass(frozen=True)
@@ -90,24 +96,37 @@ class Opening:
         """What the log says of the sum."""
         return Sharing(self.attempt, protocol, self.uploaded, "", stage=Stage.OPENED, private=private)
 
+    @property
+    def label(self) -> bytes:
+        """All that the server said of it, for the members to compare."""
+        return canonical([self.attempt, list(self.uploaded)])
+
     def message(self, hidden_sum: NDArray[np.uint64] | None = None) -> Tensors:
         """As arrays; `read` is its inverse. `hidden_sum`: for sites to read, where the server must not know a mean."""
-        said = {UPLOADED: as_array({"attempt": self.attempt, "sites": self.uploaded})}
-        return said if hidden_sum is None else {**said, HIDDEN_SUM: hidden_sum.view(np.int64)}
+        whose = {UPLOADED: as_array({"attempt": self.attempt, "sites": self.uploaded})}
+        return whose if hidden_sum is None else {**whose, HIDDEN_SUM: hidden_sum.view(np.int64)}
 
     @classmethod
     def read(cls, message: Tensors) -> "Opening":
         """Raises `FederationError` if the server sent anything else."""
+        described = from_array(message, UPLOADED)
         try:
-            said = json.loads(message[UPLOADED].tobytes())
-            return cls(str(said["attempt"]), tuple(sorted(set(map(str, said["sites"])))))
+            return cls(str(described["attempt"]), tuple(sorted(set(map(str, described["sites"])))))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not say whose uploads are summed up") from None
 
 
-def as_array(said: Any) -> NDArray[np.uint8]:
+def as_array(plain: Any) -> NDArray[np.uint8]:
     """Plain JSON as bytes in an array."""
-    return np.frombuffer(json.dumps(said).encode(), np.uint8)
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
+
+
+def from_array(message: Tensors, name: str) -> Any:
+    """What such an array of a message holds. Raises `FederationError` if there is none, or no JSON in it."""
+    try:
+        return json.loads(message[name].tobytes())
+    except (KeyError, ValueError, AttributeError, RecursionError):
+        raise FederationError(f"the server's message lacks its part '{name}', or that is no JSON") from None
 
 
 def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
@@ -143,13 +162,20 @@ def load_identity(config: SiteConfig) -> Identity:
     return Identity.create(config.identity)
 
 
-def connect_to(pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay) -> Links:
-    """Links to these sites. `session` names job, round and attempt. Raises `SiteError`."""
+def connect_to(
+    pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay, told: bytes
+) -> Links:
+    """Links to these sites. `session` names job, round and attempt; `told`: all that the server said of it.
+
+    Raises `SiteError`, or `EquivocationError` if it said something else to one of them.
+    """
     timeout = MESSAGE_TIMEOUT if config.name in attempt.members else 2 * MESSAGE_TIMEOUT
-    return connect(load_identity(config), session, config.name, pinned, relay, timeout)
+    return connect(load_identity(config), session, config.name, pinned, relay, timeout, told)
 
 
-def mix_with_others(group: Group, links: Links, dealt: bytes, upload: Tensors, layout: Layout) -> tuple[Tensors, int]:
+def mix_with_others(
+    group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: Layout
+) -> tuple[Tensors, int]:
     """This site's mixture, and the bytes of shares that it sent.
 
     Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
@@ -160,5 +186,5 @@ def mix_with_others(group: Group, links: Links, dealt: bytes, upload: Tensors, l
 
     metered = {site: Metered(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
-    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout)
+    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout, seed)
     return mixture, sum(link.nbytes for link in metered.values())

@@ -1,19 +1,21 @@
 """The one draw of a job's committees: the sites' part, and the server's."""
 
-import json
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from audits import Gate, Tensors, TensorSpec
+from audits import Gate, Refusal, Tensors, TensorSpec
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.attempt import as_array
+from medfedvqa.federation.admission import Admission
+from medfedvqa.federation.attempt import as_array, from_array
 from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Draw, Saved, StateFile
 from medfedvqa.methods.on_shares import BEACON, CHECK, COMMIT, COMMITMENT, NONCE, OPEN
-from privacy.secagg.committee import Beacon, Nonce
+from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
 
 COMMITMENTS, NONCES = "commitments", "nonces"
 """Arrays by which the server tells all sites what all have sent."""
@@ -26,10 +28,11 @@ class DrawingSite:
     """Answers the tasks of the draw; asked again, also after a restart, with the same bytes."""
 
     config: SiteConfig
+    job: JobSpec
     job_id: str
-    least: int
     gate: Gate
     file: StateFile
+    admission: Admission
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -37,47 +40,57 @@ class DrawingSite:
         return {COMMIT: self._commit, OPEN: self._open, CHECK: self._check}
 
     def _commit(self, round: int, message: Tensors) -> Tensors:
-        """The hash of a nonce, which is drawn once for the job."""
+        """The hash of a nonce, which is drawn once for the job, before any computation of the job."""
         self.gate.receive(COMMIT, round, {})
-        saved, draw = self._begun()
+        saved, draw = self._begun(round)
+        if saved.group and saved.draw is None:
+            raise FederationError("the job has computed on shares without a draw, and draws no committee any more")
         self.file.save(replace(saved, draw=draw))
-        return self._told(COMMIT, round, COMMITMENT, self._nonce(draw).commitment)
+        return self._sent(COMMIT, round, COMMITMENT, self._nonce(draw).commitment)
 
     def _open(self, round: int, message: Tensors) -> Tensors:
         """The nonce, once all have committed; opened under one set of commitments, ever."""
         self.gate.receive(OPEN, round, {})
-        saved, draw = self._begun()
+        saved, draw = self._begun(round)
         commitments = _read(message, COMMITMENTS)
         if draw.commitments not in ({}, commitments):
             raise FederationError("the server has shown this site other commitments before: the draw is void")
-        if commitments.get(self.config.name) != self._nonce(draw).commitment or len(commitments) < self.least:
-            raise FederationError(f"a draw of a committee needs this site and at least {self.least} in all")
+        if commitments.get(self.config.name) != self._nonce(draw).commitment or len(commitments) < self.job.least_sites:
+            raise FederationError(f"a draw needs this site and at least {self.job.least_sites} in all")
         if missing := sorted(commitments.keys() - self.config.peers.keys() - {self.config.name}):
             raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
-        if saved.group and not commitments.keys() <= set(saved.group):
-            raise FederationError("the draw has sites that an attempt left out, and these never come back")
-        self.file.save(replace(saved, draw=replace(draw, commitments=commitments), group=tuple(sorted(commitments))))
-        return self._told(OPEN, round, NONCE, draw.nonce)
+        with self.admission.drawing_once() as before:
+            if before:
+                self.gate.refuse_job(Refusal.DRAWN)
+            self.file.save(
+                replace(saved, draw=replace(draw, commitments=commitments), group=tuple(sorted(commitments)))
+            )
+            return self._sent(OPEN, round, NONCE, draw.nonce)
 
     def _check(self, round: int, message: Tensors) -> Tensors:
         """The beacon, as it follows from all nonces. Raises `SecureAggregationError` if they are not as committed."""
         self.gate.receive(CHECK, round, {})
-        saved, draw = self._begun()
+        saved, draw = self._begun(round)
         beacon = Beacon.open(self._nonce(draw), draw.commitments, _read(message, NONCES))
         self.file.save(replace(saved, draw=replace(draw, beacon=beacon.value)))
-        return self._told(CHECK, round, BEACON, beacon.value)
+        return self._sent(CHECK, round, BEACON, beacon.value)
 
-    def _begun(self) -> tuple[Saved, Draw]:
+    def _begun(self, round: int) -> tuple[Saved, Draw]:
         saved = self.file.load()
-        if saved is None:
-            raise FederationError("this site has answered no task of the job yet, and draws no committee for it")
-        return saved, saved.draw or Draw(Nonce.draw(self.job_id, self.config.name).value)
+        if saved is None or saved.round != round or type(round) is not int:
+            self.gate.refuse_job(Refusal.ORDER, "a committee is drawn in the round in which a site has answered last")
+        return saved, saved.draw or Draw(secrets.token_bytes(NONCE_BYTES))
 
     def _nonce(self, draw: Draw) -> Nonce:
-        return Nonce(self.job_id, self.config.name, draw.nonce)
+        return Nonce(job_of_draw(self.job, self.job_id), self.config.name, draw.nonce)
 
-    def _told(self, task: str, round: int, spec: TensorSpec, value: bytes) -> Tensors:
+    def _sent(self, task: str, round: int, spec: TensorSpec, value: bytes) -> Tensors:
         return self.gate.release(task, round, {spec.name: np.frombuffer(value, "<i8")})
+
+
+def job_of_draw(job: JobSpec, job_id: str) -> str:
+    """What every nonce is bound to: the very job that was signed, of which no other one has the nonce."""
+    return f"{job_id} {job.definition} {job.terms.nonce if job.terms else ''}"
 
 
 def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites: Collection[str]) -> Beacon:
@@ -110,7 +123,8 @@ def _together(sent: Mapping[str, bytes]) -> np.ndarray:
 
 
 def _read(message: Tensors, name: str) -> dict[str, bytes]:
+    shown = from_array(message, name)
     try:
-        return {str(site): bytes.fromhex(value) for site, value in json.loads(message[name].tobytes()).items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return {str(site): bytes.fromhex(value) for site, value in shown.items()}
+    except (TypeError, ValueError, AttributeError):
         raise FederationError("the server's message does not hold what all sites sent in the draw") from None

@@ -35,7 +35,8 @@ class LocalEngine:
         self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
         # Sites that talk to each other must all be there.
         self._resident = max(resident, len(sites)) if job.secagg else resident
-        self._together = {how.joint(task) for task, how in job.build().on_shares.items()} if job.secagg else set()
+        shared = job.build().on_shares if job.secagg else {}
+        self._together = {name for task, how in shared.items() for name in how.joint(task)}
         self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}

@@ -12,13 +12,24 @@ from audits import MessageRefused, TaskSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.dealing import Dealer
 from medfedvqa.federation.drawing import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
-from medfedvqa.methods.on_shares import CONTRIBUTORS, DRAWING, MASK_KEY, OPENING, averaging, unmasking
+from medfedvqa.methods.on_shares import (
+    CONTRIBUTORS,
+    DRAWING,
+    MASK_KEY,
+    OPENING,
+    averaging,
+    broken,
+    seeding,
+    tossing,
+    unmasking,
+)
 from privacy import Reliability
-from privacy.secagg import Layout, SecureAggregationError
+from privacy.secagg import Layout, SecureAggregationError, SiteError
 from privacy.secagg.masking import Upload, check_contributors, opened, threshold
 from privacy.secagg.mean import check_mean, mean_of_sum
 from privacy.secagg.ring import Ring
@@ -42,8 +53,9 @@ class SecureHub(ServerHub):
         self._layouts = {task: how.layout(shared[task]) for task, how in on_shares.items()}
         self._repeatable = {spec.name for spec in DRAWING}
         for task in on_shares:
-            self._repeatable |= {mixing(task), averaging(task), unmasking(task)}
+            self._repeatable |= {seeding(task), tossing(task), mixing(task), averaging(task), unmasking(task)}
         self._number = 0
+        self._dealer = Dealer(self._ask_members)
         self._means: dict[Layout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
 
@@ -78,9 +90,10 @@ class SecureHub(ServerHub):
         return {site: {} for site in self.sites}
 
     def _declared(self, task: str, tensors: Tensors) -> Tensors:
-        """See `ServerHub._declared`; a site may answer an attempt at a mean by saying who broke it."""
-        said = f"{task}/broken" if FAULT.name in tensors and task.endswith("/mean") else task
-        return super()._declared(said, tensors)
+        """See `ServerHub._declared`; a site may answer an attempt at a mean, or its opening, by saying who broke it."""
+        aggregated, _, step = task.rpartition("/")
+        declared = broken(aggregated) if FAULT.name in tensors and step in ("mean", "unmask") else task
+        return super()._declared(declared, tensors)
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
         """See `ServerHub._refused`; in an attempt the site counts as silent, and the attempt is repeated without it."""
@@ -88,16 +101,20 @@ class SecureHub(ServerHub):
 
     def _mixed(self, task: str) -> bool:
         """One attempt; whether the round is over with it."""
-        # CrypTen takes seconds to import, and only these jobs need it.
-        from privacy.secagg.protocol import deal_mix
-
         attempt = self._next_attempt(self.sites)
-        dealt = deal_mix(attempt.sites, attempt.members, self._layouts[task])
-        messages = {site: replace(attempt, dealt=part).message() for site, part in dealt.items()}
+        try:
+            messages = self._dealer.deal(task, self._round, attempt, self._layouts[task])
+        except SiteError as error:
+            self._leave_out([error.site])
+            return False
         replies = self._ask(mixing(task), messages, _not_waited_for(attempt.sites))
         self._count_shares(replies)
         self._leave_out(_broke_off(attempt.sites, replies))
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
+
+    def _ask_members(self, task: str, messages: Mapping[str, Tensors]) -> dict[str, Reply]:
+        """Nobody is waited for much longer than sites wait for each other."""
+        return self._ask(task, messages, _patient(lambda replies: (), messages))
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
         """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
@@ -186,10 +203,11 @@ class SecureHub(ServerHub):
         check_contributors(attempt.sites, attempt.members, uploads, self._least)
         members = [member for member in attempt.members if member in uploads]
         messages = dict.fromkeys(members, Opening(attempt.name, tuple(sorted(uploads))).message())
-        replies = self._ask(unmasking(task), messages, _patient(lambda replies: (), members))
+        replies = self._ask_members(unmasking(task), messages)
         given = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
         rows = {member: shares for member, shares in given.items() if shares.shape == OPENING.shape}
-        self._leave_out(set(members) - rows.keys())
+        # Who says that too few confirm the sum is there, and not to blame.
+        self._leave_out(set(members) - rows.keys() - _accusations(attempt.sites, replies).keys())
         answers = {
             member: {site: row.tobytes() for site, row in zip(attempt.sites, shares, strict=False)}
             for member, shares in rows.items()

@@ -1,7 +1,8 @@
 """A site's part in aggregating on shares what its tasks answered."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
 from medfedvqa.errors import FederationError
+from medfedvqa.federation import attempt as attempts
+from medfedvqa.federation.admission import Admission
 from medfedvqa.federation.attempt import (
     HIDDEN_SUM,
     UPLOADED,
@@ -23,18 +26,30 @@ from medfedvqa.federation.attempt import (
     peers_of,
 )
 from medfedvqa.federation.budget import JobBudget, logged
+from medfedvqa.federation.dealing import DealingSite
 from medfedvqa.federation.drawing import DrawingSite
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Contribution, Saved, StateFile
 from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
-from medfedvqa.methods.on_shares import LARGEST_GROUP, MASK_KEY, MASK_SECRETS, OPENING, averaging, broken, unmasking
+from medfedvqa.methods.on_shares import (
+    LARGEST_GROUP,
+    MASK_KEY,
+    MASK_SECRETS,
+    OPENING,
+    averaging,
+    broken,
+    seeding,
+    tossing,
+    unmasking,
+)
 from medfedvqa.models import shape_of
-from privacy.secagg import Layout, SecureAggregationError, SiteError
+from privacy.secagg import EquivocationError, Layout, MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg.channel import joined
 from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
-from privacy.secagg.masking import answer, exchange, new_secrets, threshold, unhidden
+from privacy.secagg.masking import agree, answer, exchange, new_secrets, threshold, unhidden
 from privacy.secagg.mean import check_mean, mean_of_sum, summand
 
 _logger = logging.getLogger(__name__)
@@ -58,6 +73,7 @@ class SecureSite:
     budget: JobBudget
     file: StateFile
     relays: Relays
+    admission: Admission
 
     def handler(self, task: str) -> Callable[[int, Tensors], Tensors] | None:
         """What answers a task that aggregates; None for any other."""
@@ -65,10 +81,11 @@ class SecureSite:
 
     @cached_property
     def _handlers(self) -> dict[str, Callable[[int, Tensors], Tensors]]:
-        drawing = DrawingSite(self.config, self.job_id, self.job.least_sites, self.gate, self.file)
-        found = drawing.handlers
+        found = DrawingSite(self.config, self.job, self.job_id, self.gate, self.file, self.admission).handlers
         for task, how in self.method.on_shares.items():
             if isinstance(how, MixOnShares):
+                found[seeding(task)] = partial(self._seed, task, how)
+                found[tossing(task)] = partial(self._toss, task)
                 found[mixing(task)] = partial(self._mix, task, how)
             else:
                 found[averaging(task)] = partial(self._upload, task, how)
@@ -115,12 +132,62 @@ class SecureSite:
                 f"combined to show what {', '.join(shown)} put in: run the job with the sites of the earlier ones",
             )
 
-    def _connected(self, pinned: dict[str, str], attempt: Attempt, round: int) -> Links:
-        """Raises `SiteError`."""
-        session = attempt.session(self.job_id, round)
-        return connect_to(pinned, self.config, attempt, session, self.relays(attempt.name))
+    def _connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, told: bytes = b"") -> Links:
+        """Links to those who were told the same of the attempt, the draw, and what else was `told` of it.
 
-    # A mixture.
+        Raises `SiteError`, or `JobRefused` if a site was told something else.
+        """
+        session, relay = f"{self.job_id}/{saved.round}/{attempt.name}", self.relays(attempt.name)
+        beacon = saved.beacon.value if saved.beacon else b""
+        with self._alike():
+            return connect_to(
+                pinned, self.config, attempt, session, relay, joined(attempt.label(saved.round), beacon, told)
+            )
+
+    @contextmanager
+    def _alike(self) -> Iterator[None]:
+        """The job is refused once it shows that the server tells sites different things."""
+        try:
+            yield
+        except EquivocationError as error:
+            self.gate.refuse_job(Refusal.VIEWS, str(error))
+
+    # A mixture: the dealing of its tuples, and the computation.
+
+    @cached_property
+    def _dealing(self) -> DealingSite:
+        return DealingSite(self.config.name, self.gate, self.file)
+
+    def _seed(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
+        """A member's seed of what is dealt to it for an attempt in which it will take part."""
+        attempt, saved = Attempt.read(message), self._unmixed(task, round)
+        self.gate.receive(seeding(task), round, {})
+        _, rule = self._admitted(attempt, saved)
+        with self._earlier.locked():
+            self._check_cohort(self._sharing(attempt, saved, "mix", rule), round)
+        with self._well_dealt():
+            return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
+
+    def _toss(self, task: str, round: int, message: Tensors) -> Tensors:
+        """A member's coin, once the dealer has committed to what it deals."""
+        attempt, saved = Attempt.read(message), self._unmixed(task, round)
+        self.gate.receive(tossing(task), round, {})
+        return self._dealing.toss(task, saved, attempt, message)
+
+    @contextmanager
+    def _well_dealt(self) -> Iterator[None]:
+        """The job is refused once it shows that the dealer deals what does not follow from the members' seeds."""
+        try:
+            yield
+        except MisdealtError as error:
+            self.gate.refuse_job(Refusal.DEALER, str(error))
+
+    def _unmixed(self, task: str, round: int) -> Saved:
+        saved = self._answered(task, round)
+        if saved.mixed == round:
+            # Two mixtures of one round would show what they differ by.
+            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
+        return saved
 
     def _mix(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
         """One attempt to mix the saved answer to `task` with those of the other sites; says how it went."""
@@ -129,34 +196,35 @@ class SecureSite:
         fault, nbytes = -1, 0
         if saved.mixed != round and saved.attempt != attempt.name:
             try:
-                nbytes = self._mix_with_others(task, how, saved, attempt)
+                nbytes = self._mix_with_others(task, how, saved, attempt, message)
             except SiteError as error:
                 _logger.warning("round %d: %s", round, error)
                 fault = attempt.sites.index(error.site)
         elif saved.attempt != attempt.name:
-            # Two mixtures of one round would show what they differ by.
-            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
+            self._unmixed(task, round)
         elif saved.mixed != round:
             # Died in this very attempt, whose dealt tuples must not serve twice.
             fault = attempt.sites.index(self.config.name)
         return self.gate.release(mixing(task), round, _report(nbytes, fault))
 
-    def _mix_with_others(self, task: str, how: MixOnShares, saved: Saved, attempt: Attempt) -> int:
+    def _mix_with_others(self, task: str, how: MixOnShares, saved: Saved, attempt: Attempt, message: Tensors) -> int:
         """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
-        round, me = saved.round, self.config.name
+        round, me, layout = saved.round, self.config.name, self._layout(task, how)
         pinned, rule = self._admitted(attempt, saved)
+        with self._well_dealt():
+            dealt = self._dealing.checked(saved, attempt, message, layout)
         group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
         with self._earlier.locked():
             self._check_cohort(sharing, round)
             upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
-        saved = _begun(saved, attempt)
+        saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
-        links = self._connected(pinned, attempt, round)
-        mixture, nbytes = mix_with_others(group, links, attempt.dealt, upload, self._layout(task, how))
+        links = self._connected(pinned, attempt, saved, dealt.shown)
+        mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
-            self._layout(task, how).check_mixture(mixture, self.method.gathering.most_norm)
+            layout.check_mixture(mixture, self.method.gathering.most_norm)
         except SecureAggregationError as error:
             self.gate.refuse_job(Refusal.MESSAGE, str(error))
         self.file.save(replace(saved, mixture=saved.mixture | mixture, mixed=round))
@@ -181,11 +249,12 @@ class SecureSite:
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
             self.file.save(saved)
         try:
-            masks, nbytes = exchange(group, self._connected(pinned, attempt, round), secrets)
+            masks, nbytes = exchange(group, self._connected(pinned, attempt, saved), secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, error)
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
-        kept = Contribution(attempt.name, group.sites, group.members, dict(masks.shares), masks.group_key)
+        shares, keys = dict(masks.shares), dict(masks.opening_keys)
+        kept = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
         self.file.save(replace(saved, contributions=(*forgotten, kept)))
         charge = self.budget.settle(task, round)
         upload = self._named(task, how, masks.apply(values, how.hidden))
@@ -215,15 +284,31 @@ class SecureSite:
         if kept.answered not in ((), opening.uploaded):
             raise FederationError("this site has opened another sum of this attempt, and opens no second one")
         group = Group(self.config.name, kept.sites, kept.members)
-        told = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
+        parts = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
         shares = np.zeros(OPENING.shape, "<i8")
-        shares[: len(group.sites)] = [np.frombuffer(told[site], "<i8") for site in group.sites]
+        shares[: len(group.sites)] = [np.frombuffer(parts[site], "<i8") for site in group.sites]
         sharing = opening.sharing("mean to be opened", self._private)
+        with self._earlier.locked():
+            self._check_cohort(sharing, round)
+        if not kept.answered and not self._agreed(kept, opening):
+            return self.gate.release(broken(task), round, _report(0, kept.sites.index(self.config.name)))
         with self._earlier.locked():
             self._check_cohort(sharing, round)
             answered = replace(kept, answered=opening.uploaded)
             self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
             return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
+
+    def _agreed(self, kept: Contribution, opening: Opening) -> bool:
+        """Whether enough members, who open the sum, were told of the same one; one that is silent has died since."""
+        me, relay = self.config.name, self.relays(f"{kept.attempt}-opening")
+        keys = {member: key for member, key in kept.opening_keys.items() if member in opening.uploaded}
+        try:
+            with self._alike():
+                agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(kept.members)))
+        except SecureAggregationError as error:
+            _logger.warning("%s", error)
+            return False
+        return True
 
     def _summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
         """Raises `JobRefused` if the answer is not as declared: under masks nobody else could see that."""
@@ -264,13 +349,10 @@ class SecureSite:
         return {spec.name: saved.mixture[spec.name] for spec in self._declared(task).down if spec.name in saved.mixture}
 
     def _answered(self, task: str, round: int) -> Saved:
-        planned = set(self.method.tasks())
-        if planned and (task, round) not in planned:
-            # Under the number of another round its cohort would be compared with the wrong ones.
-            self.gate.refuse_job(Refusal.ATTEMPT, "the job's method has no such task in this round")
         saved = self.file.load()
-        if saved is None or (saved.task, saved.round) != (task, round):
-            raise FederationError("this site has nothing to share in this round")
+        if saved is None or (saved.task, saved.round) != (task, round) or type(round) is not int:
+            # Under the number of another round its cohort would be compared with the wrong ones.
+            self.gate.refuse_job(Refusal.ORDER, "what is to be shared is not what the site answered last")
         return saved
 
     def _declared(self, task: str) -> TaskSpec:

@@ -19,7 +19,9 @@ from medfedvqa.federation.attempt import Relays
 from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import JobBudget, logged
 from medfedvqa.federation.closing import settle
+from medfedvqa.federation.failures import code_of
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.order import Order
 from medfedvqa.federation.secure_site import SecureSite, apart
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
@@ -58,7 +60,7 @@ class SiteRuntime:
         self._log = AuditLog(config.audit, config.name, key)
         self._admission = Admission(config, job, job_id, self._log, signature)
         self._attester = Attester(config, self._log, key, job_id, job.method)
-        self._file = StateFile(config.state, job_id)
+        self._file, self._order = StateFile(config.state, job_id), Order(self._method.tasks())
         self._job_id, self._actor = job_id, signature.actor if signature else ""
         self._refused: JobRefused | None = None
 
@@ -129,7 +131,8 @@ class SiteRuntime:
         if self._relays is None:
             raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
         config, job, method, file = self.config, self._job, self._method, self._file
-        return SecureSite(config, job, self._job_id, method, self._gate, self._budget, file, self._relays)
+        budget, admission = self._budget, self._admission
+        return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
 
     def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
         """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""
@@ -159,16 +162,22 @@ class SiteRuntime:
         except JobRefused as error:
             self._refused = error
             raise
+        except FederationError as error:
+            self.refuse(code_of(error), str(error))
 
     def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
         gate = self._gate  # before anything else: the site may not take the job
         if self._secure and (answer := self._secure.handler(task)):
             return answer(round, received)
+        saved = self._file.load()
+        try:
+            repeated = self._order.repeats(task, round, saved and (saved.task, saved.round))
+        except JobRefused as error:
+            gate.refuse_job(error.code, error.detail)
         received, hidden = apart(received) if self._secure else (received, {})
         received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
-        saved = self._file.load()
-        if saved is None or (saved.task, saved.round) != (task, round):
+        if saved is None or not repeated:
             if self._secure and saved is not None:
                 saved = self._secure.read_hidden(saved, hidden) if hidden else saved
                 received = received | self._secure.results(task, saved)

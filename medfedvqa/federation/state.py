@@ -25,6 +25,8 @@ class Contribution:
     shares: dict[str, bytes] = field(default_factory=dict)
     """Of each site's keys, for a member to open the sum with; none once another attempt has begun."""
     group_key: bytes | None = None
+    opening_keys: dict[str, bytes] = field(default_factory=dict)
+    """In common with each other member, to compare what the server said of the sum before it is opened."""
     answered: tuple[str, ...] = ()
     """The sites over which this member has opened the sum, its one answer."""
 
@@ -44,6 +46,20 @@ class Draw:
     def opened(self) -> Beacon | None:
         """The beacon."""
         return Beacon(tuple(sorted(self.commitments)), self.beacon) if self.beacon else None
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What a member keeps of the dealing for an attempt at a mixture, from its seed on until it shares its input."""
+
+    attempt: bytes
+    """All that the server said of the attempt."""
+    round: int
+    number: int
+    seed: bytes
+    coin: bytes
+    committed: bytes | None = None
+    """What the dealer committed to when this member opened its coin; None before."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,7 @@ class Saved:
     group: tuple[str, ...] = ()
     """The sites that the last attempt of the job had, and no later one may add to; empty before the first."""
     draw: Draw | None = None
+    dealt: Dealt | None = None
 
     @property
     def beacon(self) -> Beacon | None:
@@ -91,13 +108,14 @@ class StateFile:
         fields = torch.load(self._path, weights_only=True)
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
-        drawn = fields.pop("draw")
-        return Saved(**fields, **arrays, contributions=contributions, draw=drawn and Draw(**drawn))
+        drawn, dealt = fields.pop("draw"), fields.pop("dealt")
+        kept = {"draw": drawn and Draw(**drawn), "dealt": dealt and Dealt(**dealt)}
+        return Saved(**fields, **arrays, **kept, contributions=contributions)
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
         fields = vars(saved) | {"contributions": [vars(kept) for kept in saved.contributions]}
-        fields["draw"] = saved.draw and vars(saved.draw)
+        fields["draw"], fields["dealt"] = (kept and vars(kept) for kept in (saved.draw, saved.dealt))
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:

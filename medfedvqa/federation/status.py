@@ -27,6 +27,7 @@ from audits import (
     origin_of,
     verify,
 )
+from audits.escaping import for_markdown
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import check_ledger, look_into
@@ -161,9 +162,11 @@ def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
     refusals = []
     for site, found in answers.items():
         if "refused" in found:
-            refusals.append(f"- {found['refused']}")
+            refusals.append(f"- {for_markdown(found['refused'])}")
             continue
         limit = "none" if found["limit"] is None else f"{found['limit']:g}"
         epsilons = f"{found['spent']:.4f} | {found['authorised']:.4f} | {limit} | {found['delta']:g}"
-        lines.append(f"| {site} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |")
+        lines.append(
+            f"| {for_markdown(site)} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |"
+        )
     return "\n".join([*lines, "", *refusals]).rstrip() + "\n"

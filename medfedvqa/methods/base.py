@@ -165,9 +165,9 @@ class Method(ABC, Generic[Config]):
             return reply
         return {**reply, **clipped(self.exchange(shape).task(task.name).parameters(reply), most)}
 
+    @abstractmethod
     def tasks(self) -> Iterator[tuple[str, int]]:
-        """A whole job's tasks in order, each with its round; methods that train under differential privacy say them."""
-        yield from ()
+        """A whole job's tasks in order, each with its round: a site answers them in no other order."""
 
     def cost(self, task: str) -> Cost:
         """What one run of a task takes from a patient's data, under `dp`."""

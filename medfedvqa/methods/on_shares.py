@@ -31,6 +31,12 @@ OPENING = TensorSpec(
     "opening", (LARGEST_GROUP, 4), "int64", Kind.PUBLIC, "shares of keys of masks, of which enough open one sum"
 )
 
+TUPLE_SEED = TensorSpec(
+    "tuple_seed", (4,), "int64", Kind.PUBLIC, "random seed of the tuples that are dealt to this member"
+)
+COIN_COMMITMENT = TensorSpec("coin_commitment", (4,), "int64", Kind.PUBLIC, "hash of a random coin")
+COIN = TensorSpec("coin", (4,), "int64", Kind.PUBLIC, "the coin, once the dealer has committed to what it deals")
+
 COMMIT, OPEN, CHECK = "committee/commit", "committee/open", "committee/check"
 COMMITMENT = TensorSpec("commitment", (4,), "int64", Kind.PUBLIC, "hash of a random nonce")
 NONCE = TensorSpec("nonce", (4,), "int64", Kind.PUBLIC, "the nonce, once all sites have committed to theirs")
@@ -50,9 +56,9 @@ class MixOnShares:
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
         return Layout.of(shapes, self.by_block)
 
-    def joint(self, task: str) -> str:
-        """The task in which all sites take part at once."""
-        return mixing(task)
+    def joint(self, task: str) -> tuple[str, ...]:
+        """The tasks in which sites talk to each other, and so have to be at work at once."""
+        return (mixing(task),)
 
     def kept(self, task: TaskSpec) -> set[str]:
         """Names of the tensors whose aggregate only sites have."""
@@ -70,6 +76,8 @@ class MixOnShares:
             for spec in shared
             if spec.kind is Kind.PARAMETERS
         )
+        yield TaskSpec(seeding(task.name), (TUPLE_SEED, COIN_COMMITMENT), ())
+        yield TaskSpec(tossing(task.name), (COIN,), ())
         yield TaskSpec(mixing(task.name), (*shared, FAULT, SHARED_BYTES), result, task.most_norm)
 
 
@@ -93,9 +101,9 @@ class MeanOnShares:
         averaged = (spec for spec in task.up if spec.kind is not Kind.PUBLIC and spec.name != self.weight)
         return Layout.of({spec.name: spec.shape for spec in averaged})
 
-    def joint(self, task: str) -> str:
-        """The task in which all sites take part at once."""
-        return averaging(task)
+    def joint(self, task: str) -> tuple[str, ...]:
+        """The tasks in which sites talk to each other, and so have to be at work at once."""
+        return averaging(task), unmasking(task)
 
     def kept(self, task: TaskSpec) -> set[str]:
         """Names of the tensors whose aggregate only sites have."""
@@ -140,6 +148,16 @@ OnShares = MixOnShares | MeanOnShares
 def mixing(task: str) -> str:
     """The name of the task in which the uploads of another are mixed on shares."""
     return f"{task}/mix"
+
+
+def seeding(task: str) -> str:
+    """The name of the task in which the members of a mixture send seeds of the tuples that are dealt to them."""
+    return f"{task}/seed"
+
+
+def tossing(task: str) -> str:
+    """The name of the task in which they open coins, which choose what of the dealt they use and what they check."""
+    return f"{task}/coin"
 
 
 def averaging(task: str) -> str:

@@ -4,7 +4,7 @@ Sites hold the trunk and the answer projection, the server two adapters for each
 activations of a batch, and learns the loss's gradients by them; at a round's end both sides average their parts.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -147,6 +147,13 @@ class UniCon(Method[UniConConfig]):
             return {}
         shapes = site_shapes(shape, self.config.tuned, self.config.width)
         return {name: size for name, size in shapes.items() if self._is_averaged(name)}
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """Each round's steps and its mean, and the evaluation."""
+        for number in range(1, self.config.rounds + 1):
+            for task in ("start" if number == 1 else "forward", *self._steps, "update"):
+                yield task, number
+        yield "evaluate", self.config.rounds
 
     def setup(self, site: Site) -> State:
         """The same values at all sites, whatever their data."""

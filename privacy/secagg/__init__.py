@@ -5,18 +5,27 @@ changes it for the whole process, see `privacy.secagg.crypten_runtime`. The rest
 """
 
 from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Link, Relay, Session, connect
-from privacy.secagg.errors import MINIMUM, RangeError, SecureAggregationError, SiteError
+from privacy.secagg.errors import (
+    MINIMUM,
+    EquivocationError,
+    MisdealtError,
+    RangeError,
+    SecureAggregationError,
+    SiteError,
+)
 from privacy.secagg.group import Group
 from privacy.secagg.layout import Layout
 
 __all__ = [
     "MINIMUM",
+    "EquivocationError",
     "Group",
     "Handshake",
     "Identity",
     "InProcessRelay",
     "Layout",
     "Link",
+    "MisdealtError",
     "RangeError",
     "Relay",
     "SecureAggregationError",

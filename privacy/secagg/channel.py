@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from audits import SecretError, make_secret, read_secret
-from privacy.secagg.errors import SecureAggregationError, SiteError
+from privacy.secagg.errors import EquivocationError, SecureAggregationError, SiteError
 
 KEY_BYTES = 32
 _PROTOCOL = b"medfedvqa site channel 1"
@@ -183,12 +183,21 @@ class Link:
 
 
 def connect(
-    identity: Identity, job: str, me: str, pinned: Mapping[str, str], relay: Relay, timeout: float
+    identity: Identity,
+    job: str,
+    me: str,
+    pinned: Mapping[str, str],
+    relay: Relay,
+    timeout: float,
+    told: bytes = b"",
 ) -> dict[str, Link]:
-    """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint.
+    """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint, and that the
+    server told it the same as this site.
 
-    `job` names job, round and attempt: another attempt has other keys. `timeout` in seconds, for each message.
-    Raises `SiteError` naming the peer that is silent or not who it should be.
+    `job` names job, round and attempt: another attempt has other keys. `timeout` in seconds, for each message. `told`:
+    all that the server told this site of the attempt, in an encoding that is equal at all sites.
+    Raises `SiteError` naming the peer that is silent or not who it should be, and `EquivocationError` if a genuine
+    message of a peer shows that it was told something else; nothing was sent before that depends on data.
     """
     handshakes = {peer: Handshake(identity, job, me, peer, fingerprint) for peer, fingerprint in pinned.items()}
     for peer, handshake in handshakes.items():
@@ -197,11 +206,21 @@ def connect(
         peer: Link(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
         for peer, handshake in handshakes.items()
     }
+    confirmation = _CONFIRMATION + hashlib.sha256(told).digest()
     for link in links.values():
-        link.send(_CONFIRMATION)
-    for link in links.values():
-        link.receive(len(_CONFIRMATION))
+        link.send(confirmation)
+    for peer, link in links.items():
+        if link.receive(len(confirmation)) != confirmation:
+            raise EquivocationError(different_words(peer))
     return links
+
+
+def different_words(peer: str) -> str:
+    """The sentence of an `EquivocationError`."""
+    return (
+        f"the server told this site and site {peer!r} different things about one computation: nothing was shared or "
+        "opened; compare the audit logs of both"
+    )
 
 
 def _received(relay: Relay, sender: str, timeout: float) -> bytes:

@@ -14,6 +14,14 @@ class RangeError(SecureAggregationError):
     """A value is not finite or out of the range of the fixed-point ring; nothing was shared."""
 
 
+class MisdealtError(SecureAggregationError):
+    """The dealer did not deal what follows from the members' seeds; no site is to blame."""
+
+
+class EquivocationError(SecureAggregationError):
+    """The server told two sites different things about one computation; no site is accused."""
+
+
 class SiteError(SecureAggregationError):
     """A peer broke the channel or the protocol, or was silent; `site` is its name, so that it can be left out."""
 

@@ -9,7 +9,10 @@ Source: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving
 graph that joins every site to every member.
 """
 
+import hashlib
+import hmac
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +22,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from privacy.secagg import shamir
-from privacy.secagg.communicator import Wire
-from privacy.secagg.errors import MINIMUM, SecureAggregationError, SiteError
+from privacy.secagg.channel import Relay, different_words, joined
+from privacy.secagg.communicator import Peer
+from privacy.secagg.errors import MINIMUM, EquivocationError, SecureAggregationError, SiteError
 from privacy.secagg.group import Group
 from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import Ring
+
+_PATIENCE = 0.05
+"""Seconds to wait for one member before the next is asked, at first: a dead one must not keep the others waiting."""
 
 SHARES_BYTES = 2 * shamir.ELEMENT_BYTES
 """A member's shares of one site's two secrets: the key of its common streams, then that of its own stream."""
@@ -49,6 +56,8 @@ class Masks:
     """What a member holds of every site's secrets, its own among them; empty at other sites."""
     group_key: bytes
     """Known to all sites of the attempt, and not to the server."""
+    opening_keys: Mapping[str, bytes]
+    """At a member, the key that it has in common with each other member for `agree`; empty at other sites."""
     _own: bytes
     _common: Mapping[str, bytes]
 
@@ -65,7 +74,7 @@ def new_secrets() -> bytes:
     return b"".join(shamir.to_bytes(shamir.new_secret()) for _ in range(2))
 
 
-def exchange(group: Group, links: Mapping[str, Wire], secrets: bytes) -> tuple[Masks, int]:
+def exchange(group: Group, links: Mapping[str, Peer], secrets: bytes) -> tuple[Masks, int]:
     """Sends keys and shares of secrets round: this site's masks, and the bytes that it sent.
 
     `links`: to all members, and at a member to all sites. Raises `SiteError` naming the site that broke off.
@@ -88,8 +97,54 @@ def exchange(group: Group, links: Mapping[str, Wire], secrets: bytes) -> tuple[M
         if group.is_member:
             held[peer] = message[greeted:]
     common = {peer: _agreed(private, peer, publics[peer]) for peer in publics}
-    masks = Masks(group, public, held, group_key, own, common)
+    members = [peer for peer in links if peer in group.members] if group.is_member else []
+    opening_keys = {peer: links[peer].session.export(b"opening") for peer in members}
+    masks = Masks(group, public, held, group_key, opening_keys, own, common)
     return masks, sum(map(len, messages.values()))
+
+
+def agree(me: str, keys: Mapping[str, bytes], relay: Relay, told: bytes, timeout: float, enough: int) -> None:
+    """Returns once `enough` members, this one among them, were told the same by the server about the sum to open.
+
+    To be called before `answer`. `keys`: by member that may still answer, the `opening_keys` of the attempt. `told`:
+    all that the server told this site of the opening, in an encoding that is equal at all members. A message that is
+    not genuine counts as none, since the server could as well have kept it.
+    Raises `EquivocationError` at a genuine message of a member that was told something else, and
+    `SecureAggregationError` if after `timeout` seconds too few have answered.
+    """
+    digest = hashlib.sha256(told).digest()
+    for peer, key in keys.items():
+        relay.send(peer, _confirmed(key, me, digest))
+    waiting, same, end, patience = list(keys), 1, time.monotonic() + timeout, _PATIENCE
+    while waiting and same < enough and time.monotonic() < end:
+        for peer in waiting.copy():
+            wait = 0.0 if same >= enough else min(patience, max(0.0, end - time.monotonic()))
+            other = _words_of(peer, keys[peer], relay, wait)
+            if other is None:
+                continue
+            if other != digest:
+                raise EquivocationError(different_words(peer))
+            waiting.remove(peer)
+            same += 1
+        patience *= 2
+    if same < enough:
+        raise SecureAggregationError(
+            f"{same} members confirm what the server says of the sum, where {enough} must: it is not opened"
+        )
+
+
+def _words_of(peer: str, key: bytes, relay: Relay, wait: float) -> bytes | None:
+    """The digest of what the server told a member, if a genuine message of it arrives in time."""
+    try:
+        message = relay.receive(peer, wait)
+    except TimeoutError:
+        return None
+    digest = message[-hashlib.sha256().digest_size :]
+    return digest if hmac.compare_digest(message, _confirmed(key, peer, digest)) else None
+
+
+def _confirmed(key: bytes, sender: str, digest: bytes) -> bytes:
+    return hmac.digest(key, joined(sender.encode(), digest), "sha256") + digest
 
 
 def answer(

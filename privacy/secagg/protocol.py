@@ -3,7 +3,6 @@
 Neither the server nor another site sees a site's tensors, norms, accuracy or similarities.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy as np
 from audits import Tensors
 from privacy.secagg.communicator import Peer, SilentWire
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.errors import RangeError, SecureAggregationError
+from privacy.secagg.errors import MisdealtError, RangeError, SecureAggregationError
 from privacy.secagg.group import Group
 from privacy.secagg.layout import LARGEST_NORM, Layout
 from privacy.secagg.masked import Masked
@@ -25,8 +24,8 @@ from privacy.secagg.vectors import OwnedVectors
 _UNIT = FixedPoint(COSINE_BITS // 2)
 
 
-def join(me: str, links: Mapping[str, Peer], dealt: bytes) -> Party:
-    """This member's part; ranks follow the order of names. `dealt`: what a member got of `deal`.
+def join(me: str, links: Mapping[str, Peer], seed: bytes, corrections: bytes = b"") -> Party:
+    """This member's part; ranks follow the order of names. `corrections`: what `deal` made for the last member.
 
     Raises `SecureAggregationError` with fewer than 3 members.
     """
@@ -34,30 +33,32 @@ def join(me: str, links: Mapping[str, Peer], dealt: bytes) -> Party:
     rank = names.index(me)
     wires = {names.index(peer): link for peer, link in links.items()}
     zero = ZeroShares(rank, {peer: link.session.export(b"zero shares") for peer, link in wires.items()})
-    return Party(rank, wires, zero, PartyTuples(rank, len(names), dealt))
+    return Party(rank, wires, zero, PartyTuples(rank, len(names), seed, corrections))
 
 
-def deal(parties: int, protocol: Callable[[Party], object]) -> list[bytes]:
-    """What the dealer sends to each member, by rank, for one run of a protocol; fresh secrets every time.
+def deal(seeds: Sequence[bytes], protocol: Callable[[Party], object]) -> DealerTuples:
+    """The corrections for one run of a protocol: a function of the members' seeds, in order of rank.
 
     The protocol is run here, alone and on zeros: it must ask for tuples in an order that no value changes.
     """
-    dealer = DealerTuples([os.urandom(KEY_BYTES) for _ in range(parties)])
-    protocol(_dealing(dealer, parties))
-    return dealer.dealt
-
-
-def _dealing(dealer: DealerTuples, parties: int) -> Party:
-    """The dealer in the place of a member, alone."""
-    return Party(0, {rank: SilentWire() for rank in range(1, parties)}, ZeroShares(0, {}), dealer)
+    dealer = DealerTuples(seeds)
+    protocol(Party(0, {rank: SilentWire() for rank in range(1, len(seeds))}, ZeroShares(0, {}), dealer))
+    return dealer
 
 
 def secure_mix(
-    group: Group, links: Mapping[str, Peer], dealt: bytes, prompts: Tensors, accuracy: float, layout: Layout
+    group: Group,
+    links: Mapping[str, Peer],
+    dealt: bytes,
+    prompts: Tensors,
+    accuracy: float,
+    layout: Layout,
+    seed: bytes = b"",
 ) -> Tensors:
     """S_t of `privacy.aggregation.mix` (clamped), known to this site alone: the others' prompts by reliability.
 
     `links`: to the other members, and of a member to all other sites. `dealt`: what `deal_mix` made for this site.
+    `seed`: at a member, the one from which `deal_mix` dealt for it; it never comes from the dealer.
     Each segment of the layout is weighed by itself; `accuracy` is 0..1. The result is within 1e-3 of the plain one,
     relative to its norm, for norms from 0.05 to 1024. A target whose scores sum to less than 2^-16
     falls back to accuracies, and these, if they too sum to less, to equal weights.
@@ -66,18 +67,21 @@ def secure_mix(
     and owners, together see only what is uniform to them, their own inputs, and their own mixtures.
 
     Exchanges: owners to members, masked inputs, once; 10 among the members; members to owners, shares of the mixture.
-    Raises `RangeError` before anything is sent, if a value is not finite, or accuracy or a norm out of its range, and
-    `SiteError` naming a site whose message is missing or is not what it should be.
+    Raises, before anything is sent, `RangeError` if a value is not finite, or accuracy or a norm out of its range, and
+    `MisdealtError` if a member's mask does not come from its own seed; later, `SiteError` naming a site whose message
+    is missing or is not what it should be.
     """
     mine = _encoded(prompts, accuracy, layout)
     part, rest = _OwnerPart.read(dealt, len(group.members), layout.size)
+    if group.is_member and part.keys[group.seat] != mask_key(seed, group.rank):
+        raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
     shown = mine - own_mask(part.keys, mine.size)
     others = [member for member in group.members if member != group.me]
     for member in others:
         links[member].send(shown.astype("<u8", copy=False).tobytes())
     mixture = part.correction.copy()
     if group.is_member:
-        party = join(group.me, {member: links[member] for member in others}, rest)
+        party = join(group.me, {member: links[member] for member in others}, seed, rest)
         rows = [shown if site == group.me else _received(links[site], mine.size) for site in group.sites]
         for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout), strict=True):
             if site == group.me:
@@ -89,23 +93,24 @@ def secure_mix(
     return layout.restore(FixedPoint(_UNIT.bits + WEIGHT_BITS).decode(mixture))
 
 
-def deal_mix(sites: Sequence[str], members: Sequence[str], layout: Layout) -> dict[str, bytes]:
-    """What the dealer sends to each site for one `secure_mix`; fresh secrets every time.
+def deal_mix(
+    sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """What the dealer sends to each site for one `secure_mix`: a function of the members' seeds, which are used once.
 
-    To an owner, the keys of its mask's shares and the correction of its mixture; to a member also its seed.
+    To an owner, the keys of its mask's shares and the correction of its mixture; to the last member corrections.
     Raises `SecureAggregationError` if these are no group.
     """
     group = Group(sites[0], tuple(sites), tuple(members))
-    seeds = [os.urandom(KEY_BYTES) for _ in group.members]
-    dealer = DealerTuples(seeds)
+    secrets = [seeds[member] for member in group.members]
     shown: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
-    _mixtures(_dealing(dealer, len(seeds)), shown, layout)
-    rest = dict(zip(group.members, dealer.dealt, strict=True))
-    return {
-        site: _OwnerPart([mask_key(seed, rank) for seed in seeds], dealer.corrections[rank]).message()
-        + rest.get(site, b"")
-        for rank, site in enumerate(group.sites)
-    }
+    dealer = deal(secrets, lambda party: _mixtures(party, shown, layout))
+    parts = {}
+    for rank, site in enumerate(group.sites):
+        keys = [mask_key(seed, rank) for seed in secrets]
+        rest = dealer.last if site == group.members[-1] else b""
+        parts[site] = _OwnerPart(keys, dealer.corrections[rank]).message(rest)
+    return parts
 
 
 def _mixtures(party: Party, shown: Ring, layout: Layout) -> Ring:
@@ -146,8 +151,8 @@ class _OwnerPart:
     keys: Sequence[bytes]
     correction: Ring
 
-    def message(self) -> bytes:
-        return b"".join([*self.keys, self.correction.astype("<u8", copy=False).tobytes()])
+    def message(self, rest: bytes) -> bytes:
+        return b"".join([*self.keys, self.correction.astype("<u8", copy=False).tobytes(), rest])
 
     @classmethod
     def read(cls, dealt: bytes, members: int, size: int) -> tuple["_OwnerPart", bytes]:

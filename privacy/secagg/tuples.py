@@ -1,7 +1,8 @@
-"""Correlated randomness from a dealer that holds no data: seeds for all, corrections for the readers.
+"""Correlated randomness from a dealer that holds no data: seeds of the members, corrections for the readers.
 
-The server deals, as trusted third party: it never sees a share or an opened value, which travel from site to site
-encrypted. It must not collude: with the view of any one member it could open every input.
+The server deals: it never sees a share or an opened value, which travel from site to site encrypted. It must not
+collude: with the view of any one member it could open every input. All that is uniform comes from the members' seeds,
+so the dealer chooses nothing but corrections, and these `privacy.secagg.dealing` checks.
 
 A tuple is described once, by calls that both sides understand: to a member they return its shares, to the dealer the
 secrets. The dealer finds out what to deal by running the protocol alone, over links that are silent: what is asked for,
@@ -12,8 +13,8 @@ Source: D. Beaver, "Efficient multiparty protocols using circuit randomization",
 Power of Correlated Randomness in Secure Computation", 2013 (truth tables).
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,8 @@ from privacy.secagg.randomness import KEY_BYTES, Stream, derived
 from privacy.secagg.ring import Ring
 
 Shape = Sequence[int]
+
+_ANOTHER = "the dealer dealt for another computation: repeat the round with fresh tuples"
 
 
 class Tuples(Protocol):
@@ -43,18 +46,23 @@ class Tuples(Protocol):
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         """[owners, ...]: this member's share of a secret of which no member gets the correction: owners get theirs."""
 
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        """What a member adds to its share without any tuple; the dealer, who has no use for it, saves the work."""
+
 
 class PartyTuples:
-    """The shares of one of `parties` members, from what the dealer sent to it."""
+    """The shares of one of `parties` members, from its own seed and, for the last one, the dealer's corrections."""
 
-    def __init__(self, rank: int, parties: int, dealt: bytes) -> None:
-        """Raises `SecureAggregationError`, here or later, if it was dealt for another computation."""
-        if len(dealt) < KEY_BYTES:
-            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
+    def __init__(self, rank: int, parties: int, seed: bytes, corrections: bytes = b"") -> None:
+        """Raises `SecureAggregationError`, here or later, if the corrections are for another computation."""
+        if len(seed) != KEY_BYTES:
+            raise SecureAggregationError(f"a member takes its shares from its own seed of {KEY_BYTES} bytes: pass it")
+        if len(corrections) % 8:
+            raise SecureAggregationError(_ANOTHER)
         self._last = rank == parties - 1
-        self._seed = dealt[:KEY_BYTES]
+        self._seed = seed
         self._stream = _tuple_stream(self._seed)
-        self._corrections = np.frombuffer(dealt[KEY_BYTES:], dtype="<u8")
+        self._corrections = np.frombuffer(corrections, dtype="<u8")
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
         return self._stream.ring(shape)
@@ -62,9 +70,9 @@ class PartyTuples:
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
         if not self._last:
             return self._stream.ring(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         if count > len(self._corrections):
-            raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")
+            raise SecureAggregationError(_ANOTHER)
         share, self._corrections = self._corrections[:count], self._corrections[count:]
         return share.reshape(shape).copy()
 
@@ -74,12 +82,15 @@ class PartyTuples:
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         return self._stream.ring(shape)
 
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        return share()
+
 
 class DealerTuples:
-    """The secrets, and what is to be sent.
+    """The secrets, and what is to be sent: a function of the members' seeds and of the calls.
 
-    `dealt`: for each member, its seed of 32 bytes and, for the last, corrections. `corrections`: [owners, ...], to each
-    owner its own, after a call of `delivered`.
+    `last`: the corrections for the last member. `corrections`: [owners, ...], one for each owner, after a call of
+    `delivered`.
     """
 
     corrections: Ring
@@ -90,25 +101,31 @@ class DealerTuples:
         self._parts: list[bytes] = []
 
     @property
-    def dealt(self) -> list[bytes]:
-        return [*self._seeds[:-1], b"".join([self._seeds[-1], *self._parts])]
+    def last(self) -> bytes:
+        return b"".join(self._parts)
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
-        return _sum([stream.ring(shape) for stream in self._streams], binary)
+        return _sum((stream.ring(shape) for stream in self._streams), binary)
 
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
         value = secret()
-        others = _sum([stream.ring(shape) for stream in self._streams[:-1]], binary)
+        others = _sum((stream.ring(shape) for stream in self._streams[:-1]), binary)
         self._parts.append((value ^ others if binary else value - others).astype("<u8").tobytes())
         return value
 
     def masks(self, owners: int, length: int) -> Ring:
-        return np.stack([own_mask([mask_key(s, owner) for s in self._seeds], length) for owner in range(owners)])
+        drawn = np.empty((owners, length), np.uint64)
+        for owner in range(owners):
+            drawn[owner] = own_mask([mask_key(seed, owner) for seed in self._seeds], length)
+        return drawn
 
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         value = secret()
         self.corrections = value - self.random(shape)
         return value
+
+    def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
+        return np.broadcast_to(np.uint64(0), shape)
 
 
 def mask_key(seed: bytes, owner: int) -> bytes:
@@ -118,12 +135,17 @@ def mask_key(seed: bytes, owner: int) -> bytes:
 
 def own_mask(keys: Sequence[bytes], length: int) -> Ring:
     """An owner's mask, [length]: the sum of all members' shares of it."""
-    return _sum([Stream(key).ring((length,)) for key in keys], binary=False)
+    return _sum((Stream(key).ring((length,)) for key in keys), binary=False)
 
 
 def _tuple_stream(seed: bytes) -> Stream:
     return Stream(derived(seed, b"tuples"))
 
 
-def _sum(elements: list[Ring], binary: bool) -> Ring:
-    return reduce(np.bitwise_xor if binary else np.add, elements)
+def _sum(drawn: Iterable[Ring], binary: bool) -> Ring:
+    """The sum of arrays that were just drawn; the first one becomes the sum."""
+    rest, add = iter(drawn), np.bitwise_xor if binary else np.add
+    total = next(rest)
+    for elements in rest:
+        add(total, elements, out=total)
+    return total

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import torch
 
-from privacy.secagg.crypten_runtime import Party, ring, tensor
+from privacy.secagg.crypten_runtime import Party, ring
 from privacy.secagg.ring import Ring
 
 BLUR_BITS = 28
@@ -30,9 +31,13 @@ class OwnedVectors:
         """
         owners = len(self._shown)
         hidden = partial(self._gram, self._masks, self._masks)
-        shares = self._party.tuples.dependent(hidden, (len(self._segments), owners, owners))
+        tuples, shape = self._party.tuples, (len(self._segments), owners, owners)
+        return tuples.dependent(hidden, shape) + tuples.local(self._shown_products, shape)
+
+    def _shown_products(self) -> Ring:
+        """The part of `products` that this member computes alone."""
         crossed = self._gram(self._shown, self._masks)
-        shares = shares + crossed + crossed.swapaxes(1, 2)
+        shares = crossed + crossed.swapaxes(1, 2)
         return shares + self._gram(self._shown, self._shown) if self._party.rank == 0 else shares
 
     def mixed(self, weights: Ring) -> Ring:
@@ -46,9 +51,11 @@ class OwnedVectors:
         mu = party.tuples.random(weights.shape)
         (opened,) = party.open(weights - mu)
         shares = party.tuples.delivered(partial(self._combined, mu, self._masks), self._shown.shape)
-        shares = shares + self._combined(weights, self._shown)
-        shares += self._combined(opened, self._masks)
-        return shares + self._blur()
+        return shares + party.tuples.local(partial(self._shown_mixture, weights, opened), self._shown.shape)
+
+    def _shown_mixture(self, weights: Ring, opened: Ring) -> Ring:
+        """The part of `mixed` that this member computes alone, blurred."""
+        return self._combined(weights, self._shown) + self._combined(opened, self._masks) + self._blur()
 
     def _gram(self, rows: Ring, columns: Ring) -> Ring:
         return np.stack([_product(rows[:, segment], columns[:, segment].T) for segment in self._segments])
@@ -64,5 +71,8 @@ class OwnedVectors:
 
 
 def _product(one: Ring, other: Ring) -> Ring:
-    """The product of two matrices; torch's wraps as numpy's does, and is many times as fast from 100 rows on."""
-    return ring(tensor(one) @ tensor(other))
+    """The product of two matrices; torch's wraps as numpy's does, and is many times as fast from 100 rows on.
+
+    It takes slices and transposes as they lie, without a copy.
+    """
+    return ring(torch.from_numpy(one.view(np.int64)) @ torch.from_numpy(other.view(np.int64)))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.attempt import Attempt
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
@@ -28,6 +29,8 @@ class Engine:
         self.after: dict[str, set[str]] = {}
         self.tamper: Callable[[str, str, Tensors], Tensors] = lambda task, site, message: message
         self.dead: set[str] = set()
+        self.restarts = True
+        """Whether a site's process that refused is followed by another, which knows what the site's files say."""
         self.passed: list[tuple[str, Tensors]] = []
         """Task and message of all that was sent, to sites and by them."""
 
@@ -44,7 +47,12 @@ class Engine:
         messages = {site: self.tamper(task, site, message) for site, message in messages.items()}
         self.passed += [(task, message) for message in messages.values()]
         living = {site: message for site, message in messages.items() if site not in self.dead}
-        replies = self.local.call(task, round, living, answered, excused)
+        try:
+            replies = self.local.call(task, round, living, answered, excused)
+        except FederationError:
+            while self.restarts and self.local._running:
+                self.local._running.popitem()[1].close(ended=False)
+            raise
         self.passed += [(task, reply.tensors) for reply in replies.values()]
         self.dead |= self.after.get(task, set())
         return {site: reply for site, reply in replies.items() if site not in self.dead}

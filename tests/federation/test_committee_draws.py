@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from audits import Kind, read
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.attempt import Attempt
-from medfedvqa.federation.drawing import draw
+from medfedvqa.federation.dealing import Dealer
+from medfedvqa.federation.drawing import draw, job_of_draw
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.serve import serve_job
@@ -64,18 +66,29 @@ def test_a_site_that_was_left_out_never_comes_back(drawn: Any, monkeypatch: pyte
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 0.1)
     engine, _, beacon = drawn
     without, members = SIX[:5], beacon.committee(1, 3, [SIX[5]])
-    assert int(ask(engine, Attempt("a", without, members=members, number=2))["fault"]) >= 0
+    dealt = dealing(engine, Attempt("a", without, members=members, number=2))[SIX[0]]
+    (reply,) = engine.call("start/mix", 1, {SIX[0]: dealt}, lambda site: None).values()
+    assert int(reply.tensors["fault"]) >= 0
     with pytest.raises(FederationError, match="never come back"):
         ask(engine, Attempt("b", SIX, members=beacon.committee(1, 3), number=3))
     with pytest.raises(FederationError, match="in order of their numbers"):
         ask(engine, Attempt("b", without, members=members, number=2))
 
 
-def other_commitments(task: str, site: str, message: Tensors) -> Tensors:
+def dealing(engine: Engine, attempt: Attempt) -> dict[str, Tensors]:
+    """What an honest server sends to each site of an attempt."""
+    job = engine.local._job
+    method, shape = job.build(), shape_of(job.backbone)
+    layout = method.on_shares["start"].layout(method.declared(shape).task("start"))
+    dealer = Dealer(lambda task, messages: engine.call(task, 1, messages, lambda site: None))
+    return dealer.deal("start", 1, attempt, layout)
+
+
+def other_commitments(job: JobSpec, task: str, site: str, message: Tensors) -> Tensors:
     """One site sees another commitment of a peer than the others do, and the nonce that fits it."""
     if site != SIX[0] or not {"commitments", "nonces"} & message.keys():
         return message
-    nonce = Nonce("job", SIX[1], bytes(32))
+    nonce = Nonce(job_of_draw(job, "job"), SIX[1], bytes(32))
     (name, array), told = next(iter(message.items())), {"commitments": nonce.commitment, "nonces": nonce.value}
     said = json.loads(array.tobytes()) | {SIX[1]: told[name].hex()}
     return {name: attempts.as_array(said)}
@@ -85,7 +98,7 @@ def test_a_draw_with_different_commitments_for_different_sites_is_refused(job_on
     """By the server that carries it, if it is honest; else by the sites, whose beacons differ."""
     configs, job = job_on_shares(Mixed, SIX, committee=3)
     engine = Engine(configs, job)
-    engine.tamper = other_commitments
+    engine.tamper = partial(other_commitments, job)
     with pytest.raises(FederationError, match="different results of the draw"):
         serve_job(job, SIX, engine.call, tmp_path, "local")
     mine, theirs = saved(configs[SIX[0]]).beacon, saved(configs[SIX[1]]).beacon
@@ -104,12 +117,12 @@ def test_a_site_opens_its_nonce_under_one_set_of_commitments_even_after_a_restar
         (reply,) = Engine(configs, job).call(task, 1, {SIX[0]: message}, lambda site: None).values()
         return reply.tensors
 
-    with pytest.raises(FederationError, match="answered no task of the job yet"):
+    with pytest.raises(FederationError, match="in which a site has answered last"):
         fresh("committee/commit", {})
     fresh("start", {})
     own = fresh("committee/commit", {})["commitment"].tobytes()
     assert fresh("committee/commit", {})["commitment"].tobytes() == own
-    others = {site: Nonce("job", site, bytes(32)) for site in SIX[1:]}
+    others = {site: Nonce(job_of_draw(job, "job"), site, bytes(32)) for site in SIX[1:]}
     committed = {SIX[0]: own} | {site: nonce.commitment for site, nonce in others.items()}
 
     def shown(changes: Mapping[str, bytes]) -> Tensors:

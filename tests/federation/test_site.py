@@ -43,8 +43,9 @@ def test_a_broken_shared_prompt_is_refused_and_logged(sites: Sites, quick_job: J
 def test_an_undeclared_task_is_refused(sites: Sites, quick_job: Job) -> None:
     """A server cannot ask for anything that the method's exchange does not declare."""
     runtime = SiteRuntime(sites("chest")["chest"], quick_job(), "job")
-    with pytest.raises(ReceiptRefused):
+    with pytest.raises(JobRefused) as refused:
         runtime.handle("setup", 1, {})
+    assert refused.value.code is Refusal.ORDER
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ LISTED = frozenset(
 )
 """Types of messages among server and sites, beyond those that need no class."""
 
-_NUMBERS = frozenset("biuf")
+_PLAIN = frozenset("biufSU")
+"""Numbers, and text, which takes no class: who gets a text for an array says whose it is, and refuses it."""
 _HEADER_BYTES = 1024
 _MOST_AXES = 16
 
@@ -76,7 +77,7 @@ def _native_recompose(decomposer: NumpyArrayDecomposer, data: bytes, manager: Da
 
 
 def array_of(data: bytes) -> np.ndarray:
-    """An array as `numpy.save` writes it. Raises `UndecodedError` for anything but numbers of the header's shape."""
+    """An array as `numpy.save` writes it. Raises `UndecodedError` for what is not plain, or of another length."""
     try:
         stream = io.BytesIO(data)
         if np.lib.format.read_magic(stream) != (1, 0):
@@ -86,7 +87,7 @@ def array_of(data: bytes) -> np.ndarray:
         raise UndecodedError("an array of a message has no header that can be read") from None
     sizes = len(shape) <= _MOST_AXES and all(type(size) is int and size >= 0 for size in shape)
     start = stream.tell()
-    if dtype.kind not in _NUMBERS or not sizes or math.prod(shape) * dtype.itemsize != len(data) - start:
+    if dtype.kind not in _PLAIN or not sizes or math.prod(shape) * dtype.itemsize != len(data) - start:
         raise UndecodedError("an array of a message does not hold the numbers that its header says")
     if start == len(data):
         return np.empty(shape, dtype)

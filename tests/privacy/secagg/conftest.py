@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from audits import Tensors
 from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.protocol import deal_mix, join, secure_mix
-from privacy.secagg.randomness import KEY_BYTES
+from privacy.secagg.dealing import new_seed
+from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
 
 
 @dataclass
@@ -64,10 +64,11 @@ Everyone = Callable[..., list[Run]]
 
 @dataclass
 class Site:
-    """One site's mixture, what the dealer sent to it, and the taps on its links by peer."""
+    """One site's mixture, what the dealer sent to it, its seed as a member, and the taps on its links by peer."""
 
     mixture: Tensors
     dealt: bytes
+    seed: bytes
     taps: dict[str, Tap]
 
     @property
@@ -83,10 +84,14 @@ Linked = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def everyone() -> Everyone:
-    """Connects parties "s0", "s1", ... and runs `work(party)` in each at once; runs in order of rank."""
+    """Connects parties "s0", "s1", ... and runs `work(party)` in each at once; runs in order of rank.
 
-    def run(size: int, work: Callable[[Party], Any], dealt: Sequence[bytes] | None = None) -> list[Run]:
-        names = [f"s{rank}" for rank in range(size)]
+    Tuples are dealt for `protocol`, if it is given.
+    """
+
+    def run(size: int, work: Callable[[Party], Any], protocol: Callable[[Party], Any] | None = None) -> list[Run]:
+        names, seeds = [f"s{rank}" for rank in range(size)], [new_seed() for _ in range(size)]
+        corrections = deal(seeds, protocol).last if protocol and size > 2 else b""
         identities = {name: Identity(X25519PrivateKey.generate()) for name in names}
         relay = InProcessRelay()
 
@@ -95,7 +100,8 @@ def everyone() -> Everyone:
             end = Recorder(relay.of(name))
             links = connect(identities[name], "job 1", name, pinned, end, 20)
             taps = {peer: Tap(link) for peer, link in links.items()}
-            party = join(name, taps, bytes(KEY_BYTES) if dealt is None else dealt[names.index(name)])
+            last = name == names[-1]
+            party = join(name, taps, seeds[names.index(name)], corrections if last else b"")
             return Run(work(party), party, taps, end.sent)
 
         with ThreadPoolExecutor(size) as pool:
@@ -123,12 +129,13 @@ def together() -> Together:
         tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
     ) -> dict[str, Site]:
         sites = names(len(tensors))
-        dealt = deal_mix(sites, sites[:members], layout)
+        seeds = {member: new_seed() for member in sites[:members]}
+        dealt = deal_mix(sites, sites[:members], layout, seeds)
 
         def work(group: Group, taps: dict[str, Tap]) -> Site:
-            part = dealt[group.me]
-            mixture = secure_mix(group, taps, part, tensors[group.rank], accuracy[group.rank], layout)
-            return Site(mixture, part, taps)
+            part, seed, rank = dealt[group.me], seeds.get(group.me, b""), group.rank
+            mixture = secure_mix(group, taps, part, tensors[rank], accuracy[rank], layout, seed)
+            return Site(mixture, part, seed, taps)
 
         return in_group(sites, sites[:members], work)
 

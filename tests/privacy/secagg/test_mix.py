@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, Layout, RangeError, SecureAggregationError
+from privacy.secagg.dealing import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -131,14 +132,15 @@ class NoLink(dict[str, Any]):
 def test_bad_input_is_refused_before_anything_is_shared(value: float, accuracy: float) -> None:
     """Not finite, longer than 1024, an accuracy outside 0..1: the site sends no message."""
     layout, sites = Layout.of({"p": (2,)}), ("a", "b", "c")
-    dealt = deal_mix(sites, sites, layout)
+    seeds = {site: new_seed() for site in sites}
+    dealt = deal_mix(sites, sites, layout, seeds)
     with pytest.raises(RangeError, match="nothing was shared"):
         prompt = {"p": np.array([value, 0], np.float32)}
-        secure_mix(Group("a", sites, sites), NoLink(), dealt["a"], prompt, accuracy, layout)
+        secure_mix(Group("a", sites, sites), NoLink(), dealt["a"], prompt, accuracy, layout, seeds["a"])
     with pytest.raises(SecureAggregationError, match="not those of the job"):
-        secure_mix(Group("a", sites, sites), NoLink(), dealt["a"], {"q": np.zeros(2)}, 0.5, layout)
+        secure_mix(Group("a", sites, sites), NoLink(), dealt["a"], {"q": np.zeros(2)}, 0.5, layout, seeds["a"])
     with pytest.raises(SecureAggregationError, match="another computation"):
-        secure_mix(Group("a", sites, sites), NoLink(), b"", {"p": np.zeros(2)}, 0.5, layout)
+        secure_mix(Group("a", sites, sites), NoLink(), b"", {"p": np.zeros(2)}, 0.5, layout, seeds["a"])
 
 
 def test_what_is_revealed_is_blurred_below_the_precision_stated(together: Any) -> None:
@@ -160,7 +162,7 @@ def test_more_sites_than_fit_the_ring_are_refused() -> None:
     """By the dealer, before anything is sent: the sums of 513 scores would leave too few bits to compare."""
     sites = tuple(f"s{rank:03}" for rank in range(513))
     with pytest.raises(SecureAggregationError, match="more than 512 sites"):
-        deal_mix(sites, sites[:3], Layout.of({"p": (1,)}))
+        deal_mix(sites, sites[:3], Layout.of({"p": (1,)}), {site: new_seed() for site in sites[:3]})
 
 
 def sent_bytes(site: Any) -> int:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from privacy.secagg import Layout, SecureAggregationError
+from privacy.secagg.dealing import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import FixedPoint
@@ -78,7 +79,7 @@ def test_all_members_but_one_and_any_outsiders_see_nothing_of_another_input(toge
     """
     found = together([{"p": np.float32(KINDS["spread"])}] * 6, [0.5] * 6, LAYOUT, members)
     sites = list(found)
-    seeds = {site: dealt_seed(found[site].dealt, members) for site in sites[:members]}
+    seeds = {site: found[site].seed for site in sites[:members]}
     for honest in sites[:members]:
         known = [seed for site, seed in seeds.items() if site != honest]
         coalition = next(site for site in sites[:members] if site != honest)
@@ -90,12 +91,6 @@ def test_all_members_but_one_and_any_outsiders_see_nothing_of_another_input(toge
             bare = masked + Stream(mask_key(seeds[honest], sites.index(owner))).ring(masked.shape)
             assert chi_square(bare) > 10_000
         assert_uniform(received(found[coalition], honest))
-
-
-def dealt_seed(dealt: bytes, members: int) -> bytes:
-    """A member's seed, after its keys and correction as an owner."""
-    start = members * KEY_BYTES + 8 * LAYOUT.size
-    return dealt[start : start + KEY_BYTES]
 
 
 def test_the_relay_carries_no_marker(together: Any) -> None:
@@ -145,7 +140,8 @@ def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
     """A member or an owner that sends no input; the others can go on without it."""
     layout = Layout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
-    dealt = deal_mix(sites, members, layout)
+    seeds = {member: new_seed() for member in members}
+    dealt = deal_mix(sites, members, layout, seeds)
 
     def work(group: Any, taps: Any) -> Any:
         if group.me == gone:
@@ -155,7 +151,7 @@ def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
             object.__setattr__(tap.link, "timeout", 0.5 if group.is_member else 3.0)
         prompt = {"p": np.ones((2, 2), np.float32)}
         with pytest.raises(SecureAggregationError, match="was silent") as raised:
-            secure_mix(group, taps, dealt[group.me], prompt, 0.5, layout)
+            secure_mix(group, taps, dealt[group.me], prompt, 0.5, layout, seeds.get(group.me, b""))
         return raised.value.site
 
     named = linked(sites, members, work)
@@ -166,14 +162,15 @@ def test_members_name_the_owner_that_sends_garbage(linked: Any) -> None:
     """An input of another length; one of the right length that is noise cannot be told from a masked one."""
     layout = Layout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
-    dealt = deal_mix(sites, members, layout)
+    seeds = {member: new_seed() for member in members}
+    dealt = deal_mix(sites, members, layout, seeds)
 
     def work(group: Any, taps: Any) -> Any:
         if group.me == "s003":
             return [taps[member].send(b"garbage") for member in members]
         prompt = {"p": np.ones((2, 2), np.float32)}
         with pytest.raises(SecureAggregationError, match="'s003' sent 7 bytes") as raised:
-            secure_mix(group, taps, dealt[group.me], prompt, 0.5, layout)
+            secure_mix(group, taps, dealt[group.me], prompt, 0.5, layout, seeds.get(group.me, b""))
         return raised.value.site
 
     assert [named for site, named in linked(sites, members, work).items() if site in members] == ["s003"] * 3

@@ -17,7 +17,6 @@ from privacy.secagg import SecureAggregationError
 from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party, ring, tensor
 from privacy.secagg.masked import open_masked, product, truncate
-from privacy.secagg.protocol import deal
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT = torch.int64
@@ -39,7 +38,7 @@ def computed(everyone: Any, size: int, protocol: Callable[[Party], np.ndarray]) 
     def opened(party: Party) -> np.ndarray:
         return party.open(protocol(party))[0]
 
-    results = [run.result for run in everyone(size, opened, deal(size, protocol))]
+    results = [run.result for run in everyone(size, opened, protocol)]
     assert all(np.array_equal(result, results[0]) for result in results)
     return results[0].view(np.int64)
 
@@ -203,7 +202,9 @@ def test_crypten_outside_a_party_is_refused() -> None:
 
 def test_tuples_for_another_computation_are_refused(everyone: Any) -> None:
     """The party that reads corrections runs out of them instead of using wrong ones."""
-    dealt = deal(3, lambda p: p.multiply(np.zeros(1, np.uint64), np.zeros(1, np.uint64)))
+
+    def shorter(party: Party) -> Any:
+        return party.multiply(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
 
     def work(party: Party) -> str:
         if party.rank != 2:
@@ -212,7 +213,7 @@ def test_tuples_for_another_computation_are_refused(everyone: Any) -> None:
             party.multiply(np.zeros(2, np.uint64), np.zeros(2, np.uint64))
         return "refused"
 
-    assert everyone(3, work, dealt)[2].result == "refused"
+    assert everyone(3, work, shorter)[2].result == "refused"
 
 
 def test_a_sum_needs_nothing_dealt(everyone: Any) -> None:

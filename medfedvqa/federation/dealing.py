@@ -1,0 +1,211 @@
+"""The dealing for one attempt at a mixture: the sites' part, and the server's.
+
+The members send seeds, from which the server makes several dealings and shows their digests. Then the members open
+coins, which choose the one that is used; of all others the seeds are shown, and the members make them again. Where an
+attempt ends after that choice and before it is used, all of its seeds are shown: nobody tries until a choice suits.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from audits import Gate, Tensors
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.attempt import Attempt, as_array, from_array
+from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.state import Dealt, Saved, StateFile
+from medfedvqa.methods.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
+from privacy.secagg import Layout, MisdealtError, SiteError
+from privacy.secagg.channel import joined
+from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
+from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, check_unused, choice, new_seed, set_seed
+
+COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
+"""Arrays by which the server shows what it and the members have committed to, all that was opened since, and the seeds
+of the attempt before if its dealing was not used."""
+
+Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a site knows of a dealing that was right."""
+
+    shown: bytes
+    """All that the server opened of it, for the sites to compare."""
+    seed: bytes
+    """From which this site, a member, takes its shares; empty at other sites."""
+
+
+@dataclass(frozen=True)
+class DealingSite:
+    """A member's part in the dealing of one job's mixtures; asked again, it answers with the same bytes."""
+
+    name: str
+    gate: Gate
+    file: StateFile
+
+    def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Tensors:
+        """A seed for this attempt alone, and the hash of a coin.
+
+        Raises `FederationError`, and `MisdealtError` if the dealing before, which was not used, was not right.
+        """
+        label, kept = attempt.label(saved.round), saved.dealt
+        if self.name not in attempt.members:
+            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+        if kept is None or kept.attempt != label:
+            if kept is not None and (kept.round, kept.number) >= (saved.round, attempt.number):
+                raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
+            if kept is not None and kept.committed is not None:
+                self._check_unused(kept, kept.committed, message, layout)
+            kept = Dealt(label, saved.round, attempt.number, new_seed(), secrets.token_bytes(NONCE_BYTES))
+            self.file.save(replace(saved, dealt=kept))
+        commitment = _coin(label, self.name, kept.coin).commitment
+        sent = {TUPLE_SEED.name: kept.seed, COIN_COMMITMENT.name: commitment}
+        return self._released(seeding(task), saved.round, sent)
+
+    def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
+        """The coin, under one set of commitments. Raises `FederationError`."""
+        kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
+        if kept.committed not in (None, committed):
+            raise FederationError("the server has shown this site other dealings of the attempt before")
+        _, coins = _committed(message)
+        if coins.get(self.name) != _coin(kept.attempt, self.name, kept.coin).commitment:
+            raise FederationError("the dealing leaves out this site's own coin")
+        if coins.keys() != set(attempt.members):
+            raise FederationError("the dealing has coins of other sites than the attempt's members")
+        self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
+        return self._released(tossing(task), saved.round, {COIN.name: kept.coin})
+
+    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Checked:
+        """Once what was dealt to this site is right.
+
+        Raises `MisdealtError` if it is not, and `FederationError` if the message is not what it should be.
+        """
+        (sets, coins), opened = _committed(message), _Opened.read(message)
+        label = attempt.label(saved.round)
+        if coins.keys() != set(attempt.members):
+            raise FederationError("the dealing has coins of other sites than the attempt's members")
+        try:
+            index = choice(Beacon.of(label.decode(), coins, opened.coins).value)
+        except SiteError as error:
+            raise MisdealtError(f"a coin of the dealing is not as it was committed to: {error}") from None
+        check_part(self.name, attempt.dealt, opened.parts, sets[index])
+        seed = b""
+        if self.name in attempt.members:
+            kept = self._kept(saved, attempt)
+            if kept.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != kept.coin:
+                raise MisdealtError("the dealing is not the one for which this site has opened its coin")
+            mine = self.name, kept.seed
+            check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
+            seed = set_seed(kept.seed, label, index)
+        return Checked(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
+
+    def _check_unused(self, kept: Dealt, committed: bytes, message: Tensors, layout: Layout) -> None:
+        """Of the attempt before, for which this member has opened its coin, and in which it computed nothing."""
+        _, _, sites, members, _ = json.loads(kept.attempt)
+        sets, _ = _committed({COMMITTED: np.frombuffer(committed, np.uint8)})
+        shown = from_array(message, UNUSED)
+        try:
+            seeds = _unhex(shown)
+        except (TypeError, ValueError, AttributeError):
+            raise FederationError("the server's message does not show the seeds of the dealing before") from None
+        check_unused(sites, members, layout, kept.attempt, (self.name, kept.seed), seeds, sets)
+
+    def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
+        if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
+            raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
+        return saved.dealt
+
+    def _released(self, task: str, round: int, sent: Mapping[str, bytes]) -> Tensors:
+        return self.gate.release(task, round, {name: np.frombuffer(value, "<i8") for name, value in sent.items()})
+
+
+class Dealer:
+    """The server's part in one job."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._unused: Tensors = {}
+
+    def deal(self, task: str, round: int, attempt: Attempt, layout: Layout) -> dict[str, Tensors]:
+        """The message to each site of the attempt.
+
+        Raises `SiteError` naming a member that sent no seed, or did not open its coin as it had committed to it.
+        """
+        label, members = attempt.label(round), attempt.members
+        described = {"attempt": attempt.message()["attempt"]}
+        seeded = self._ask(seeding(task), dict.fromkeys(members, {**described, **self._unused}))
+        seeds, commitments = _values(members, seeded, TUPLE_SEED.name), _values(members, seeded, COIN_COMMITMENT.name)
+        dealing = Dealing.of(attempt.sites, members, layout, label, seeds)
+        committed = as_array({"sets": [digest.hex() for digest in dealing.digests], "coins": _hex(commitments)})
+        self._unused = {UNUSED: as_array(_hex(seeds))}
+        tossed = self._ask(tossing(task), dict.fromkeys(members, {**described, COMMITTED: committed}))
+        coins = _values(members, tossed, COIN.name)
+        chosen = dealing.chosen(choice(Beacon.of(label.decode(), commitments, coins).value))
+        self._unused = {}
+        revealed = {member: [seed.hex() for seed in seeds] for member, seeds in chosen.revealed.items()}
+        opened = as_array({"coins": _hex(coins), "parts": _hex(chosen.digests), "seeds": revealed})
+        return {
+            site: {**replace(attempt, dealt=part).message(), COMMITTED: committed, OPENED: opened}
+            for site, part in chosen.parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What the server shows with a dealing: the members' coins, digests of all parts, seeds of what is not used."""
+
+    coins: dict[str, bytes]
+    parts: dict[str, bytes]
+    seeds: dict[str, list[bytes]]
+
+    @classmethod
+    def read(cls, message: Tensors) -> "_Opened":
+        shown = from_array(message, OPENED)
+        try:
+            seeds = {str(site): [bytes.fromhex(seed) for seed in shown["seeds"][site]] for site in shown["seeds"]}
+            return cls(_unhex(shown["coins"]), _unhex(shown["parts"]), seeds)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FederationError("the server's message does not hold what was opened of a dealing") from None
+
+
+def _committed(message: Tensors) -> tuple[list[bytes], dict[str, bytes]]:
+    """Digests of the dealings, and the members' commitments to their coins."""
+    shown = from_array(message, COMMITTED)
+    try:
+        sets, coins = [bytes.fromhex(digest) for digest in shown["sets"]], _unhex(shown["coins"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FederationError("the server's message does not hold the digests of a dealing") from None
+    if len(sets) != SETS:
+        raise FederationError(f"a dealer makes {SETS} dealings, of which one is used")
+    return sets, coins
+
+
+def _coin(label: bytes, site: str, value: bytes) -> Nonce:
+    return Nonce(label.decode(), site, value)
+
+
+def _values(members: tuple[str, ...], replies: Mapping[str, Reply], name: str) -> dict[str, bytes]:
+    """32 bytes of each member. Raises `SiteError` naming one that sent none."""
+    arrays = {site: np.asarray(reply.tensors.get(name, ()), "<i8") for site, reply in replies.items()}
+    for member in members:
+        if member not in arrays or arrays[member].shape != (4,):
+            raise SiteError(member, "took no part in the dealing of tuples: repeat the round without it")
+    return {member: arrays[member].tobytes() for member in members}
+
+
+def _bytes_of(message: Tensors, name: str) -> bytes:
+    return message[name].tobytes()
+
+
+def _hex(values: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: values[name].hex() for name in sorted(values)}
+
+
+def _unhex(values: Mapping[str, Any]) -> dict[str, bytes]:
+    return {str(name): bytes.fromhex(value) for name, value in values.items()}

@@ -1,0 +1,178 @@
+"""Tuples that the dealer can neither use twice nor bend unnoticed: cut and choose over dealings from members' seeds.
+
+For each attempt every member draws a fresh seed and sends it to the dealer. `SETS` set seeds are derived from each.
+A dealing is a function of one set seed of each member: all that is uniform in it comes from these, so one honest member
+makes every mask fresh, and the dealer can choose nothing but corrections and the keys of masks that it hands on.
+
+1. The dealer makes `SETS` dealings and sends the digest of each to all sites.
+2. The members toss a coin (`privacy.secagg.committee`: commit, then open), which chooses the dealing to be used.
+3. The dealer sends each site its part of that one, with the digests of all parts, and to members the set seeds of all
+   others. Each site checks that the digests give the one of step 1 (`check_part`). Each member makes all other dealings
+   again and compares their digests (`check_dealing`). A member computes with the set seed that it derives itself.
+
+Soundness: a dealer that bends one dealing passes with probability 1 / SETS, if the coin is fair and all sites have the
+same digests (`privacy.secagg.channel.connect` compares them); one that bends more is caught. Whoever can end an attempt
+after the coin has shown and before the dealing is checked gets another try: count these tries.
+
+Source: M. Rabin, "Digitalized Signatures", 1978 (cut and choose); Y. Lindell, B. Pinkas, "An Efficient Protocol for
+Secure Two-Party Computation in the Presence of Malicious Adversaries", 2007, section 3.
+"""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from privacy.secagg.channel import joined
+from privacy.secagg.errors import MisdealtError, SecureAggregationError
+from privacy.secagg.layout import Layout
+from privacy.secagg.randomness import KEY_BYTES, derived
+
+SETS = 4
+"""Dealings for each attempt, of which one is used. A power of two, so that 32 uniform bytes choose it uniformly."""
+
+
+def new_seed() -> bytes:
+    """A member's part of the randomness of one attempt, 32 bytes; for one attempt only."""
+    return os.urandom(KEY_BYTES)
+
+
+def set_seed(seed: bytes, context: bytes, index: int) -> bytes:
+    """A member's seed of one set, which tells nothing about the seeds of other sets.
+
+    `context` names job, round, attempt and members. Raises `SecureAggregationError` if this is no member's seed.
+    """
+    if len(seed) != KEY_BYTES:
+        raise SecureAggregationError(f"a member's seed has {KEY_BYTES} bytes: ask the member for another")
+    return derived(seed, _digest(b"set seed", context, b"%d" % index))
+
+
+def choice(beacon: bytes) -> int:
+    """The dealing to be used, by 32 uniform bytes. Raises `SecureAggregationError` for fewer."""
+    if len(beacon) != KEY_BYTES:
+        raise SecureAggregationError(f"the coin that chooses a dealing has {KEY_BYTES} bytes: toss it again")
+    return int.from_bytes(beacon, "big") % SETS
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the dealer sends of the chosen dealing, by site, and of the others: the set seeds, by member, in order."""
+
+    parts: Mapping[str, bytes]
+    digests: Mapping[str, bytes]
+    revealed: Mapping[str, tuple[bytes, ...]]
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The dealer's side of one attempt; parts are made again when they are chosen, since all together are large."""
+
+    sites: tuple[str, ...]
+    members: tuple[str, ...]
+    layout: Layout
+    seeds: tuple[Mapping[str, bytes], ...]
+    """For each set, the set seeds by member."""
+    digests: tuple[bytes, ...]
+
+    @classmethod
+    def of(
+        cls, sites: Sequence[str], members: Sequence[str], layout: Layout, context: bytes, seeds: Mapping[str, bytes]
+    ) -> "Dealing":
+        """The dealings of one attempt. Raises `SecureAggregationError` if these are no group, or a seed is missing or
+        has another length."""
+        if missing := sorted(set(members) - seeds.keys()):
+            raise SecureAggregationError(f"no seed came from {', '.join(missing)}: repeat the attempt without it")
+        by_set = tuple({member: set_seed(seeds[member], context, index) for member in members} for index in range(SETS))
+        digests = tuple(_digest_of_set(_part_digests(_parts(sites, members, layout, each))) for each in by_set)
+        return cls(tuple(sites), tuple(members), layout, by_set, digests)
+
+    def chosen(self, index: int) -> Chosen:
+        """The dealing of this index, and what shows that the others are right."""
+        parts = _parts(self.sites, self.members, self.layout, self.seeds[index])
+        others = [each for place, each in enumerate(self.seeds) if place != index]
+        revealed = {member: tuple(each[member] for each in others) for member in self.members}
+        return Chosen(parts, _part_digests(parts), revealed)
+
+
+def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes) -> None:
+    """For every site: its part is the one that the dealer was bound to. Raises `MisdealtError`.
+
+    `parts`: the digests of all sites' parts. `digest`: that of the chosen dealing, from before the coin was tossed.
+    """
+    if not hmac.compare_digest(_digest_of_set(parts), digest):
+        raise MisdealtError("the parts that the server dealt are not those that it was bound to: refuse the job")
+    if parts.get(site) != hashlib.sha256(part).digest():
+        raise MisdealtError(
+            "the part that the server dealt to this site is not the one it was bound to: refuse the job"
+        )
+
+
+def check_dealing(
+    sites: Sequence[str],
+    members: Sequence[str],
+    layout: Layout,
+    context: bytes,
+    me_seed: tuple[str, bytes],
+    revealed: Mapping[str, Sequence[bytes]],
+    digests: Sequence[bytes],
+    index: int,
+) -> None:
+    """For members: all dealings but the chosen one follow from the members' seeds. Raises `MisdealtError`.
+
+    `me_seed`: this member's name and the seed that it drew. `digests`: of all dealings, from before the coin toss.
+    """
+    (me, seed), others = me_seed, [each for each in range(SETS) if each != index]
+    complete = revealed.keys() == set(members) and all(
+        len(each) == len(others) and all(len(key) == KEY_BYTES for key in each) for each in revealed.values()
+    )
+    if len(digests) != SETS or len(others) != SETS - 1 or not complete:
+        raise MisdealtError("the server does not show every dealing that is not used: refuse the job")
+    if list(revealed[me]) != [set_seed(seed, context, each) for each in others]:
+        raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
+    for place, each in enumerate(others):
+        parts = _parts(sites, members, layout, {member: revealed[member][place] for member in members})
+        if not hmac.compare_digest(_digest_of_set(_part_digests(parts)), digests[each]):
+            raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
+
+
+def check_unused(
+    sites: Sequence[str],
+    members: Sequence[str],
+    layout: Layout,
+    context: bytes,
+    me_seed: tuple[str, bytes],
+    seeds: Mapping[str, bytes],
+    digests: Sequence[bytes],
+) -> None:
+    """For members, where an attempt ended after its coin was tossed and before its dealing was used: all dealings.
+
+    Else a dealer would end attempts until the coin suits it. `seeds`: those that the members had sent. Raises
+    `MisdealtError`.
+    """
+    me, seed = me_seed
+    if seeds.keys() != set(members) or seeds[me] != seed or any(len(each) != KEY_BYTES for each in seeds.values()):
+        raise MisdealtError("the server does not show the seeds of a dealing that it did not use: refuse the job")
+    if list(Dealing.of(sites, members, layout, context, seeds).digests) != list(digests):
+        raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
+
+
+def _parts(
+    sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    # CrypTen takes seconds to import, and a site that is no member checks its part without it.
+    from privacy.secagg.protocol import deal_mix
+
+    return deal_mix(sites, members, layout, seeds)
+
+
+def _part_digests(parts: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {site: hashlib.sha256(part).digest() for site, part in parts.items()}
+
+
+def _digest_of_set(parts: Mapping[str, bytes]) -> bytes:
+    return _digest(b"set", *[piece for site in sorted(parts) for piece in (site.encode(), parts[site])])
+
+
+def _digest(purpose: bytes, *parts: bytes) -> bytes:
+    return hashlib.sha256(joined(b"medfedvqa dealing 1", purpose, *parts)).digest()

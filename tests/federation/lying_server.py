@@ -1,0 +1,240 @@
+"""A server that lies to real sites: it makes and reads all arrays itself, and asks for any task in any order.
+
+Nothing of the honest server is in it. What it knows is what it was sent: `opened_sum` and `Draw` show what a curious or
+malicious server computes from that.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from lying_network import Network
+
+from audits import JobRefused, ReceiptRefused, ReleaseRefused
+from medfedvqa.data import load_site
+from medfedvqa.federation.admission import Signature
+from medfedvqa.federation.failures import code_of
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site import LoadData, SiteRuntime
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.methods import Tensors
+from medfedvqa.models import Backbone, load_backbone
+from privacy.secagg import shamir
+from privacy.secagg.masking import threshold
+from privacy.secagg.randomness import Stream
+from privacy.secagg.ring import Ring
+
+DEADLINE = 120.0
+"""Seconds after which a task that no site has answered counts as a hang."""
+
+TOGETHER = ("/mean", "/unmask", "/mix")
+"""Endings of the tasks in which sites talk to each other."""
+
+_BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site replied: arrays, or the code of a refusal."""
+
+    tensors: Tensors = field(default_factory=dict)
+    code: str = ""
+
+
+class LyingServer:
+    """Asks the sites of one job. A site keeps its runtime until it is restarted."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, SiteConfig],
+        job: JobSpec,
+        job_id: str = "job",
+        load_data: LoadData = load_site,
+        signature: Signature | None = None,
+    ) -> None:
+        """`signature`: who signed the job, which a server cannot change; None for a job that nobody signs."""
+        self.configs, self.job, self.job_id, self.network = configs, job, job_id, Network()
+        self._load_data, self._signature = load_data, signature
+        self._runtimes: dict[str, SiteRuntime] = {}
+
+    def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
+        """One task at each of these sites, each with its own message. Raises `AssertionError` if one hangs."""
+        answers: dict[str, Answer] = {}
+
+        def work(site: str) -> None:
+            try:
+                answers[site] = self._answer(site, task, round, messages[site])
+            finally:
+                self.network.end()
+
+        crowds = [list(messages)] if task.endswith(TOGETHER) else [[site] for site in messages]
+        for crowd in crowds:
+            self.network.begin(len(crowd))
+            threads = [threading.Thread(target=work, args=(site,), daemon=True) for site in crowd]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(DEADLINE)
+            assert not any(thread.is_alive() for thread in threads), f"a site hangs in the task {task}"
+        return {site: answers[site] for site in messages}
+
+    def tell(self, task: str, round: int, sites: Collection[str], message: Tensors | None = None) -> dict[str, Answer]:
+        """One task at each of these sites, with the same message for all."""
+        return self.ask(task, round, {site: dict(message or {}) for site in sites})
+
+    def _answer(self, site: str, task: str, round: int, message: Tensors) -> Answer:
+        """As a site answers in a federation: a failure is logged as a refusal, and ends the site's part."""
+        runtime = self._runtime(site)
+        try:
+            return Answer(runtime.handle(task, round, message))
+        except Exception as error:
+            if not isinstance(error, JobRefused | ReleaseRefused | ReceiptRefused):
+                self._refuse(runtime, error)
+            return Answer(code=code_of(error).value)
+
+    def _refuse(self, runtime: SiteRuntime, error: Exception) -> None:
+        with suppress(JobRefused):
+            runtime.refuse(code_of(error), str(error))
+
+    def _runtime(self, site: str) -> SiteRuntime:
+        if site not in self._runtimes:
+            self._runtimes[site] = SiteRuntime(
+                self.configs[site],
+                self.job,
+                self.job_id,
+                _shared_backbone,
+                lambda attempt: self.network.relay(site, attempt),
+                self._load_data,
+                self._signature,
+            )
+        return self._runtimes[site]
+
+    def restart(self, *sites: str) -> None:
+        """The processes of these sites die and come back: what they saved and logged is all that they know."""
+        for site in sites:
+            if runtime := self._runtimes.pop(site, None):
+                # Dead, not closed: a job that is closed is over.
+                runtime._budget.close()
+                runtime._log.close()
+
+    def close(self, ended: bool = True) -> None:
+        """The job is over at all sites."""
+        for runtime in self._runtimes.values():
+            runtime.close(ended)
+        self._runtimes.clear()
+
+    def mean(
+        self, task: str, round: int, sites: Collection[str], names: Sequence[str], weight: str, number: int = 1
+    ) -> Ring | None:
+        """Asks for one sum over the saved answers to a task, and opens it; None if it does not come to that.
+
+        `names`: of the tensors that are averaged.
+        """
+        name, group = secrets.token_hex(8), sorted(sites)
+        answers = self.tell(f"{task}/mean", round, group, attempt_message(name, group, group, number))
+        uploads = {site: upload for site, answer in answers.items() if (upload := read_upload(answer, names, weight))}
+        if len(uploads) < threshold(len(group)):
+            return None
+        openings = self.tell(f"{task}/unmask", round, sorted(uploads), opening_message(name, uploads))
+        return opened_sum(group, group, uploads, {member: read_opening(answer) for member, answer in openings.items()})
+
+
+def _shared_backbone(name: str, files: Mapping[str, Path], device: str) -> Backbone:
+    key = name, files.get(name), device
+    if key not in _BACKBONES:
+        _BACKBONES[key] = load_backbone(name, files, device)
+    return _BACKBONES[key]
+
+
+# What the server writes.
+
+
+def as_json(value: Any) -> np.ndarray:
+    """Plain JSON as bytes in an array."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def attempt_message(
+    name: str, sites: Collection[str], members: Collection[str], number: int = 1, dealt: bytes = b""
+) -> Tensors:
+    """The message that describes an attempt, true or not."""
+    description = {"name": name, "sites": list(sites), "members": list(members), "number": number}
+    return {"attempt": as_json(description), "dealt": np.frombuffer(dealt, np.uint8)}
+
+
+def opening_message(name: str, uploaded: Collection[str]) -> Tensors:
+    """The message that asks members to open the sum of these sites' uploads."""
+    return {"uploaded": as_json({"attempt": name, "sites": sorted(uploaded)})}
+
+
+def hex_message(array: str, parts: Mapping[str, bytes]) -> Tensors:
+    """The message that carries what each site sent in a draw."""
+    return {array: as_json({site: part.hex() for site, part in parts.items()})}
+
+
+# What the server reads and computes.
+
+
+@dataclass(frozen=True)
+class MaskedUpload:
+    """What one site put into a sum, under masks."""
+
+    values: Ring
+    key: bytes
+
+
+def read_upload(answer: Answer, names: Sequence[str], weight: str) -> MaskedUpload | None:
+    """The masked upload in an answer, if it holds one."""
+    parts = [*sorted(names), weight, "contributors"]
+    if not {*parts, "mask_key"} <= answer.tensors.keys():
+        return None
+    values = np.concatenate([np.asarray(answer.tensors[part], np.int64).reshape(-1) for part in parts])
+    return MaskedUpload(values.view(np.uint64), np.asarray(answer.tensors["mask_key"], "<i8").tobytes())
+
+
+def read_opening(answer: Answer) -> list[bytes]:
+    """A member's shares by the rank of their site; none if it refused."""
+    return [np.asarray(row, "<i8").tobytes() for row in answer.tensors.get("opening", ())]
+
+
+def opened_sum(
+    sites: Sequence[str],
+    members: Sequence[str],
+    uploads: Mapping[str, MaskedUpload],
+    openings: Mapping[str, Sequence[bytes]],
+) -> Ring | None:
+    """The sum of the uploads without masks; None if fewer members than the threshold gave shares."""
+    given = {member: rows for member, rows in openings.items() if rows}
+    if len(given) < threshold(len(members)):
+        return None
+    total: Ring = np.sum([upload.values for upload in uploads.values()], axis=0, dtype=np.uint64)
+    for rank, site in enumerate(sites):
+        shares = {members.index(member): shamir.from_bytes(rows[rank]) for member, rows in given.items()}
+        key = shamir.to_bytes(shamir.rebuild(shares, threshold(len(members))))
+        if site in uploads:
+            total = total - Stream(key).ring(total.shape)
+            continue
+        for peer in uploads.keys() & set(sites if site in members else members):
+            mask = common_mask(key, uploads[peer].key, total.shape)
+            total = total + mask if peer > site else total - mask
+    return total
+
+
+def common_mask(private: bytes, public: bytes, shape: tuple[int, ...]) -> Ring:
+    """The mask that two sites have in common, from one's private key and the other's public one."""
+    agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return Stream(HKDFExpand(SHA256(), 32, b"medfedvqa common mask").derive(agreed)).ring(shape)
+
+
+def numbers(total: Ring) -> np.ndarray:
+    """A sum as numbers: what is averaged times the weights, then the weights; without the count of sites."""
+    return np.asarray(np.ldexp(total[:-1].view(np.int64).astype(np.float64), -24))
