@@ -28,26 +28,18 @@ from audits.errors import (
     ReleaseRefused,
 )
 from audits.evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
-from audits.examine import (
-    EXIT_CODES,
-    Examination,
-    Judgement,
-    Part,
-    State,
-    check_site,
-    examine,
-    sites_of,
-)
+from audits.examine import Examination, check_site, examine, sites_of
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.gate import Charged, Gate, JobContext, Sharing, Stage
+from audits.gate import Charged, Gate, JobContext, Sharing, Stage, round_number
+from audits.judgement import EXIT_CODES, Judgement, Part, State
 from audits.log import AuditLog
 from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
 from audits.proofs import Proven, check, prove
 from audits.refusals import Refusal, known_code, refuses_job
-from audits.retention import RETENTION_DAYS, expire
+from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
 from audits.wire import (
@@ -79,6 +71,7 @@ __all__ = [
     "Examination",
     "Excerpt",
     "Exchange",
+    "ExpiryResult",
     "ExportFormat",
     "ForkFound",
     "FrameCount",
@@ -162,6 +155,7 @@ __all__ = [
     "receipts_of",
     "reconcile",
     "refuses_job",
+    "round_number",
     "sealed",
     "sites_of",
     "statement",

@@ -50,7 +50,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field but the last three is in every line, `null` where it does not apply.
+    """One event. Every field but the last four is in every line, `null` where it does not apply.
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
@@ -88,6 +88,8 @@ class Entry:
     """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
     sharing: Mapping[str, Any] | None = None
     """Of what belongs to a computation on shares: the attempt, its sites and how far it is, see `Sharing`."""
+    expiry: Mapping[str, Any] | None = None
+    """Of entries that expired: how many, after how many days, and what shows that these have passed."""
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
@@ -111,7 +113,7 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_OPTIONAL = frozenset({"wire", "admission", "sharing"})
+_OPTIONAL = frozenset({"wire", "admission", "sharing", "expiry"})
 _HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"} - _OPTIONAL
 
 

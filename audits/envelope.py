@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from audits.note import AuditKey, VerifierKey
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 MAX_ENVELOPE = 1 << 20  # bytes
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -66,5 +68,10 @@ def opened(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
 
 
 def subjects(said: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 by the name of each file that a statement is about."""
-    return {one["name"]: one["digest"]["sha256"] for one in said["subject"]}
+    """SHA-256 by the name of each file that a statement is about. Raises `ValueError` for what is no name or digest."""
+    found = {one["name"]: one["digest"]["sha256"] for one in said["subject"]}
+    for name, digest in found.items():
+        if not isinstance(name, str) or not _DIGEST.fullmatch(digest):
+            raise ValueError
+        name.encode()
+    return found

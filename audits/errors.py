@@ -54,6 +54,7 @@ class Reason(StrEnum):
 
     TASK = "the method declares no such task"
     PEER = "the site's policy knows no such peer"
+    ROUND = "the round is not a whole number from 0 to 2147483647"
     UNDECLARED = "{count} of the message's tensors are not declared for this task"
     MISSING = "tensor '{name}' is missing"
     ADDRESS = "tensor '{name}' is declared for other peers only"

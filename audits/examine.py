@@ -5,55 +5,22 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from audits.checkpoint import Checkpoint, origin_of
+from audits.cosigned_times import CosignedTimes, cosigned_times
 from audits.errors import LogError
 from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
+from audits.judgement import Judgement, Part, State, worst
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
 from audits.note import VerifierKey
 from audits.own_checkpoints import OwnCheckpoints
-from audits.times import TOLERANCE, Times
+from audits.time_verdicts import cosigned_times_parts, retention_parts, times_part
+from audits.times import Times
 from audits.verifier import Walk
 from audits.wire import Reconciler, WireWindow
 from audits.witness import KEYS, read_keys
-
-
-class State(StrEnum):
-    """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
-
-    SHOWN = "shown"
-    NOT_SHOWN = "not shown"
-    BROKEN = "broken"
-
-
-_ORDER = list(State)
-EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One thing that was checked; `entry` is the first that shows the damage."""
-
-    name: str
-    state: State
-    said: str
-    entry: int | None = None
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One of the three verdicts."""
-
-    parts: tuple[Part, ...]
-
-    @property
-    def state(self) -> State:
-        """The worst of the parts."""
-        return max((part.state for part in self.parts), key=_ORDER.index)
 
 
 @dataclass(frozen=True)
@@ -72,7 +39,7 @@ class Examination:
     @property
     def state(self) -> State:
         """The worst of the three."""
-        return max((verdict.state for _, verdict in self.verdicts()), key=_ORDER.index)
+        return worst(verdict.state for _, verdict in self.verdicts())
 
     def verdicts(self) -> Iterator[tuple[str, Judgement]]:
         """By name."""
@@ -104,23 +71,32 @@ def examine(
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
     evidence = Evidence.gather(against, folder)
-    own = OwnCheckpoints(folder)
+    walk = Walk(folder)
+    own = OwnCheckpoints(folder, walk.first_entry())
     known = key or _known_key(folder, site, evidence)
     claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
-    seen = _Seen(own, Times(own.dated()), claims, _receipts(site, evidence))
-    walk = Walk(folder)
+    times = Times(own.dated(), _cosigned_times(folder, site, known, own, evidence))
+    seen = _Seen(own, times, claims, _receipts(site, evidence))
     seen.compare(walk)
     for line in walk:
         seen.take(line, walk)
+    times.end(walk.entries)
     return Examination(
         site=site,
         entries=walk.entries,
         head=walk.head,
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
-        integrity=Judgement((_chain(walk), _times(seen), _tree(own, seen), _signature(own, known, site))),
-        completeness=Judgement((_tail(walk, own), _jobs(seen, walk, running), *_wire(seen, walk, running, network))),
-        consistency=Judgement(tuple(_agreement(walk, claims, seen, evidence))),
+        integrity=Judgement((_chain(walk), times_part(times), _tree(own, seen), _signature(own, known, site))),
+        completeness=Judgement(
+            (
+                *retention_parts(walk, times.cosigned),
+                _tail(walk, own),
+                _jobs(seen, walk, running),
+                *_wire(seen, walk, running, network),
+            )
+        ),
+        consistency=Judgement((*_agreement(walk, claims, seen, evidence), *cosigned_times_parts(times))),
     )
 
 
@@ -128,6 +104,17 @@ def _known_key(folder: Path, site: str, evidence: Evidence) -> VerifierKey | Non
     """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
     others = evidence.keys.get(origin_of(site), set())
     return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
+
+
+def _cosigned_times(
+    folder: Path, site: str, key: VerifierKey | None, own: OwnCheckpoints, evidence: Evidence
+) -> CosignedTimes:
+    """By the keys that lie with the log, and those that others vouch for."""
+    if key is None:
+        return CosignedTimes()
+    others = {*read_keys(folder / KEYS).values(), *(one for keys in evidence.keys.values() for one in keys)}
+    notes = [*own.over_expired, *own.cosigned, *evidence.notes[origin_of(site)]]
+    return CosignedTimes(cosigned_times(notes, key, others))
 
 
 @dataclass
@@ -195,20 +182,6 @@ def _chain(walk: Walk) -> Part:
     if walk.bad:
         return Part("chain", State.BROKEN, walk.bad, walk.entries)
     return Part("chain", State.SHOWN, f"{walk.entries} entries hold, none changed, removed, added or moved")
-
-
-def _times(seen: _Seen) -> Part:
-    times = seen.times
-    if times.malformed is not None:
-        return Part("times", State.BROKEN, "the entry's time is not one that this format has", times.malformed)
-    if times.earlier is not None:
-        by = str(times.back).split(".")[0]
-        said = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
-        return Part("times", State.NOT_SHOWN, said, times.earlier)
-    if (future := times.future(datetime.now(UTC))) is not None:
-        said = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
-        return Part("times", State.NOT_SHOWN, said, future)
-    return Part("times", State.SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future")
 
 
 def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:

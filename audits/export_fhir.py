@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
+from audits.escaping import for_fhir
 from audits.exchange import canonical
 from audits.refusals import known_code
 
@@ -62,13 +63,13 @@ def audit_event(entry: Entry) -> Json:
         "type": kind,
         "subtype": subtypes,
         "action": action,
-        "recorded": entry.time,
+        "recorded": for_fhir(entry.time),
         "outcome": "4" if entry.outcome is Outcome.REFUSED else "0",
         "agent": _agents(entry),
         "source": {"observer": _reference("site", entry.site)},
         "entity": _entities(entry),
     }
-    return event | {"outcomeDesc": entry.reason} if entry.reason else event
+    return event | {"outcomeDesc": for_fhir(entry.reason)} if entry.reason else event
 
 
 def _agents(entry: Entry) -> list[Json]:
@@ -78,7 +79,7 @@ def _agents(entry: Entry) -> list[Json]:
     )
     site = {"type": {"coding": [own]}, "who": _reference("site", entry.site), "requestor": False}
     if entry.policy:
-        site["policy"] = [f"{OWN}policy:{entry.policy}"]
+        site["policy"] = [f"{OWN}policy:{for_fhir(entry.policy)}"]
     agents = [site]
     if entry.actor:
         agents.append({"who": _reference("actor", entry.actor), "requestor": True})
@@ -99,13 +100,13 @@ def _entities(entry: Entry) -> list[Json]:
 
 def _tensor(tensor: TensorRecord) -> Json:
     facts = {name: value for name, value in vars(tensor).items() if name != "name"}
-    return {"type": _OBJECT, "name": tensor.name} | _details(facts)
+    return {"type": _OBJECT, "name": for_fhir(tensor.name)} | _details(facts)
 
 
 def _details(facts: Mapping[str, Any]) -> Json:
-    """`detail` of an entity: text as it stands, anything else as JSON; nothing for what does not apply."""
+    """`detail` of an entity: text, or anything else as JSON; nothing for what does not apply."""
     details = [
-        {"type": name, "valueString": str(value) if isinstance(value, str) else canonical(value).decode()}
+        {"type": name, "valueString": for_fhir(str(value) if isinstance(value, str) else canonical(value).decode())}
         for name, value in facts.items()
         if value not in (None, "")
     ]
@@ -113,8 +114,8 @@ def _details(facts: Mapping[str, Any]) -> Json:
 
 
 def _identifier(what: str, value: str) -> Json:
-    return {"identifier": {"system": OWN + what, "value": value}}
+    return {"identifier": {"system": OWN + what, "value": for_fhir(value)}}
 
 
 def _reference(what: str, value: str) -> Json:
-    return _identifier(what, value) | {"display": value}
+    return _identifier(what, value) | {"display": for_fhir(value)}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from audits.entry import Entry, Event, Outcome
+from audits.escaping import for_syslog
 from audits.exchange import canonical
 from audits.refusals import known_code
 
@@ -17,14 +18,15 @@ WARNING, NOTICE, INFO = 4, 5, 6
 ENTERPRISE = 32473  # the number that RFC 5612 sets aside for those who have none
 _SEVERITIES = {Event.FINDING: WARNING, Event.RECOVERED: NOTICE, Event.EXPIRED: NOTICE}
 _NAME = re.compile(r"[!-~]{1,255}")
-_SPECIAL = re.compile(r'(["\\\]])')
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{1,6}Z")
 
 
 def syslog_lines(entry: Entry) -> Iterator[str]:
     """The entry's messages without line feeds: the entry, then its tensors in order."""
     facts = vars(entry)
-    told = {name: value for name, value in facts.items() if name not in ("time", "tensors") and value is not None}
+    inside = () if _TIME.fullmatch(entry.time) else ("time",)
+    left_out = {"time", "tensors"}.difference(inside)
+    told = {name: value for name, value in facts.items() if name not in left_out and value is not None}
     text = f"{entry.event} {entry.outcome}" if entry.outcome else str(entry.event)
     if code := known_code(entry.admission):
         told["code"] = code.value
@@ -39,7 +41,8 @@ def syslog_lines(entry: Entry) -> Iterator[str]:
 def _message(entry: Entry, message: str, element: str, facts: Mapping[str, Any], text: str) -> str:
     host = entry.site if _NAME.fullmatch(entry.site) else "-"
     params = " ".join(f'{name}="{_escaped(value)}"' for name, value in facts.items())
-    header = f"<{8 * LOG_AUDIT + _severity(entry)}>1 {entry.time} {host} medfedvqa - {message}"
+    time = entry.time if _TIME.fullmatch(entry.time) else "-"
+    header = f"<{8 * LOG_AUDIT + _severity(entry)}>1 {time} {host} medfedvqa - {message}"
     return f"{header} [{element}@{ENTERPRISE} {params}] {text}"
 
 
@@ -50,7 +53,5 @@ def _severity(entry: Entry) -> int:
 
 
 def _escaped(value: Any) -> str:
-    """A parameter's value: control characters, which could end a line, as JSON writes them, then RFC 5424, 6.3.3."""
-    text = value if isinstance(value, str) else canonical(value).decode()
-    plain = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return _SPECIAL.sub(r"\\\1", plain)
+    """A parameter's value, text as it is and anything else as JSON."""
+    return for_syslog(value if isinstance(value, str) else canonical(value).decode())

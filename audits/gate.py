@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter, index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
+import numpy as np
 from numpy.typing import NDArray
 
 from audits.entry import Event, Outcome, TensorRecord
@@ -97,6 +98,7 @@ class _Way:
     consequence: str
 
 
+_ROUNDS = 1 << 31
 _EPSILONS = ("epsilon_before", "epsilon_after")
 _OUT = _Way("out", Event.RELEASE, Outcome.SENT, attrgetter("up"), ReleaseRefused, "nothing was sent")
 _IN = _Way("in", Event.RECEIVE, Outcome.ACCEPTED, attrgetter("down"), ReceiptRefused, "nothing received was used")
@@ -147,7 +149,7 @@ class Gate:
         is declared under differential privacy; `LogError` if the entry cannot be written. `sharing`: the computation
         on shares that the message belongs to.
         """
-        return self._pass(_OUT, task, index(round), dict(tensors), recipient, charged, sharing)
+        return self._pass(_OUT, task, round, dict(tensors), recipient, charged, sharing)
 
     def share(
         self,
@@ -161,27 +163,28 @@ class Gate:
 
         They are logged without digests: no message holds them, and a digest could be guessed back to them.
         """
-        return self._pass(_OUT, task, index(round), dict(tensors), SITES, charged, sharing)
+        return self._pass(_OUT, task, round, dict(tensors), SITES, charged, sharing)
 
     def reveal(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sharing: Sharing) -> Tensors:
         """This site's result of a computation on shares, checked and logged as `receive` does, without digests."""
-        return self._pass(_IN, task, index(round), dict(tensors), SITES, None, sharing)
+        return self._pass(_IN, task, round, dict(tensors), SITES, None, sharing)
 
     def receive(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sender: str = "server") -> Tensors:
         """The message to use, checked, copied and logged as `release` does. Raises `ReceiptRefused`, `LogError`."""
-        return self._pass(_IN, task, index(round), dict(tensors), sender)
+        return self._pass(_IN, task, round, dict(tensors), sender)
 
     def _pass(
         self,
         way: _Way,
         name: str,
-        round: int,
+        round: object,
         message: Mapping[str, Any],
         peer: str,
         charged: Charged | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
-        said: dict[str, Any] = self._standing | {"round": round, "direction": way.direction}
+        number = round_number(round)
+        said: dict[str, Any] = self._standing | {"round": number, "direction": way.direction}
         if charged is not None:
             said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
         if sharing is not None:
@@ -193,6 +196,8 @@ class Gate:
         except AuditError:
             self._refuse(way, said, [Reason.TASK])
         said["task"] = task.name
+        if number is None:
+            self._refuse(way, said, [Reason.ROUND])
         specs = tuple(spec for spec in way.declared(task) if peer in spec.recipients or spec.name in message)
         passed, reasons = self._checked(specs, message, peer)
         if way is _OUT:
@@ -246,7 +251,19 @@ class Gate:
     def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
         reason = "; ".join(dict.fromkeys(reasons))
         self._log.append(way.event, **{**said, "outcome": Outcome.REFUSED, "reason": reason})
-        raise way.refusal(f"{way.consequence} in round {said['round']}: {reason}")
+        when = "" if said["round"] is None else f" in round {said['round']}"
+        raise way.refusal(f"{way.consequence}{when}: {reason}")
+
+
+def round_number(value: object) -> int | None:
+    """The number of a round; None for anything else, truth values and floats included."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        number = index(value)
+    except TypeError:  # such as an array of several numbers
+        return None
+    return number if 0 <= number < _ROUNDS else None
 
 
 def _too_long(task: TaskSpec, passed: Tensors) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from audits.entry import parse_line
 from audits.exchange import canonical
+from audits.fields import bounded
 
 RELEASE, RECEIVE, OPEN, CLOSE, WIRE = b'"release"', b'"receive"', b'"open"', b'"close"', b'"wire"'
 EXPIRED, FINDING = b'"expired"', b'"finding"'
@@ -35,6 +36,7 @@ class Line(NamedTuple):
     tensors: bytes
     time: bytes
     wire: bytes | None
+    expiry: bytes | None
 
 
 _TEXT = rb'"[^"\\\x00-\x1f]*+"'
@@ -57,6 +59,8 @@ _FORMS = {
 }  # fmt: skip
 _KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
 _PARTS = ("dp_event", "epsilon_after", "epsilon_before")
+_BEFORE = {"job": b"expiry", "site": b"sharing"}
+"""Optional members within the line, by the member that follows each."""
 
 
 def _member(name: str, form: bytes) -> bytes:
@@ -74,13 +78,13 @@ _LINE = re.compile(
     + _member("actor", _MAYBE)
     + rb'(?:"admission":(\{.*?\}),)?'
     + b"".join(
-        (rb'(?:"sharing":(\{.*?\}),)?' if name == "site" else b"") + _member(name, form)
+        (rb'(?:"%s":(\{.*?\}),)?' % _BEFORE[name] if name in _BEFORE else b"") + _member(name, form)
         for name, form in _FORMS.items()
     )[:-1]
     + rb'(?:,"wire":(\{.*\}))?\}\n',
     re.DOTALL,
 ).fullmatch
-_NULLS = (None, b"null", b"null", b"null", None, None)
+_NULLS = (None, b"null", b"null", b"null", None, None, None)
 
 
 def read_line(line: bytes) -> Line:
@@ -89,27 +93,32 @@ def read_line(line: bytes) -> Line:
     if found is None:
         return _slowly(line)
     (
-        admission, dp_event, after, before, event, job, _, leaf, nbytes, outcome, peer, prev,
+        admission, dp_event, after, before, event, expiry, job, _, leaf, nbytes, outcome, peer, prev,
         reason, round, seq, sharing, site, task, tensors, time, wire,
     ) = found.groups()  # fmt: skip
-    parts = admission, dp_event, after, before, sharing, wire
-    begin, end = found.span(7)
+    parts = admission, dp_event, after, before, expiry, sharing, wire
+    begin, end = found.span(8)
     digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
     hashed = digest == leaf.decode()
     if not (hashed and (parts == _NULLS or _canonical(parts)) and (line.isascii() or _utf8(line))):
         return _slowly(line)  # which says what is wrong with it, if anything is
     return Line(
         int(seq), prev.decode(), digest, event, outcome, job, round, task, peer, nbytes, site, reason,
-        tensors, time, wire,
+        tensors, time, wire, expiry,
     )  # fmt: skip
 
 
 def _canonical(parts: tuple[bytes | None, ...]) -> bool:
     """Whether the parts of a line that the pattern leaves open are written in the one way, too."""
     try:
-        return all(part is None or canonical(json.loads(part)) == part for part in parts)
+        return all(part is None or _is_part(part) for part in parts)
     except (ValueError, RecursionError):
         return False
+
+
+def _is_part(part: bytes) -> bool:
+    value = json.loads(part)
+    return bounded(value) and canonical(value) == part
 
 
 def _utf8(line: bytes) -> bool:
@@ -123,5 +132,5 @@ def _utf8(line: bytes) -> bool:
 def _slowly(line: bytes) -> Line:
     record: dict[str, Any] = parse_line(line)
     kept = (canonical(record[name]) for name in _KEPT[1:])
-    wire = canonical(record["wire"]) if "wire" in record else None
-    return Line._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, wire))
+    optional = (canonical(record[name]) if name in record else None for name in ("wire", "expiry"))
+    return Line._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, *optional))

@@ -23,6 +23,7 @@ from audits.checkpoint import Checkpoint
 from audits.entry import Entry, Event, leaf_hash, parse_line
 from audits.errors import LogError
 from audits.exchange import canonical
+from audits.lines import read_line
 from audits.note import AuditKey, Note, VerifierKey
 from audits.refusals import announce
 from audits.segments import (
@@ -73,6 +74,11 @@ class AuditLog:
                 self._closer()
                 self._anchor.close()
         self._closer()
+
+    @property
+    def key(self) -> VerifierKey:
+        """The key that signs this log. Raises `LogError` without one."""
+        return self._anchored.key.public
 
     def checkpoint(self) -> Note:
         """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key."""
@@ -142,6 +148,7 @@ class AuditLog:
         line = canonical(entry.record()) + b"\n"
         if len(line) > MAX_LINE:
             raise LogError(f"the entry would take {len(line)} bytes, more than the {MAX_LINE} that a line may have")
+        _check_readable(line)
         try:
             rest = memoryview(line)
             while rest:
@@ -257,6 +264,14 @@ class _Head:
     size: int = 0
     entries: int = 0
     leaf: str = GENESIS
+
+
+def _check_readable(line: bytes) -> None:
+    """Raises `ValueError` for a line that no reader takes for an entry: it would break the log for good."""
+    try:
+        read_line(line)
+    except LogError:
+        raise ValueError("a field of the entry has a value that the log's format does not have") from None
 
 
 @contextlib.contextmanager

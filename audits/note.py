@@ -20,7 +20,9 @@ from audits.secrets import SecretError, make_secret, read_secret
 MAX_NOTE = 1 << 16  # bytes
 _SIGNED, _COSIGNED = 1, 4  # types of keys
 _PUBLIC_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
-_NAME = re.compile(r"[^\s+\x00-\x1f]{1,200}")
+_NAME = re.compile(r"[^\s+\x00-\x1f\ud800-\udfff]{1,200}")
+_LONE = re.compile(r"[\ud800-\udfff]")
+"""Halves of characters, which no UTF-8 has and JSON can name."""
 DASH = "\u2014 "
 
 
@@ -150,7 +152,7 @@ class Note:
         """Reads what `str` wrote. Raises `NoteError` for anything else."""
         text, gap, block = written.rpartition("\n\n")
         lines = block.split("\n")
-        if len(written) > MAX_NOTE or not gap or not text or lines.pop() != "" or not lines:
+        if len(written) > MAX_NOTE or _LONE.search(written) or not gap or not text or lines.pop() != "" or not lines:
             raise NoteError("this is no signed note")
         return cls(text + "\n", tuple(map(_signature, lines)))
 

@@ -10,6 +10,8 @@ from audits.note import Note
 
 _COSIGNED = 64
 """The newest cosigned checkpoints that are looked at: each covers all before it."""
+_OVER_EXPIRED = 16
+"""The first cosigned checkpoints over expired entries that are looked at."""
 
 
 class OwnCheckpoints:
@@ -18,19 +20,26 @@ class OwnCheckpoints:
     An earlier one whose root is that of the log adds nothing that a signature could make truer.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = NoteFile(folder / CHECKPOINTS)
+    def __init__(self, folder: Path, first: int = 0) -> None:
+        """`first`: the first entry that is still in the log; those before it have expired."""
+        self._file, self._first = NoteFile(folder / CHECKPOINTS), first
+        self.over_expired: list[Note] = []
+        """The first cosigned checkpoints that cover all entries that have expired."""
         self.newest, self.cosigned, self.unreadable = self._gathered()
         self._heads = iter(()) if self.unreadable else self._file.heads()
         self._next = self._advance(0)
 
     def _gathered(self) -> tuple[Note | None, list[Note], str]:
         cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
+        over_expired: list[bytes] = []
         try:
-            for _, _, signatures, written in self._file.heads():
+            for size, _, signatures, written in self._file.heads():
                 if signatures > 1:
                     cosigned.append(written)
-            return self._file.latest(), [Note.parse(written.decode(errors="replace")) for written in cosigned], ""
+                    if 0 < self._first <= size and len(over_expired) < _OVER_EXPIRED:
+                        over_expired.append(written)
+            self.over_expired = list(map(_parsed, over_expired))
+            return self._file.latest(), list(map(_parsed, cosigned)), ""
         except NoteError as error:
             return None, [], str(error)
 
@@ -58,3 +67,7 @@ class OwnCheckpoints:
         """Those whose own times count: the newest, and those that others have cosigned."""
         for note in [*self.cosigned, *([self.newest] if self.newest else [])]:
             yield Checkpoint.parse(note.text)
+
+
+def _parsed(written: bytes) -> Note:
+    return Note.parse(written.decode(errors="replace"))

@@ -1,55 +1,166 @@
-"""How long lines of a log are kept: closed segments go after some years, the hashes of their entries stay."""
+"""How long lines of a log are kept: closed segments go after some years, the hashes of their entries stay.
 
+The machine's clock alone never makes a line expire: it may be wrong by years. Times that other parties signed have to
+show that the retention has passed, or a person has to give today's date, which the log then says.
+"""
+
+import datetime as calendar
 import os
-import re
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from audits.entry import Event, parse_line
+from audits.checkpoint import CHECKPOINTS, NoteFile
+from audits.cosigned_times import CosignedTime, CosignedTimes, cosigned_times
+from audits.entry import Event
 from audits.errors import LogError
+from audits.expiry import Basis, Expiry
 from audits.files import open_plain
+from audits.lines import read_line
 from audits.log import AuditLog
-from audits.segments import closed_segments, first_entry, last_line, segments, sync_folder
+from audits.note import Note, VerifierKey
+from audits.segments import closed_segments, first_entry, last_line, lines_of, segments, sync_folder
+from audits.times import moment
+from audits.witness import KEYS, read_keys
 
 RETENTION_DAYS = 2192
 """Six years."""
-_SAID = re.compile(r"the lines of entries 0 to ([0-9]+) are past the retention of [0-9]+ days and are deleted")
+_NEWEST = 64
+"""Cosigned checkpoints at the end of the file that are searched for the latest cosigned time."""
+_DAY = timedelta(days=1)
+_NO_TIME = "an entry of the audit log has no time: have the log verified"
 
 
-def expire(log: AuditLog, days: int = RETENTION_DAYS, now: datetime | None = None) -> int:
-    """Deletes the lines of closed segments whose last entry is older; how many segments went.
+@dataclass(frozen=True)
+class ExpiryResult:
+    """What came of an expiry, in closed files of the log."""
+
+    deleted: int
+    waiting: int
+    """Files that are past their retention by the machine's clock alone, and are kept."""
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A closed file, its last entry, and the latest time that its entries have."""
+
+    path: Path
+    end: int
+    dated: datetime
+
+
+def expire(
+    log: AuditLog,
+    days: int = RETENTION_DAYS,
+    keys: Iterable[VerifierKey] = (),
+    date: calendar.date | None = None,
+    now: datetime | None = None,
+) -> ExpiryResult:
+    """Deletes the lines of the oldest closed segments, in order, whose last entry is older than `days`.
+
+    An entry is as old as the time from its own date, or if that is later, from the first cosigned time of a checkpoint
+    over it, to the newest cosigned time, or if that is earlier, to the machine's time. `keys`: others' keys that are
+    pinned; those beside the log count as well. `date`: today's date as a person gives it; cosigned times are not
+    needed then, and the log says so.
 
     Their leaf hashes are on disk, and an entry says so, before a line goes: proofs and the chain outlast the lines.
-    Raises `LogError`.
+    Raises `LogError`, also if the date is not the machine's or lies before a cosigned time.
     """
-    oldest = (now or datetime.now(UTC)) - timedelta(days=days)
+    now = now or datetime.now(UTC)
+    log.checkpoint()
+    old = list(_older(log, now - timedelta(days=days)))
+    if not old:
+        return ExpiryResult(0, 0)
+    known = read_keys(log.folder / KEYS) | {key.name: key for key in keys}
+    times = CosignedTimes(_times(log, known.values(), [segment.end for segment in old]))
+    shown = _shown(old, times, days, now)
+    gone = old if date else old[:shown]
+    if date:
+        _check_date(date, now, times)
+    if gone:
+        basis = Basis.COSIGNED if len(gone) == shown else Basis.DATE
+        stated = date.isoformat() if date and basis is Basis.DATE else None
+        _delete(log, gone, Expiry(gone[-1].end + 1, days, basis, stated))
+    return ExpiryResult(len(gone), len(old) - len(gone))
+
+
+def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
+    """The first closed segments, up to one that has an entry that is not older by its own date."""
     closed = closed_segments(log.folder)
     if not closed:
-        return 0
+        return
     ends = [begin - 1 for begin in (*closed, _first_of_growing(log))][1:]
-    gone = []
     for path, end in zip(closed.values(), ends, strict=True):
-        with open_plain(path) as file:
-            line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
-        if datetime.fromisoformat(parse_line(line)["time"]) >= oldest:
-            break
-        gone.append((path, end))
-    if not gone:
-        return 0
-    log.checkpoint()
+        if _last_time(path) >= oldest or (dated := _latest_time(path)) >= oldest:
+            return
+        yield _Segment(path, end, dated)
+
+
+def _times(log: AuditLog, others: Collection[VerifierKey], ends: list[int]) -> Iterator[CosignedTime]:
+    """The first cosigned time over each of these entries that the file of checkpoints has, and the newest ones."""
+    newest: deque[bytes] = deque(maxlen=_NEWEST)
+    at = 0
+    for size, _, signatures, written in NoteFile(log.folder / CHECKPOINTS).heads():
+        if signatures < 2:
+            continue
+        newest.append(written)
+        if at < len(ends) and size > ends[at] and (found := list(_valid(log, written, others))):
+            yield from found
+            at = next((index for index, end in enumerate(ends) if end >= size), len(ends))
+    for written in newest:
+        yield from _valid(log, written, others)
+
+
+def _valid(log: AuditLog, written: bytes, others: Collection[VerifierKey]) -> Iterator[CosignedTime]:
+    note = Note.parse(written.decode(errors="replace"))
+    if not log.contradicts(note):
+        yield from cosigned_times([note], log.key, others)
+
+
+def _shown(old: list[_Segment], times: CosignedTimes, days: int, now: datetime) -> int:
+    """How many of the segments, from the first on, cosigned times show to be past their retention."""
+    for number, segment in enumerate(old):
+        existed = times.existed(segment.end)
+        if existed is None or times.newest is None:
+            return number
+        if min(now, times.newest) - max(existed, segment.dated) < timedelta(days=days):
+            return number
+    return len(old)
+
+
+def _check_date(date: calendar.date, now: datetime, times: CosignedTimes) -> None:
+    if abs(now.date() - date) > _DAY:
+        raise LogError("the date that was given is not this machine's date: correct the one that is wrong")
+    if times.newest and times.newest.date() - date > _DAY:
+        raise LogError("others have signed this log's checkpoints after the date that was given: correct the date")
+
+
+def _delete(log: AuditLog, gone: list[_Segment], expiry: Expiry) -> None:
     log.keep_hashes()
-    reason = f"the lines of entries 0 to {gone[-1][1]} are past the retention of {days} days and are deleted"
-    log.append(Event.EXPIRED, reason=reason)
+    log.append(Event.EXPIRED, reason=str(expiry), expiry=expiry.record())
     log.checkpoint()
-    for path, _ in gone:
-        path.unlink(missing_ok=True)
+    for segment in gone:
+        segment.path.unlink(missing_ok=True)
     sync_folder(log.folder)
-    return len(gone)
 
 
-def expired_to(reason: str) -> int:
-    """How many entries from the first on an entry of the event `expired` gives up; 0 for any other reason."""
-    said = _SAID.fullmatch(reason)
-    return int(said[1]) + 1 if said else 0
+def _last_time(path: Path) -> datetime:
+    with open_plain(path) as file:
+        line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
+    return _parsed(read_line(line).time)
+
+
+def _latest_time(path: Path) -> datetime:
+    return max(_parsed(read_line(line).time) for line in lines_of(path))
+
+
+def _parsed(time: bytes) -> datetime:
+    found = moment(time)
+    if found is None:
+        raise LogError(_NO_TIME)
+    return found
 
 
 def _first_of_growing(log: AuditLog) -> int:

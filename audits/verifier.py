@@ -1,6 +1,5 @@
 """Reads audit logs: whether the chain holds, and what crossed the site's border. Memory does not grow with the log."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +8,9 @@ from pathlib import Path
 from audits.anchor import TREE, expired_leaves
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
 from audits.errors import LogError
+from audits.expiry import Expiry
 from audits.lines import EXPIRED, Line, read_line
 from audits.log import GENESIS
-from audits.retention import expired_to
 from audits.running import Counting, Snapshot
 from audits.segments import LOG_NAME, MAX_LINE, segments
 from audits.tree import Frontier
@@ -84,10 +83,11 @@ class Walk:
         self.first, self.entries, self.torn_bytes = 0, 0, 0
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier()
+        self.expiry: Expiry | None = None
+        """The farthest that the entries so far say."""
 
     def __iter__(self) -> Iterator[Line]:
         """The entries that hold, in order, up to the first that does not."""
-        expired = 0
         try:
             self._begin()
             for raw in self._snapshot.lines():
@@ -102,12 +102,12 @@ class Walk:
                 self.tree.append(bytes.fromhex(line.leaf_hash))
                 self.entries, self.head = self.entries + 1, line.leaf_hash
                 if line.event == EXPIRED:
-                    expired = max(expired, expired_to(json.loads(line.reason)))
+                    self._take_expiry(Expiry.of(line))
                 yield line
         except LogError as error:
             self.bad = str(error)
             return
-        if self.first > expired:
+        if self.first > (self.expiry.entries if self.expiry else 0):
             self.entries, self.bad = (
                 0,
                 f"entries 0 to {self.first - 1} are missing, and the log does not say they expired",
@@ -123,6 +123,17 @@ class Walk:
     def counting(self) -> Counting:
         """The jobs whose counts of bytes the log does not all have yet."""
         return self._snapshot.counting
+
+    def first_entry(self) -> int:
+        """The number of the first entry that is still there, as it says itself; 0 if it says none."""
+        try:
+            return self._snapshot.first() or 0
+        except LogError:
+            return 0  # iterating says what is wrong with it
+
+    def _take_expiry(self, expiry: Expiry | None) -> None:
+        if expiry and (self.expiry is None or expiry.entries > self.expiry.entries):
+            self.expiry = expiry
 
     def _begin(self) -> None:
         first = self._snapshot.first()

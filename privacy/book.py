@@ -11,6 +11,8 @@ from privacy.mechanisms import DPEvent
 
 Slot: TypeAlias = tuple[str, int]
 """A task's name and its round."""
+JobKey: TypeAlias = tuple[str, str]
+"""A site and the job's identifier: the sites of one store share a ledger, and each has its own part of a job."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,19 @@ class Debit(NamedTuple):
     round: int
     attempt: int
     events: tuple[DPEvent, ...]
+    site: str
+
+    @property
+    def key(self) -> JobKey:
+        """The job's key in the book."""
+        return self.site, self.job
 
 
 @dataclass
 class Job:
-    """A job's life: what it planned, what of that never began, and the last attempt at what did."""
+    """A job's life at one site: what it planned, what of that never began, and the last attempt at what did."""
 
+    site: str
     name: str
     method: str
     cohort: str
@@ -73,21 +82,25 @@ class Job:
     settled: set[Slot] = field(default_factory=set)
 
     def debit(self, slot: Slot, attempt: int) -> Debit:
-        return Debit(self.name, self.method, self.cohort, self.void, *slot, attempt, self.plan[slot])
+        return Debit(self.name, self.method, self.cohort, self.void, *slot, attempt, self.plan[slot], self.site)
 
 
 class Book:
     """The state after the records up to `head`.
 
-    `origin` is the site and the fingerprint of the key that the first record names. `debits` holds all that was ever
-    charged, `charges` what this ledger charged itself, both under the hash of the record that began the charge.
+    `origin` is the site and the fingerprint of the key that the first record names. `store` is the fingerprint of the
+    key of the store to which the ledger is bound, None while it is bound to none; `sites` may use the ledger. `debits`
+    holds all that was ever charged, `charges` what this ledger charged itself, both under the hash of the record that
+    began the charge.
     """
 
     def __init__(self) -> None:
         self.head = Head()
         self.origin: tuple[str, str] | None = None
+        self.store: str | None = None
+        self.sites: set[str] = set()
         self.cohorts: dict[str, frozenset[str]] = {}
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[JobKey, Job] = {}
         self.debits: dict[str, Debit] = {}
         self.charges: dict[str, Charge] = {}
         self._cohorts_of: dict[str, set[str]] = {}
@@ -123,9 +136,14 @@ class Book:
         totals = [spent([*events, *added], delta) for events in self.exposures(patients, reserved)]
         return max(totals, key=lambda total: total.epsilon)
 
-    def of_job(self, job: str, reserved: bool) -> list[DPEvent]:
-        """The events of one job, whichever cohort they are on."""
-        return events_of(debit for debit in self.all_debits(reserved) if debit.job == job)
+    def of_job(self, job: str, reserved: bool, site: str | None = None) -> list[DPEvent]:
+        """The events of one job at one site, or at all of them, whichever cohort they are on."""
+        debits = self.all_debits(reserved)
+        return events_of(debit for debit in debits if debit.job == job and site in (None, debit.site))
+
+    def took_over(self, began: str) -> bool:
+        """Whether a charge that another ledger began, by the hash of its record there, was taken over."""
+        return began in self.debits and began not in self.charges
 
     def all_debits(self, reserved: bool) -> Iterator[Debit]:
         """Every charge and, if `reserved`, every reservation that may still begin."""
@@ -137,6 +155,16 @@ class Book:
         if row.seq != 1:
             raise ValueError("only the first record opens a ledger")
         self.origin = row.record["site"], row.record["key"]
+        self.sites.add(row.record["site"])
+
+    def _bound(self, row: Row) -> None:
+        store, site = row.record["store"], row.record["site"]
+        if not isinstance(store, str) or self.store not in (None, store):
+            raise ValueError("a ledger is bound to one store's key")
+        if self.store is None and site not in self.sites:
+            raise ValueError("the site that opened the ledger binds it")
+        self.store = store
+        self.sites.add(site)
 
     def _cohort(self, row: Row) -> None:
         cohort, patients = row.record["cohort"], frozenset(row.record["patients"])
@@ -145,16 +173,16 @@ class Book:
             self._cohorts_of.setdefault(patient, set()).add(cohort)
 
     def _reserved(self, row: Row) -> None:
-        told = row.record
+        told, key = row.record, self._key(row)
         planned = {(one["task"], one["round"]): decoded(one["events"]) for one in told["plan"]}
         self._known(told["cohort"])
-        job = self.jobs.setdefault(told["job"], Job(told["job"], told["method"], told["cohort"], told["void"]))
+        job = self.jobs.setdefault(key, Job(*key, told["method"], told["cohort"], told["void"]))
         job.plan |= planned
         job.reserved |= planned.keys()
 
     def _begun(self, row: Row) -> None:
         told = row.record
-        job, slot = self.jobs[told["job"]], (told["task"], told["round"])
+        job, slot = self.jobs[self._key(row)], (told["task"], told["round"])
         if slot not in job.charges:
             job.reserved.remove(slot)
         job.settled.discard(slot)
@@ -165,25 +193,39 @@ class Book:
         self.debits[row.hash] = job.debit(slot, told["attempt"])
 
     def _charged(self, row: Row) -> None:
-        job, slot = self.jobs[row.record["job"]], (row.record["task"], row.record["round"])
+        job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
         if slot not in job.charges:
             raise KeyError("only what has begun is charged")
         job.settled.add(slot)
 
     def _freed(self, row: Row) -> None:
-        self.jobs[row.record["job"]].reserved.clear()
+        self.jobs[self._key(row)].reserved.clear()
 
     def _returned(self, row: Row) -> None:
-        job = self.jobs[row.record["job"]]
-        for began in [head for head, debit in self.debits.items() if debit.job == job.name]:
+        key = self._key(row)
+        job = self.jobs[key]
+        for began in [head for head, debit in self.debits.items() if debit.key == key and head in self.charges]:
             del self.debits[began], self.charges[began]
         for done in (job.reserved, job.charges, job.settled):
             done.clear()
 
     def _imported(self, row: Row) -> None:
-        told = row.record["debit"]
+        told = {"site": self._opener, **row.record["debit"]}
         self._known(told["cohort"])
         self.debits[row.record["began"]] = Debit(**{**told, "events": decoded(told["events"])})
+
+    def _key(self, row: Row) -> JobKey:
+        """Whose job a record is about; records of the site that opened the ledger do not name it."""
+        site = row.record.get("site", self._opener)
+        if site not in self.sites:
+            raise KeyError("a site is bound to the store before it uses the ledger")
+        return site, row.record["job"]
+
+    @property
+    def _opener(self) -> str:
+        if self.origin is None:
+            raise ValueError("the first record opens the ledger")
+        return self.origin[0]
 
     def _known(self, cohort: str) -> None:
         if cohort not in self.cohorts:
@@ -194,6 +236,7 @@ FIGURES = ("delta", "epsilon_before", "epsilon_after", "job_epsilon_before", "jo
 
 _REPLAY: Mapping[str, Callable[[Book, Row], None]] = {
     "opened": Book._opened,
+    "bound": Book._bound,
     "cohort": Book._cohort,
     "reserved": Book._reserved,
     "begun": Book._begun,

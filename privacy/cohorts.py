@@ -19,7 +19,7 @@ class SiteKey:
 
     def patients(self, keys: Iterable[str]) -> frozenset[str]:
         """The digests of these patients. Raises `BudgetRefused` if there is none, or one has an empty key."""
-        digests = frozenset(self._patient(key) for key in keys)
+        digests = frozenset(self.patient(key) for key in keys)
         if not digests:
             raise BudgetRefused("there is no patient to train on: nothing can be reserved for an empty cohort")
         return digests
@@ -32,7 +32,12 @@ class SiteKey:
         """What shows that two ledgers were written under one key, and nothing else about it."""
         return self._digest(b"\2", b"")
 
-    def _patient(self, key: str) -> str:
+    def derived(self, purpose: str) -> bytes:
+        """A key of its own for another purpose: whoever has it can make none of this key's digests."""
+        return hmac.digest(self._secret, b"\3" + purpose.encode(), "sha256")
+
+    def patient(self, key: str) -> str:
+        """The digest of one patient. Raises `BudgetRefused` for an empty key."""
         if not isinstance(key, str) or not key.strip():
             raise BudgetRefused("a row has no patient: give every row the key of its patient, as text")
         return self._digest(b"\0", key.encode("utf-8", "surrogatepass"))

@@ -10,15 +10,15 @@ this patient belongs to. Time stands in the records for people only.
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 
 from privacy.accounting import Spent, spent
+from privacy.accounts import Account, JobAccount, State, accounts_of, history
 from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
 from privacy.cohorts import load_key
 from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+from privacy.ledger_folder import LEDGER_NAME
 from privacy.limits import Limits, by_round, check_fits
 from privacy.mechanisms import DPEvent
 
@@ -34,54 +34,21 @@ __all__ = [
     "State",
 ]
 
-LEDGER_NAME = "ledger.sqlite"
-
-
-class State(StrEnum):
-    """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
-
-    RESERVED = "reserved"
-    BEGUN = "begun"
-    CHARGED = "charged"
-    FREED = "freed"
-    IMPORTED = "imported"
-
-
-@dataclass(frozen=True)
-class JobAccount:
-    """A job's part: the epsilon that its charges alone have spent, and how many of its tasks have yet to begin."""
-
-    job: str
-    method: str
-    cohort: str
-    epsilon: float
-    reserved: int
-    state: State
-    void: bool
-
-
-@dataclass(frozen=True)
-class Account:
-    """A cohort's account, as of its worst patient; `jobs` are all that touched any of its patients."""
-
-    cohort: str
-    patients: int
-    spent: Spent
-    authorised: Spent
-    jobs: tuple[JobAccount, ...]
-
 
 class Ledger:
     """The ledger of `site` in `folder`, both made if there is none; safe for threads, and for processes with one each.
 
-    Raises `LedgerError`, as every method does, if the ledger cannot be trusted or used.
+    A ledger belongs to the site that opened it, or, once `bind` has bound it to a store's key, to all sites of that
+    store. Raises `LedgerError`, as every method does, if the ledger cannot be trusted or used.
     """
 
-    def __init__(self, folder: Path, site: str) -> None:
+    def __init__(self, folder: Path, site: str, store: str | None = None) -> None:
+        """`store`: the fingerprint of the key of the store that the site trains on; a ledger of another is refused."""
         with reported("opened"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._book = Book()
+        self._site, self._store = site, store
         self._journal = Journal(folder / LEDGER_NAME)
         try:
             self._key = load_key(folder, create=not self._journal.rows(Head()))
@@ -94,6 +61,35 @@ class Ledger:
     def close(self) -> None:
         """Gives the file back; all is on disk already."""
         self._journal.close()
+
+    @property
+    def store(self) -> str | None:
+        """The fingerprint of the key of the store to which the ledger is bound, None while it is bound to none."""
+        with self._current() as book:
+            return book.store
+
+    @property
+    def sites(self) -> frozenset[str]:
+        """The sites that have used the ledger."""
+        with self._current() as book:
+            return frozenset(book.sites)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this ledger from every other: the fingerprint of its key."""
+        return self._origin[1]
+
+    def bind(self) -> None:
+        """Notes, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
+
+        def draft() -> list[Record]:
+            if self._store is None:
+                raise LedgerError("the ledger was not opened for a store: there is nothing to bind it to")
+            known = self._book.store == self._store and self._site in self._book.sites
+            bound = _record("bound", store=self._store, site=self._site)
+            return [] if known else [*self._opening(), bound]
+
+        self._commit(draft)
 
     def reserve(
         self,
@@ -117,7 +113,7 @@ class Ledger:
             raise BudgetRefused(f"job '{job}' plans a task twice in one round: give each a name of its own")
 
         def draft() -> list[Record]:
-            known = self._book.jobs.get(job)
+            known = self._job(job)
             if known and (known.plan, known.cohort, known.method, known.void) != (wanted, cohort, method, void):
                 raise BudgetRefused(
                     f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
@@ -128,7 +124,7 @@ class Ledger:
             self._check(job, digests, by_round(missing), limits, reserved=True)
             items = [{"task": one.task, "round": one.round, "events": encoded(one.events)} for one in missing]
             terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
-            reserved = _record("reserved", job=job, plan=items, **terms)
+            reserved = self._about("reserved", job, plan=items, **terms)
             return [*self._opening(), *self._registered(cohort, digests), reserved]
 
         self._commit(draft)
@@ -140,14 +136,14 @@ class Ledger:
         """
         with self._current() as book:
             others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
-            mine = book.of_job(job, reserved=True)
-            missing = [one for one in plan if job not in book.jobs or not _holds(book.jobs[job], (one.task, one.round))]
+            mine, known = book.of_job(job, reserved=True), self._job(job)
+            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
             bounds = (
                 (f"job '{job}' with those before it", limits.max_epsilon, [[*others, *mine]]),
                 (f"job '{job}' alone", limits.max_epsilon_per_job, [mine]),
             )
             everybody = frozenset[str]().union(*book.cohorts.values())
-            check_fits(bounds, by_round(missing), limits.delta, lambda: self._history(everybody, limits.delta))
+            check_fits(bounds, by_round(missing), limits.delta, lambda: history(book, everybody, limits.delta))
 
     def begin(self, job: str, task: str, round: int, limits: Limits) -> Charge:
         """Charges the task; when it returns, the charge is on disk, and the task may touch data.
@@ -163,8 +159,8 @@ class Ledger:
 
         def draft() -> list[Record]:
             self._last(job, task, round)
-            done = (task, round) in self._book.jobs[job].settled
-            return [] if done else [_record("charged", job=job, task=task, round=round)]
+            done = (task, round) in self._book.jobs[self._site, job].settled
+            return [] if done else [self._about("charged", job, task=task, round=round)]
 
         self._commit(draft)
         return self._last(job, task, round)
@@ -179,8 +175,8 @@ class Ledger:
         """Gives back what the job reserved and never began; how many tasks that were."""
 
         def draft() -> list[Record]:
-            known = self._book.jobs.get(job)
-            return [_record("freed", job=job, tasks=len(known.reserved))] if known and known.reserved else []
+            known = self._job(job)
+            return [self._about("freed", job, tasks=len(known.reserved))] if known and known.reserved else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
 
@@ -191,30 +187,22 @@ class Ledger:
         """
 
         def draft() -> list[Record]:
-            known = self._book.jobs.get(job)
+            known = self._job(job)
             tasks = len(known.reserved | known.charges.keys()) if known else 0
-            return [_record("returned", job=job, tasks=tasks)] if tasks else []
+            return [self._about("returned", job, tasks=tasks)] if tasks else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
 
     def holds(self, job: str) -> bool:
         """Whether any of the budget is set aside for the job, or charged to it."""
-        with self._current() as book:
-            return job in book.jobs and bool(book.jobs[job].reserved or book.jobs[job].charges)
+        with self._current():
+            known = self._job(job)
+            return known is not None and bool(known.reserved or known.charges)
 
     def accounts(self, delta: float) -> tuple[Account, ...]:
         """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
         with self._current() as book:
-            return tuple(
-                Account(
-                    cohort,
-                    len(patients),
-                    spent=book.worst(patients, False, (), delta),
-                    authorised=book.worst(patients, True, (), delta),
-                    jobs=tuple(self._job_accounts(patients, delta)),
-                )
-                for cohort, patients in book.cohorts.items()
-            )
+            return accounts_of(book, delta)
 
     def together(self, delta: float, reserved: bool) -> Spent:
         """What a patient of all cohorts would have spent at `delta`, or (`reserved`) may have: at least as much as any.
@@ -230,9 +218,12 @@ class Ledger:
             return book.head
 
     def contains(self, seq: int, head: str) -> bool:
-        """Whether the ledger still holds a head that was noted; if not, it was rolled back or replaced."""
-        with self._current():
-            return self._journal.contains(Head(seq, head))
+        """Whether the ledger still holds a head that was noted, or took over the charge of which it was the record.
+
+        If not, the ledger was rolled back or replaced.
+        """
+        with self._current() as book:
+            return self._journal.contains(Head(seq, head)) or book.took_over(head)
 
     def verify(self) -> None:
         """Reads everything again, from the first record on. Raises `LedgerError` at the first that is wrong."""
@@ -259,7 +250,8 @@ class Ledger:
         rows = read_export(path)
         source = Book()
         source.apply(rows)
-        if source.origin != self._origin:
+        mine = self._book.origin or self._origin
+        if source.origin is None or source.origin[1] != mine[1] or mine[0] not in source.sites:
             raise LedgerError(
                 "the export was written by another site or under another key: start an empty ledger beside the key "
                 "file that belongs to it"
@@ -269,6 +261,29 @@ class Ledger:
             return self._lacking(source) if self._book.head.seq else [row.record for row in rows]
 
         return len(self._commit(draft))
+
+    def take_over(self, other: "Ledger", patients: Iterable[str]) -> int:
+        """Takes over all charges of a ledger under another key; how many records that wrote. None is taken twice.
+
+        `patients`: the keys of all patients whom both may know. Charges on a patient who is not among them are kept
+        under the other ledger's digest, and meet nobody.
+        """
+        with other._current() as source:
+            if any(job.reserved for job in source.jobs.values()):
+                raise LedgerError(
+                    "jobs hold a part of the budget in the other ledger: end them, or give it back by --free"
+                )
+            digests = {other._key.patient(key): self._key.patient(key) for key in patients}
+            renamed = {
+                cohort: frozenset(digests.get(digest, digest) for digest in members)
+                for cohort, members in source.cohorts.items()
+            }
+            names = {cohort: self._key.cohort(members) for cohort, members in renamed.items()}
+            same = Book()
+            same.head = source.head
+            same.cohorts = {names[cohort]: members for cohort, members in renamed.items()}
+            same.debits = {began: debit._replace(cohort=names[debit.cohort]) for began, debit in source.debits.items()}
+        return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
 
     def _commit(self, draft: Callable[[], list[Record]]) -> list[Row]:
         """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
@@ -287,19 +302,36 @@ class Ledger:
             yield self._book
 
     def _catch_up(self) -> None:
-        self._book.apply(self._journal.rows(self._book.head))
-        if self._book.origin not in (None, self._origin):
+        book = self._book
+        book.apply(self._journal.rows(book.head))
+        if book.origin is None:
+            return
+        if self._store is not None and book.store not in (None, self._store):
+            raise LedgerError(
+                "the budget ledger belongs to a store of another key: ingest these patients with that key, or name the "
+                "ledger of this store in site.yml"
+            )
+        joins = self._store is not None and book.store == self._store
+        if book.origin[1] != self._origin[1] or not (joins or self._site in book.sites):
             raise LedgerError("the budget ledger belongs to another site or another key: use this site's own folder")
 
+    def _job(self, job: str) -> Job | None:
+        return self._book.jobs.get((self._site, job))
+
+    def _about(self, event: str, job: str, **terms: object) -> Record:
+        """A record about this site's part of a job; the site that opened the ledger is not named."""
+        opener = self._book.origin is None or self._book.origin[0] == self._site
+        return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
+
     def _last(self, job: str, task: str, round: int) -> Charge:
-        known = self._book.jobs.get(job)
+        known = self._job(job)
         charge = known.charges.get((task, round)) if known else None
         if charge is None:
             raise BudgetRefused(f"task '{task}' of job '{job}' has not begun in round {round}: it has no charge")
         return charge
 
     def _bill(self, name: str, slot: Slot, limits: Limits) -> Record:
-        book, job = self._book, self._book.jobs.get(name)
+        book, job = self._book, self._job(name)
         if job is None or not _holds(job, slot):
             raise BudgetRefused(
                 f"job '{name}' holds no reservation for task '{slot[0]}' in round {slot[1]}: reserve it first"
@@ -308,10 +340,10 @@ class Ledger:
         past = job.charges.get(slot)
         # Of a first attempt the cost is reserved: it must fit what is spent. Another one must leave room for the rest.
         self._check(name, patients, [events], limits, reserved=past is not None)
-        alone = book.of_job(name, reserved=False)
-        return _record(
+        alone = book.of_job(name, reserved=False, site=self._site)
+        return self._about(
             "begun",
-            job=name,
+            name,
             task=slot[0],
             round=slot[1],
             attempt=past.attempt + 1 if past else 1,
@@ -333,28 +365,7 @@ class Ledger:
             (f"job '{job}' with those before it", limits.max_epsilon, book.exposures(patients, reserved)),
             (f"job '{job}' alone", limits.max_epsilon_per_job, [book.of_job(job, reserved)]),
         )
-        check_fits(bounds, rounds, delta, lambda: self._history(patients, delta))
-
-    def _history(self, patients: frozenset[str], delta: float) -> str:
-        accounts = [account for account in self._job_accounts(patients, delta) if account.epsilon or account.reserved]
-        return "; ".join(_sentence(account) for account in accounts) or "nothing spent, nothing reserved"
-
-    def _job_accounts(self, patients: frozenset[str], delta: float) -> Iterator[JobAccount]:
-        near = self._book.near(patients)
-        debits = [debit for debit in self._book.debits.values() if debit.cohort in near]
-        jobs = {(job.name, job.cohort): job for job in self._book.jobs.values() if job.cohort in near}
-        for name, cohort in dict.fromkeys([*jobs, *((debit.job, debit.cohort) for debit in debits)]):
-            own = [debit for debit in debits if (debit.job, debit.cohort) == (name, cohort)]
-            job = jobs.get((name, cohort))
-            yield JobAccount(
-                name,
-                job.method if job else own[0].method,
-                cohort,
-                spent(events_of(own), delta).epsilon,
-                len(job.reserved) if job else 0,
-                _state(job) if job else State.IMPORTED,
-                any(debit.void for debit in own) or bool(job and job.void),
-            )
+        check_fits(bounds, rounds, delta, lambda: history(book, patients, delta))
 
     def _opening(self) -> list[Record]:
         site, key = self._origin
@@ -374,22 +385,9 @@ class Ledger:
         return records
 
 
-def _record(event: str, **said: object) -> Record:
-    return {"event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **said}
+def _record(event: str, **terms: object) -> Record:
+    return {"event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **terms}
 
 
 def _holds(job: Job, slot: Slot) -> bool:
     return slot in job.reserved or slot in job.charges
-
-
-def _state(job: Job) -> State:
-    if job.charges.keys() - job.settled:
-        return State.BEGUN
-    if job.reserved:
-        return State.RESERVED
-    return State.CHARGED if job.charges else State.FREED
-
-
-def _sentence(account: JobAccount) -> str:
-    waiting = f" (tasks reserved: {account.reserved})" if account.reserved else ""
-    return f"job '{account.job}' ({account.method}) has spent {account.epsilon:.3f}{waiting}"

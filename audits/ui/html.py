@@ -1,7 +1,8 @@
 """HTML in which text is escaped unless it was made here."""
 
 from collections.abc import Iterable
-from html import escape
+
+from audits.escaping import for_html
 
 
 class Html(str):
@@ -21,7 +22,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
     value, `None` and `False` none.
     """
     said = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{for_html(str(value))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -32,5 +33,5 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
 
 def join(children: Iterable[Child], between: str = "") -> Html:
     """Children one after the other, escaped as by `tag`."""
-    shown = (child if isinstance(child, Html) else escape(str(child)) for child in children if child is not None)
-    return Html(escape(between).join(shown))
+    shown = (child if isinstance(child, Html) else for_html(str(child)) for child in children if child is not None)
+    return Html(for_html(between).join(shown))

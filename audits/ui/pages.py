@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
-from audits.examine import State
+from audits.escaping import for_html
 from audits.exchange import Kind, canonical
+from audits.judgement import State
 from audits.refusals import Refusal, known_code
 from audits.ui.checks import Checked, Checks
 from audits.ui.html import Child, Html, join, tag
@@ -156,7 +157,9 @@ def entry(sight: Sight, query: Query) -> Html | None:
     told = [(_LABELS.get(name, name.replace("_", " ")), _value(name, record[name])) for name in _ordered(record)]
     raw = canonical(record).decode()
     shown = (
-        tag("pre", raw, tabindex="0") if len(raw) <= RAW else tag("p", f"It has {len(raw):,} characters: see the log.")
+        tag("pre", Html(for_html(raw, RAW)), tabindex="0")
+        if len(raw) <= RAW
+        else tag("p", f"It has {len(raw):,} characters: see the log.")
     )
     beside = [
         link(text, "entry", site=site, seq=place)

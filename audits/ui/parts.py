@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
+from audits.escaping import SENTENCE, bounded
 from audits.ui.html import Child, Html, tag
 
 NAVIGATION = {
@@ -45,8 +46,10 @@ def document(title: str, here: str, *content: Child) -> Html:
 
 
 def link(text: Child, path: str, **query: str | int | None) -> Html:
-    """A link to one of the pages; `None` says nothing in its query."""
+    """A link to one of the pages; `None` says nothing in its query. A name too long for an address is no link."""
     asked = urlencode({name: value for name, value in query.items() if value is not None})
+    if len(asked) > SENTENCE - len(path) - 1:
+        return tag("span", text)
     return tag("a", text, href=f"{path}?{asked}" if asked else path)
 
 
@@ -103,6 +106,7 @@ def chooser(path: str, chosen: Query, choices: Mapping[str, Sequence[str]], flag
 
 def _select(name: str, chosen: str, known: Sequence[str]) -> Html:
     values = [*known, *([chosen] if chosen and chosen not in known else [])]
+    values = [value for value in values if bounded(value, SENTENCE) == value]  # others are not what the form would ask
     options = (tag("option", value, value=value, selected=value == chosen) for value in values)
     return tag("select", tag("option", "all", value=""), *options, name=name, id=name)
 

@@ -9,6 +9,7 @@ from typing import Any
 from medfedvqa.attack.canaries import Canaries, everybody, planted
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.budget import look_into
 from medfedvqa.federation.hub import Event, Excused, Reply, nobody
 from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.local import LocalEngine
@@ -18,7 +19,7 @@ from medfedvqa.federation.state import StateFile
 from medfedvqa.methods import Method, Site, State, Tensors
 from medfedvqa.methods.alone import Alone
 from medfedvqa.models import load_backbone
-from privacy import DPSettings, Ledger
+from privacy import DPSettings
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def observe(
             data[name].train.answered,
             canaries[name],
             rows[name],
-            _claimed(configs[name], job.dp),
+            _claimed(configs[name], launch.out.name, job.dp),
             seen[name],
         )
         for name, site in sites.items()
@@ -114,8 +115,10 @@ def data_of(launch: Launch, site: str) -> SiteData:
     return load_site(job.data, launch.root, site, job.split, job.seed, answers)
 
 
-def _claimed(config: SiteConfig, dp: DPSettings | None) -> float | None:
+def _claimed(config: SiteConfig, job: str, dp: DPSettings | None) -> float | None:
+    """What the site's ledger says that this job has spent; sites of a store share a ledger with earlier jobs."""
     if dp is None:
         return None
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        return max(account.spent.epsilon for account in ledger.accounts(dp.delta))
+    with closing(look_into(config)) as ledger:
+        accounts = ledger.accounts(dp.delta)
+    return max(one.epsilon for account in accounts for one in account.jobs if (one.site, one.job) == (config.name, job))

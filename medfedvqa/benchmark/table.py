@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.compare import Summary, average, by_site, holm, p_value
 from medfedvqa.benchmark.grid import FREE, Grid, Outcome
 from medfedvqa.benchmark.printed import PRINTED, PrintedTable
@@ -27,7 +28,8 @@ def best_baseline(grid: Grid, outcomes: Outcomes) -> str:
 def _comparison(grid: Grid, outcomes: Outcomes, reference: str) -> str:
     others = [label for label in outcomes if label != reference]
     corrected = holm({label: p_value(outcomes[label], outcomes[reference]) for label in others})
-    head = ["system", *grid.sites, "average", f"p against {reference}", "bytes up", "bytes down", "s", "trained"]
+    sites = [for_markdown(site, NAME) for site in grid.sites]
+    head = ["system", *sites, "average", f"p against {reference}", "bytes up", "bytes down", "s", "trained"]
     rows = []
     for label, found in outcomes.items():
         accuracies = [*by_site(found).values(), average(found)]
@@ -56,7 +58,7 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
 
 def _facts(grid: Grid) -> str:
     budget = ", ".join(f"{name} {value}" for name, value in grid.budget.items()) or "each method's own budget"
-    backbone = grid.job(grid.systems[0], 0).backbone
+    backbone = for_markdown(grid.job(grid.systems[0], 0).backbone)
     return (
         f"Data {grid.reader}, official split, {len(grid.sites)} sites; backbone {backbone}, frozen but for what is "
         f"trained; {grid.seeds} seeds; {budget}."

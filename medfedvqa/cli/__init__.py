@@ -3,10 +3,9 @@
 import sys
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from medfedvqa.cli import attention, audit, benchmark, doctor, identity, ingest, jobs, kit, pretrain, privacy, run
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.federation.failures import ACTIONABLE
 
 app = typer.Typer(
@@ -35,5 +34,5 @@ def main() -> None:
     try:
         app()
     except ACTIONABLE as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"[bold red]Error:[/] {sentence(error)}", highlight=False, soft_wrap=True)
         sys.exit(1)

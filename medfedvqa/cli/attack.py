@@ -14,6 +14,7 @@ from medfedvqa.attack.controls import Fault, Trial
 from medfedvqa.cli.display import Bars
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, DPOption, EpsilonOption, RootOption, named_values
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.data import organs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, check_new, plan
@@ -57,12 +58,12 @@ def attack(
         files = {backbone: backbone_file} if backbone_file else {}
         return plan(JobSpec.from_dict(facts | wanted), root, out / f"run-{seed}", tuple(site or ()), threads, files)
 
-    console = Console()
+    console = Terminal()
     with Bars(console, tuple(site or organs(reader, root))) as bars:
         findings = audit(launch_of, audited, bars.watch)
     path = write(findings, out)
     show(console, findings)
-    console.print(f"The findings are in [bold]{path}[/]", soft_wrap=True)
+    console.print(f"The findings are in [bold]{sentence(path)}[/]", soft_wrap=True)
     raise typer.Exit(1 if findings["contradicted"] else 0)
 
 
@@ -82,7 +83,7 @@ def controls(
         refuted = sum(bound > epsilon for bound in bounds)
         mean = f"{sum(bounds) / repetitions:.2f}"
         table.add_row(fault.value, f"{epsilon:g}", f"{refuted} of {repetitions}", mean)
-    Console().print(table)
+    Terminal().print(table)
 
 
 def show(console: Console, findings: Mapping[str, Any]) -> None:
@@ -96,8 +97,8 @@ def show(console: Console, findings: Mapping[str, Any]) -> None:
     for one in findings["attacks"]:
         low, high = one["accuracy_interval"]
         table.add_row(
-            one["artefact"],
-            one["attack"],
+            plain(one["artefact"]),
+            plain(one["attack"]),
             f"{one['correct']} of {one['guessed']}",
             f"{one['accuracy']:.2f} \\[{low:.2f}, {high:.2f}]",
             f"{one['epsilon_lower_bound']:.2f}",

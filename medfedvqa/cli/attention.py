@@ -7,11 +7,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from audits.files import MAX_DOCUMENT, read_bounded
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, RootOption
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.data import Examples, Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.attention import draw_attention
@@ -55,7 +55,7 @@ def attention(
         weights = job.build().attention(own, state, rows)
     picture = own.data.pictures.load(own.backbone.shape.image_size)[0]
     _write(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
-    Console().print(f"[bold]{WARNING}[/] It is in {out}", soft_wrap=True)
+    Terminal().print(f"[bold]{WARNING}[/] It is in {sentence(out)}", soft_wrap=True)
 
 
 def bare_attention(backbone: Backbone, site: Site, rows: Examples) -> torch.Tensor:

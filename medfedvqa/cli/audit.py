@@ -1,11 +1,11 @@
 """`medfedvqa audit`: what left each site, and whether its log is whole, complete and what others hold of it."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from audits import (
@@ -29,9 +29,10 @@ from medfedvqa.cli import attack
 from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.audit_ui import ui_command
-from medfedvqa.cli.display import plain, show_log_totals
+from medfedvqa.cli.display import show_log_totals
 from medfedvqa.cli.report_inputs import bytes_of
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
@@ -39,6 +40,8 @@ app.command("attack")(attack.attack)
 app.command("controls")(attack.controls)
 app.command("export")(export_command)
 app.command("ui")(ui_command)
+CELL = 400
+"""Characters of a cell in the table of what passed: the longest holds the sentence that explains a refusal."""
 _MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
 
 
@@ -60,21 +63,24 @@ def verify_command(
     if as_json:
         typer.echo(json.dumps({"state": worst, "logs": [one.record() for one in found]}, indent=2))
     else:
+        terminal, count = Terminal(), "1 log" if len(found) == 1 else f"{len(found)} logs"
+        terminal.write_line(0, f"[bold]Verdict on {count}: {_MARKS[worst]}[/]")
         for one in found:
-            _show(Console(), one)
+            _show(terminal, one)
     raise typer.Exit(EXIT_CODES[worst])
 
 
 @app.command()
 def show(folder: Folder) -> None:
-    """Which tensors left, with shapes and bytes, to whom and when; then totals."""
-    console, logs = Console(), find_logs(folder)
+    """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
+    console, logs = Terminal(), find_logs(folder)
+    console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
     for site, path in logs.items():
         table = Table(
             "time", "job", "round", "task", "event", "peer", "tensor", "shape", "bytes", title=f"Site {plain(site)}"
         )
         for row in describe(path):
-            table.add_row(*map(plain, _cells(row)))
+            table.add_row(*(plain(cell, CELL) for cell in _cells(row)))
         console.print(table)
     show_log_totals(console, logs)
 
@@ -89,7 +95,7 @@ def proof(
     if out.exists():
         raise ConfigError(f"'{out}' exists already: choose another file")
     out.write_text(json.dumps(prove(folder, seq), indent=2) + "\n", encoding="utf-8")
-    Console().print(f"Entry {seq} is proven by '{out}'", highlight=False, soft_wrap=True)
+    Terminal().write_line(0, f"Entry {seq} is proven by '{sentence(out)}'")
 
 
 @app.command("check")
@@ -101,10 +107,10 @@ def check_command(
 ) -> None:
     """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
     proven = check(bytes_of(file), [VerifierKey.parse(one) for one in key])
-    who, where = ", ".join(proven.signers), f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
-    typer.echo(json.dumps(proven.record, indent=2, ensure_ascii=False))
+    who = sentence(", ".join(proven.signers))
+    where = f"{plain(proven.checkpoint.origin)}, {proven.checkpoint.size} entries"
+    Terminal().write_line(0, f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
+    typer.echo(json.dumps(proven.record, indent=2))
 
 
 @app.command("key")
@@ -118,30 +124,49 @@ def key_command(site: SiteFile) -> None:
 def expire_command(
     site: SiteFile,
     days: Annotated[
-        int, typer.Option(help="Closed files of the log older than so many days lose their lines.", min=1)
-    ] = (RETENTION_DAYS),
+        int, typer.Option(help="Closed files of the log older than this many days lose their lines.", min=1, max=36500)
+    ] = RETENTION_DAYS,
+    date: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
+        ),
+    ] = None,
 ) -> None:
-    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so."""
+    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so.
+
+    Times that other parties signed have to show the retention to have passed, not this machine's clock alone. Exit code
+    2: files are kept that are past it by the clock alone.
+    """
     config = config_of(site)
     log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     try:
-        gone = expire(log, days)
+        pinned = [VerifierKey.parse(key) for key in config.audit_peers.values()]
+        result = expire(log, days, pinned, date.date() if date else None)
     finally:
         log.close()
-    Console().print(f"{gone} files of the log expired", highlight=False)
+    terminal = Terminal()
+    terminal.print(f"{result.deleted} files of the log expired", highlight=False)
+    if result.waiting:
+        terminal.print(
+            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in "
+            "a job, whose sites sign the time, or give today's date yourself with --date",
+            highlight=False,
+        )
+        raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])
 
 
-def _show(console: Console, found: Examination) -> None:
+def _show(terminal: Terminal, found: Examination) -> None:
     torn = f"; {found.torn_bytes} bytes of an entry that a crash cut off" if found.torn_bytes else ""
-    console.print(
-        f"[bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}", highlight=False
+    terminal.write_line(
+        0, f"Log of [bold]{plain(found.site)}[/]: {found.entries} entries, head {found.head[:16]}{torn}"
     )
     for name, verdict in found.verdicts():
-        console.print(f"  {name}: {_MARKS[verdict.state]}", highlight=False)
+        terminal.write_line(2, f"{name}: {_MARKS[verdict.state]}")
         for part in verdict.parts:
             where = "" if part.entry is None else f"; entry {part.entry}"
-            line = f"    {part.name}: {_MARKS[part.state]}{where}, {plain(part.said)}"
-            console.print(line, highlight=False, soft_wrap=True)
+            terminal.write_line(4, f"{part.name}: {_MARKS[part.state]}{where}, {sentence(part.said)}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

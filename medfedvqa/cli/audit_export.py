@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from audits import ExportFormat, export_logs, find_logs
 from medfedvqa.cli.audit_options import Folder
+from medfedvqa.cli.terminal import Terminal
 
 Form = Annotated[
     ExportFormat, typer.Option("--format", help="FHIR R4 AuditEvents (NDJSON), JSON lines, or RFC 5424 syslog.")
@@ -19,4 +19,4 @@ def export_command(folder: Folder, form: Form, out: Out) -> None:
     """Write every entry of the logs below FOLDER into a file for an archive or a SIEM; nothing if a log is broken."""
     logs = find_logs(folder)
     count = export_logs(logs, form, out)
-    Console().print(f"{count} entries of {len(logs)} logs written", highlight=False)
+    Terminal().print(f"{count} entries of {len(logs)} logs written", highlight=False)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from medfedvqa.benchmark.systems import BUDGET, chosen
 from medfedvqa.benchmark.table import Outcomes, cell, markdown
 from medfedvqa.cli.roots import PHANTOM, find_root
 from medfedvqa.cli.run import DataOption, RootOption, named_values
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.data import organs, phantom
 from medfedvqa.errors import ConfigError
 from medfedvqa.files import write_whole
@@ -44,7 +44,7 @@ def benchmark(
     reader, root = find_root(data, data_root)
     systems = chosen([name.strip() for name in methods.split(",") if name.strip()])
     spent = BUDGET | named_values(budget or [])
-    console = Console()
+    console = Terminal()
     if scale:
         if reader != PHANTOM:
             raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
@@ -56,7 +56,7 @@ def benchmark(
             for label, each in outcomes(grid).items():
                 if label in found:
                     found[label][count] = average(each).mean
-        console.print(f"The plot is in [bold]{draw_scale(out, found)}[/]", soft_wrap=True)
+        console.print(f"The plot is in [bold]{sentence(draw_scale(out, found))}[/]", soft_wrap=True)
         return
     grid = Grid(reader, root, out, systems, seeds, spent, organs(reader, root), backbone)
     _complete(console, grid, workers)
@@ -65,7 +65,7 @@ def benchmark(
     write_whole(out / TABLE, text.encode())
     draw_convergence(out, results)
     _show(console, results)
-    console.print(f"Table, plot and runs are in [bold]{out}[/]", soft_wrap=True)
+    console.print(f"Table, plot and runs are in [bold]{sentence(out)}[/]", soft_wrap=True)
 
 
 def numbers(listed: str) -> list[int]:
@@ -87,5 +87,5 @@ def _complete(console: Console, grid: Grid, workers: int) -> None:
 def _show(console: Console, results: Outcomes) -> None:
     table = Table("system", "average, %", "trained")
     for label, each in results.items():
-        table.add_row(label, escape(cell(average(each))), f"{each[0].parameters:,}")
+        table.add_row(label, plain(cell(average(each))), f"{each[0].parameters:,}")
     console.print(table)

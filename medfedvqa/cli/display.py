@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from audits import totals
+from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.table import accuracy_cell, answering
 from medfedvqa.federation.hub import Event
 
@@ -22,7 +22,7 @@ class Bars:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self._rounds = self._progress.add_task("rounds", total=None)
-        self._sites = {site: self._progress.add_task(f"  {site}", total=None) for site in sites}
+        self._sites = {site: self._progress.add_task(f"  {plain(site)}", total=None) for site in sites}
         self._answered: dict[tuple[int, str], set[str]] = {}
 
     def __enter__(self) -> "Bars":
@@ -37,7 +37,7 @@ class Bars:
         answered = self._answered.setdefault((event.round, event.task), set())
         answered.add(event.site)
         evaluating = event.task == "evaluate"
-        name = f"  {event.site}" + (", evaluated" if evaluating else "")
+        name = f"  {plain(event.site)}" + (", evaluated" if evaluating else "")
         self._progress.update(self._sites[event.site], total=event.rounds, completed=event.round, description=name)
         if len(answered) == len(self._sites):
             name = "rounds, evaluated" if evaluating else "rounds"
@@ -47,14 +47,14 @@ class Bars:
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
     """The table of accuracies: one column per site, one row per way of answering."""
     sites = results["sites"]
-    columns = [f"{site}\nn={facts['n']}" for site, facts in sites.items()]
+    columns = [f"{plain(site)}\nn={facts['n']}" for site, facts in sites.items()]
     table = Table("", *columns, "average", title="Closed questions answered right, % [95 % interval]")
     for way in answering(results):
-        label = f"[bold]{way.label}[/]" if way.name in ("released", "finished") else way.label
+        label = f"[bold]{plain(way.label)}[/]" if way.name in ("released", "finished") else plain(way.label)
         table.add_row(label, *map(_cell, way.entries))
     console.print(table)
     for note in results["notes"]:
-        console.print(f"Note: {note}", soft_wrap=True)
+        console.print(f"Note: {sentence(note)}", soft_wrap=True)
 
 
 def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
@@ -64,16 +64,11 @@ def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
         total = totals(folder)
         for tensor in total.tensors:
             if tensor.direction == "out":
-                table.add_row(site, plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
+                table.add_row(plain(site), plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
         whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
-        table.add_row(site, *whole, end_section=True)
+        table.add_row(plain(site), *whole, end_section=True)
     console.print(table)
 
 
-def plain(text: str) -> str:
-    """Text of others, as it stands: neither markup nor a terminal's control sequences."""
-    return escape("".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text))
-
-
 def _cell(entry: Mapping[str, Any] | None) -> str:
-    return escape(accuracy_cell(entry).replace(" %", ""))
+    return plain(accuracy_cell(entry).replace(" %", ""))

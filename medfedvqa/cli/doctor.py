@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from audits.escaping import SENTENCE, for_terminal
+from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor import accept_changes, examine
 from medfedvqa.federation.flare.doctor_common import Fact
@@ -59,19 +60,14 @@ def _state(check: Check) -> str:
 
 
 def _show(checks: list[Check]) -> None:
-    console = Console()
+    console = Terminal()
     for check in checks:
         explanation = f": {check.value}" if isinstance(check, Fact) else ""
         explanation = explanation if check.problem is None else f": {check.problem}; {check.remedy}"
-        # As text: rich would take `:ab:` in a fingerprint for a picture, and brackets for its markup.
-        line = Text.assemble(_MARKS[_state(check)], Text(f" {_printable(check.name + explanation)}"))
+        # Names come from files that others wrote: as text, since rich would take brackets for its markup.
+        line = Text.assemble(_MARKS[_state(check)], Text(f" {for_terminal(check.name + explanation, SENTENCE)}"))
         console.print(line, highlight=False, soft_wrap=True)
     failed = sum(not check.ok for check in checks)
     warnings = sum(_state(check) == "warning" for check in checks)
     noted = f", {warnings} with a warning" if warnings else ""
     console.print(Text(f"{len(checks) - failed} of {len(checks)} checks passed{noted}"), highlight=False)
-
-
-def _printable(text: str) -> str:
-    """Names come from files that others wrote: nothing in them steers the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

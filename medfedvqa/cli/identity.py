@@ -1,8 +1,7 @@
 """`medfedvqa identity`: the fingerprint that other sites pin."""
 
-from rich.console import Console
-
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain
 from medfedvqa.federation.attempt import load_identity
 
 
@@ -12,4 +11,4 @@ def identity(site: SiteFile) -> None:
     The other sites write it into their own site.yml, under `peers`, after having compared it by phone.
     """
     config = config_of(site)
-    Console().print(f"{config.name}: {load_identity(config).fingerprint}", highlight=False, soft_wrap=True)
+    Terminal().print(f"{plain(config.name)}: {load_identity(config).fingerprint}", highlight=False, soft_wrap=True)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.binding import read_binding
 from medfedvqa.ingest.ingest import ingest as ingest_folder
 from medfedvqa.ingest.options import FRAMES, RETAINABLE, Options
 from medfedvqa.ingest.reasons import MEANINGS
@@ -25,6 +26,9 @@ def ingest(
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
+    ] = None,
     side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = DEFAULT.side,
     frame: Annotated[str, typer.Option(help=f"Of several: {' or '.join(FRAMES)}.")] = DEFAULT.frame,
     retain: Annotated[list[str] | None, typer.Option(help=f"{' or '.join(RETAINABLE)}; repeatable.")] = None,
@@ -35,7 +39,7 @@ def ingest(
 ) -> None:
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
     options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
-    console = Console()
+    console = Terminal()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
         tasks: dict[str, int] = {}
@@ -47,14 +51,23 @@ def ingest(
             progress.update(bar, completed=done, total=total or None)
 
         key = key or out.with_name(out.name + ".key")
-        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch)
+        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch, ledger)
     _show(console, manifest.counts)
+    if read_binding(out) is None:
+        console.print(
+            "An earlier version made this store: its first site under differential privacy binds it to that site's "
+            "ledger. Give that ledger's folder by --ledger, so that the same patients are recognised elsewhere.",
+            soft_wrap=True,
+        )
     if not manifest.counts.rows:
         raise DataError("no question could be kept: the list of what is left out, and why, is in the store")
-    console.print(f"The store is [bold]{out}[/]; train with: medfedvqa run METHOD --data {out}", soft_wrap=True)
+    console.print(
+        f"The store is [bold]{sentence(out)}[/]; train with: medfedvqa run METHOD --data {sentence(out)}",
+        soft_wrap=True,
+    )
 
 
-def _show(console: Console, counts: Counts) -> None:
+def _show(console: Terminal, counts: Counts) -> None:
     """Counts and reasons, no names."""
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")

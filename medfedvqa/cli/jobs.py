@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from medfedvqa.cli.run import (
     CommitteeOption,
@@ -16,6 +15,7 @@ from medfedvqa.cli.run import (
     asked_committee,
     named_values,
 )
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.terms import Terms
@@ -72,7 +72,7 @@ def export(
     if kit or site:
         spec = spec.model_copy(update={"terms": _terms(kit, site, days)})
     export_job(spec, out)
-    Console().print(f"Submit it by: nvflare job submit -j {out}")
+    Terminal().print(f"Submit it by: nvflare job submit -j {sentence(out)}", soft_wrap=True)
 
 
 def _terms(kit: Path | None, sites: list[str] | None, days: float) -> Terms:

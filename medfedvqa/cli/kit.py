@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from medfedvqa.cli.terminal import Terminal, sentence
 
 app = typer.Typer(help="FLARE startup kits: those of the dashboard, and keys that stay.", no_args_is_help=True)
 
@@ -19,9 +20,9 @@ def prepare(
     """Do to a kit from FLARE's dashboard what our builder does in provisioning, before its first start."""
     from medfedvqa.federation.flare.kits import prepare_kit
 
-    console, written = Console(), prepare_kit(folder, str(storage.resolve()) if storage else None)
+    console, written = Terminal(), prepare_kit(folder, str(storage.resolve()) if storage else None)
     for path in written:
-        console.print(f"written: {path}", highlight=False)
+        console.print(f"written: {sentence(path)}", highlight=False, soft_wrap=True)
     if not written:
         console.print("The kit is prepared already; nothing was changed.")
 
@@ -36,4 +37,4 @@ def root_command(
     """Write a provisioned project's root certificate and key for `nvflare cert approve`: new sites keep their keys."""
     from medfedvqa.federation.flare.kits import root_folder
 
-    Console().print(f"root certificate: {root_folder(project, out)}", highlight=False, soft_wrap=True)
+    Terminal().print(f"root certificate: {sentence(root_folder(project, out))}", highlight=False, soft_wrap=True)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from medfedvqa.cli.roots import BENCHMARKS
+from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def pretrain(
 
     if benchmark != "none" and benchmark not in BENCHMARKS:
         raise ConfigError(f"unknown benchmark '{benchmark}'; there is: none, {', '.join(BENCHMARKS)}")
-    console = Console()
+    console = Terminal()
     stages = stages_of(start) if start else []
     with console.status("Reading pictures"):
         corpus = load(data_root, None if benchmark == "none" else benchmark, share_alike)
@@ -56,4 +56,4 @@ def pretrain(
     out.with_suffix(".checkpoint").unlink()
     with console.status("Measuring for the model card"):
         write_card(out, clip, corpus, data_root)
-    console.print(f"Weights and model card are in [bold]{out.parent}[/]")
+    console.print(f"Weights and model card are in [bold]{sentence(out.parent)}[/]")

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from audits import SitePolicy, read
 from medfedvqa.cli import report
 from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.ingest.binding import check_binding, note_head
+from medfedvqa.ingest.store import read_store
 from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
+from privacy.ledger_folder import read_folder
 from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
@@ -38,7 +41,7 @@ def settings() -> None:
     table = Table("setting", "default")
     for field in fields(DPSettings):
         table.add_row(field.name, json.dumps(field.default))
-    Console().print(table)
+    Terminal().print(table)
 
 
 @app.command()
@@ -54,10 +57,12 @@ def plan(
     job = JobSpec.from_dict({"method": method, "options": named_values(option or []), "dp": wanted or None})
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
-    built, console = job.build(), Console()
+    built, console = job.build(), Terminal()
     rounds = [one.events for one in built.plan()]
     for event in summed(event for events in rounds for event in events):
-        console.print(f"{event.noise_words} on each {event.applied_to}, {event.steps} times", highlight=False)
+        console.print(
+            f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
+        )
     table = Table("after task", *SPENT)
     for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
         events = [event for one in rounds[:done] for event in one]
@@ -75,14 +80,14 @@ def plan(
 @app.command("spent")
 def spent_command(site: SiteFile) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
-    config, console = config_of(site), Console()
+    config, console = config_of(site), Terminal()
     if not config.ledger.is_dir():
         console.print("No job under differential privacy has run here.")
         return
     with _ledger(config) as ledger:
         accounts = ledger.accounts(config.policy.delta)
     for account in accounts:
-        console.print(f"[bold]cohort {account.cohort[:16]}[/], {account.patients} patients", highlight=False)
+        console.print(f"[bold]cohort {plain(account.cohort[:16])}[/], {account.patients} patients", highlight=False)
         table = Table("", *SPENT)
         table.add_row("spent", *_cells(account.spent))
         table.add_row("with what is reserved", *_cells(account.authorised))
@@ -92,7 +97,9 @@ def spent_command(site: SiteFile) -> None:
             console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
     for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
-        console.print(f"[bold red]job {job} has no valid epsilon[/]: {withdrawal.sentence}", highlight=False)
+        console.print(
+            f"[bold red]job {plain(job)} has no valid epsilon[/]: {sentence(withdrawal.sentence)}", highlight=False
+        )
 
 
 @app.command("ledger")
@@ -102,22 +109,43 @@ def ledger_command(
     import_: Annotated[
         Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
     ] = None,
+    take_over: Annotated[
+        Path | None, typer.Option(help="Take over the charges of this folder's ledger, which this site had before.")
+    ] = None,
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
-    config, console = config_of(site), Console()
-    with _ledger(config) as ledger:
+    config, console = config_of(site), Terminal()
+    with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
             console.print(f"{ledger.import_(import_)} records were taken over")
+        if take_over is not None:
+            console.print(f"{_take_over(config, ledger, take_over)} records were taken over")
         if free is not None:
             console.print(f"{ledger.free(free)} tasks of the job were given back")
         ledger.verify()
         if config.audit.is_dir():
             check_ledger(ledger, config.audit)
+        if store := store_of(config):
+            check_binding(store, config.ledger)
         seq, head = ledger.head()
         console.print(f"[green]intact[/], {seq} records, head {head[:16]}", highlight=False)
         if export is not None:
             ledger.export(export)
+
+
+def _take_over(config: SiteConfig, ledger: Ledger, folder: Path) -> int:
+    """Charges of a site's earlier ledger to the ledger that the sites of its store share; how many records."""
+    store = store_of(config)
+    if store is None:
+        raise ConfigError("charges are taken over for the patients of a store, and this data set is none: use --import")
+    if read_folder(folder) is None:
+        raise ConfigError("there is no ledger to take over in that folder: give the folder that site.yml named before")
+    _, images, _ = read_store(store)
+    with closing(Ledger(folder, config.name)) as earlier:
+        written = ledger.take_over(earlier, {image.patient for image in images.values()})
+    note_head(store, ledger)
+    return written
 
 
 def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawal]:
@@ -132,10 +160,12 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
 
 
 def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
-    table = Table("job", "method", "epsilon by itself", "tasks reserved", "state")
+    several = len({job.site for job in accounts}) > 1
+    table = Table("job", *(["site"] if several else []), "method", "epsilon by itself", "tasks reserved", "state")
     for job in accounts:
         state = f"{job.state}, VOID: repeatable noise" if job.void else str(job.state)
-        table.add_row(job.job, job.method, f"{job.epsilon:.4f}", str(job.reserved), state)
+        where = [plain(job.site)] if several else []
+        table.add_row(plain(job.job), *where, plain(job.method), f"{job.epsilon:.4f}", str(job.reserved), state)
     return table
 
 
@@ -154,8 +184,9 @@ def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -
 
 
 @contextmanager
-def _ledger(config: SiteConfig) -> Iterator[Ledger]:
+def _ledger(config: SiteConfig, shared: bool = False) -> Iterator[Ledger]:
+    """The site's ledger; with `shared`, bound to the site's store as its next job would."""
     if not config.ledger.parent.is_dir():
         raise ConfigError("the folder that should hold the ledger does not exist: check 'ledger' in site.yml")
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with closing(ledger_of(config) if shared else look_into(config)) as ledger:
         yield ledger

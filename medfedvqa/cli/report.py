@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 
 from audits import EXIT_CODES, AuditKey, Judgement, State, VerifierKey, origin_of
 from medfedvqa.cli.audit_options import Against, Network
-from medfedvqa.cli.display import plain
 from medfedvqa.cli.report_inputs import bytes_of, evidence_of
 from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.launch import check_new
 from medfedvqa.files import write_whole
@@ -66,11 +65,11 @@ def report_command(
     said = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
     key = AuditKey.at(config.audit_key, origin_of(config.name))
     write_whole(out / ENVELOPE, signed(report, said, key))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(report.sections.claim.sentence)
+    terminal = Terminal()
+    terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:
-        console.print(f"  {rule.rule}: {MARKS[State(rule.state)]}, {rule.said}")
-    console.print(f"The report is in [bold]{out}[/]")
+        terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[State(rule.state)]}, {sentence(rule.said)}")
+    terminal.write_line(0, f"The report is in [bold]{sentence(out)}[/]")
 
 
 def verify_command(
@@ -107,10 +106,11 @@ def join_command(
     from medfedvqa.evaluation.privacy_report import render_joined
 
     render_joined(joined, out)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(joined.sentence)
+    terminal = Terminal()
+    terminal.write_line(0, f"[bold]Verdict: {MARKS[State(joined.state)]}[/]")
+    terminal.write_line(0, sentence(joined.sentence))
     for one in joined.agreements:
-        console.print(f"  {one.what}: {MARKS[State(one.state)]}, {one.said}")
+        terminal.write_line(2, f"{plain(one.what)}: {MARKS[State(one.state)]}, {sentence(one.said)}")
     raise typer.Exit(EXIT_CODES[State(joined.state)])
 
 
@@ -122,7 +122,7 @@ def verify_joined_command(
     """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
     if bytes_of(file) != encoded(_joined(reports, key).model_dump(mode="json")):
         raise ConfigError(f"'{file}' is not what these reports come to")
-    Console().print("[green]shown[/]: the joined report is what these reports come to", highlight=False)
+    Terminal().write_line(0, "[green]shown[/]: the joined report is what these reports come to")
 
 
 def registry_command(
@@ -133,7 +133,7 @@ def registry_command(
     if out.exists():
         raise ConfigError(f"'{out}' exists already: choose another file")
     entry = registry_entry(read_report(bytes_of(report / JSON)))
-    write_whole(out, yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100).encode())
+    write_whole(out, yaml.safe_dump(entry, sort_keys=False, width=100).encode())
 
 
 def _joined(folders: list[Path], keys: list[str] | None) -> Joined:
@@ -151,7 +151,8 @@ def _joined(folders: list[Path], keys: list[str] | None) -> Joined:
 
 
 def _show(found: Judgement) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    terminal = Terminal()
+    terminal.write_line(0, f"[bold]Verdict: {MARKS[found.state]}[/]")
     for part in found.parts:
         where = "" if part.entry is None else f"; entry {part.entry}"
-        console.print(f"  {part.name}: {MARKS[part.state]}{where}, {plain(part.said)}")
+        terminal.write_line(2, f"{plain(part.name)}: {MARKS[part.state]}{where}, {sentence(part.said)}")

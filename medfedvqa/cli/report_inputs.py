@@ -27,11 +27,14 @@ from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import status
+from medfedvqa.federation.budget import look_into, store_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.ingest.binding import check_binding
+from medfedvqa.ingest.register import read_register
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from medfedvqa.version import code_digest, code_version
-from privacy import Ledger
+from privacy.ledger_folder import read_folder
 from privacy.report import (
     Accuracy,
     Attack,
@@ -44,6 +47,7 @@ from privacy.report import (
     Measured,
     Policy,
     Run,
+    StoreBinding,
     Tool,
     quote_ledger,
 )
@@ -87,7 +91,8 @@ def evidence_of(
         examined=_examined(config, against, network),
         attack=_read(attack, _attack) if attack else None,
         measured=_measured(config.name, results, baseline) if results and baseline else None,
-        ingested=_ingested(config.data.root) if config.data.reader == "store" and config.data.root else None,
+        ingested=_ingested(store) if (store := store_of(config)) else None,
+        binding=_binding(config),
     )
 
 
@@ -119,7 +124,7 @@ def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
 def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
     if not config.ledger.is_dir():
         return ()
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with closing(look_into(config)) as ledger:
         ledger.verify()
         return quote_ledger(ledger.rows())
 
@@ -214,6 +219,17 @@ def _accuracy(told: dict[str, Any]) -> Accuracy:
     """Three digits, so that nobody counts rows."""
     low, high = told["interval"]
     return Accuracy(accuracy=round(told["accuracy"], 3), low=round(low, 3), high=round(high, 3))
+
+
+def _binding(config: SiteConfig) -> StoreBinding:
+    """How ledger and store are tied to each other. Raises `LedgerError` if the store is bound to another ledger."""
+    store = store_of(config)
+    if store is None:
+        return StoreBinding(from_store=False, bound=False, compared=False)
+    bound, ledger = check_binding(store, config.ledger), read_folder(config.ledger)
+    register, key = read_register(config.ledger), read_manifest(store).key
+    named = bound and ledger is not None and ledger.store == key
+    return StoreBinding(from_store=True, bound=named, compared=register is not None and register.key == key)
 
 
 def _ingested(store: Path) -> Ingested:

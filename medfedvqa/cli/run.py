@@ -14,6 +14,7 @@ from rich.table import Table
 
 from medfedvqa.cli.display import Bars, show_log_totals, show_results
 from medfedvqa.cli.roots import find_root
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Engine, plan
@@ -90,6 +91,9 @@ def run(
     gather: GatherOption = "mean",
     most_norm: MostNormOption = None,
     threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
+    ] = None,
     out: OutOption = None,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
@@ -114,14 +118,16 @@ def run(
     )
     out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
     files = {backbone: backbone_file} if backbone_file else {}
-    launch = plan(job, root, out, tuple(site or ()), threads, files)
-    console = Console()
-    console.print(f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {job.backbone}, engine {engine}")
+    launch = plan(job, root, out, tuple(site or ()), threads, files, ledger)
+    console = Terminal()
+    console.print(
+        f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {plain(job.backbone)}, engine {engine}"
+    )
     with _first_interrupt_stops(console) as stop, Bars(console, launch.sites) as bars:
         results = run_launch(launch, engine, bars.watch, stop)
     show_results(console, results)
     show_log_totals(console, launch.audit_folders)
-    console.print(f"Results, plots and logs are in [bold]{out}[/]", soft_wrap=True)
+    console.print(f"Results, plots and logs are in [bold]{sentence(out)}[/]", soft_wrap=True)
 
 
 def methods(
@@ -131,12 +137,12 @@ def methods(
     if matrix:
         typer.echo(markdown_matrix(), nl=False)
         return
-    console = Console()
+    console = Terminal()
     for name in method_names():
         kind = method_type(name)
         table = Table("option", "default", "meaning", title=name, title_justify="left")
         for option, field in kind.config_type.model_fields.items():
-            table.add_row(option, json.dumps(field.default), field.description or "")
+            table.add_row(option, plain(json.dumps(field.default)), sentence(field.description or ""))
         console.print((kind.__doc__ or "").strip().split("\n")[0])
         console.print(table)
 

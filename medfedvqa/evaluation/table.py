@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from audits.escaping import NAME, for_markdown
 from medfedvqa.evaluation.accuracy import percent
 from medfedvqa.files import write_whole
 
@@ -61,12 +62,12 @@ def markdown_table(results: Results) -> str:
     """The table, the facts of the run below it, and each note as a paragraph of its own."""
     sites = results["sites"]
     head = ["", *(_heading(site, entry) for site, entry in sites.items()), "average"]
-    rows = [[way.label, *map(accuracy_cell, way.entries)] for way in answering(results)]
+    rows = [[for_markdown(way.label), *map(accuracy_cell, way.entries)] for way in answering(results)]
     paragraphs = [
         _aligned(head, rows),
         "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
-        facts_line(results),
-        *results["notes"],
+        for_markdown(facts_line(results)),
+        *map(for_markdown, results["notes"]),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
@@ -103,7 +104,8 @@ def _privacy(results: Results) -> list[str]:
 
 
 def _heading(site: str, entry: Mapping[str, Any]) -> str:
-    return site if entry["n"] is None else f"{site} (n = {entry['n']})"
+    name = for_markdown(site, NAME)
+    return name if entry["n"] is None else f"{name} (n = {entry['n']})"
 
 
 def _traffic(results: Results, direction: str) -> str:

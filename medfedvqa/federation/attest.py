@@ -23,6 +23,7 @@ from audits import (
     VerifierKey,
     Witness,
     origin_of,
+    round_number,
 )
 from medfedvqa.federation.site_config import SiteConfig
 
@@ -196,7 +197,7 @@ class Attester:
 
     def _find(self, error: NoteError, round: int, about: str = "") -> None:
         known = about if about in self._witness.known_keys() else None
-        self._log.append(Event.FINDING, **self._standing, round=round, peer=known, reason=str(error))
+        self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=known, reason=str(error))
 
 
 def site_of(origin: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from audits import Charged, JobRefused, LogError, Refusal, read
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.ingest.binding import look_into_ledger, note_head, open_ledger
 from medfedvqa.methods import Method
 from privacy import Charge, Cost, Ledger, LedgerError, Limits, spent
 
@@ -32,7 +33,7 @@ class JobBudget:
         if most and alone > min(most):
             detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"
             raise JobRefused(Refusal.EPSILON, detail)
-        self._ledger = Ledger(self._config.ledger, self._config.name)
+        self._ledger = ledger_of(self._config)
         check_ledger(self._ledger, self._config.audit)
         self._ledger.check(self._job_id, plan, limits)
 
@@ -42,11 +43,13 @@ class JobBudget:
             return
         void = self._config.repeatable_noise is not None
         self._ledger.reserve(self._job_id, self._method.name, patients, self._method.plan(), self._limits, void)
+        self._note_head(self._ledger)
 
     def begin(self, task: str, round: int) -> None:
         """Charge a task that is about to run; a run that died was charged too. Raises as `reserve` does."""
         if self._ledger and self._costs(task):
             self._ledger.begin(self._job_id, task, round, self._limits)
+            self._note_head(self._ledger)
 
     def settle(self, task: str, round: int) -> Charge | None:
         """The charge that stands for a task's saved result, None for a task that costs nothing."""
@@ -62,6 +65,11 @@ class JobBudget:
         self._ledger.close()
         return had_part
 
+    def _note_head(self, ledger: Ledger) -> None:
+        """Lets the other sites of the store know: they refuse a copy of the ledger that lacks this charge."""
+        if store := store_of(self._config):
+            note_head(store, ledger)
+
     def _costs(self, task: str) -> bool:
         """Whatever the round: one that was not planned is for the ledger to refuse."""
         return self._method.cost(task) != Cost()
@@ -71,6 +79,29 @@ class JobBudget:
         # A job's delta is at most the site's: at that delta every epsilon is at least the site's own.
         policy, delta = self._config.policy, self._dp.delta if self._dp else self._config.policy.delta
         return Limits(policy.epsilon_limit, delta, policy.max_epsilon_per_job)
+
+
+def store_of(config: SiteConfig) -> Path | None:
+    """The store that the site trains on, None if its data set is no store that `medfedvqa ingest` made."""
+    return config.data.root if config.data.reader == "store" else None
+
+
+def ledger_of(config: SiteConfig) -> Ledger:
+    """The site's ledger; that of a store is bound to it. Raises `LedgerError` if it is not this site's to charge."""
+    if store := store_of(config):
+        return open_ledger(store, config.ledger, config.name)
+    ledger = Ledger(config.ledger, config.name)
+    if ledger.store is not None:
+        ledger.close()
+        raise LedgerError(
+            "the ledger belongs to a store, and this data set is none: write a ledger of its own into site.yml"
+        )
+    return ledger
+
+
+def look_into(config: SiteConfig) -> Ledger:
+    """The site's ledger as it is: binds nothing, and charges are for `ledger_of`. Raises `LedgerError`."""
+    return look_into_ledger(store_of(config), config.ledger, config.name)
 
 
 def logged(charge: Charge) -> Charged:

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, origin_of, read
+from medfedvqa.federation.budget import look_into
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import StateFile
-from privacy import Ledger
 
 LATE = "the site closed the job: its process had ended without doing so"
 
@@ -29,7 +29,7 @@ def settle(config: SiteConfig, job_id: str) -> None:
     """
     if not config.ledger.is_dir():
         return
-    with contextlib.closing(Ledger(config.ledger, config.name)) as ledger:
+    with contextlib.closing(look_into(config)) as ledger:
         if _left_something(config.audit, job_id):
             ledger.free(job_id)
         elif ledger.holds(job_id):

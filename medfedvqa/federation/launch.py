@@ -16,6 +16,7 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
+from medfedvqa.ingest.binding import default_ledger
 from medfedvqa.models import load_backbone
 from privacy.secagg import Identity
 
@@ -34,6 +35,16 @@ class Launch:
     threads: int = 1
     """Processor threads per site."""
     backbone_files: Mapping[str, Path] | None = None
+    ledger: Path | None = None
+    """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
+
+    def ledger_of(self, site: str) -> Path:
+        """The folder of a site's ledger: the sites of a store share one."""
+        if self.ledger is not None:
+            return self.ledger.resolve()
+        if self.job.data == "store" and self.root is not None:
+            return default_ledger(self.root)
+        return (self.out / "sites" / site / "ledger").resolve()
 
     @property
     def audit_folders(self) -> dict[str, Path]:
@@ -54,19 +65,22 @@ def plan(
     sites: tuple[str, ...] = (),
     threads: int = 1,
     backbone_files: Mapping[str, Path] | None = None,
+    ledger: Path | None = None,
 ) -> Launch:
     """Check everything that can be checked without training; writes nothing.
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
     check_new(out, "a run")
+    if ledger is not None and job.data != "store":
+        raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
     for site in sites:
         method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
     load_backbone(job.backbone, backbone_files or {})
-    return Launch(job, root, out, sites, threads, backbone_files)
+    return Launch(job, root, out, sites, threads, backbone_files, ledger)
 
 
 def write_sites(launch: Launch) -> dict[str, Path]:
@@ -90,7 +104,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 threads=launch.threads,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
-                ledger=str(folder / "ledger"),
+                ledger=str(launch.ledger_of(site)),
                 identity=str(keys[site]),
                 audit_key=str(folder / "audit.key"),
                 peers=peers,

@@ -31,7 +31,8 @@ device: {device}
 threads: {threads}
 
 # Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
-# what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together.
+# what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together. All sites of a
+# store name the ledger that the store is bound to: STORE.ledger beside it, as `medfedvqa ingest` makes it.
 state: {state}
 audit: {audit}
 ledger: {ledger}

@@ -27,16 +27,16 @@ from audits import (
     origin_of,
     verify,
 )
+from audits.escaping import for_markdown
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.attest import Attester
-from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.budget import check_ledger, look_into
 from medfedvqa.federation.hub import Call
 from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.files import write_whole
 from medfedvqa.methods import Tensors
 from medfedvqa.version import code_digest, code_version
-from privacy import Ledger
 
 NAME = "site_status"
 STATUS_JOB = {"method": NAME}
@@ -105,7 +105,7 @@ def _budget(config: SiteConfig) -> Tensors:
     spent = authorised = 0.0
     jobs: set[str] = set()
     if config.ledger.is_dir():
-        with closing(Ledger(config.ledger, config.name)) as ledger:
+        with closing(look_into(config)) as ledger:
             check_ledger(ledger, config.audit)
             jobs = {job.job for one in ledger.accounts(delta) for job in one.jobs if job.epsilon or job.reserved}
             spent, authorised = (ledger.together(delta, reserved).epsilon for reserved in (False, True))
@@ -162,9 +162,11 @@ def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
     refusals = []
     for site, found in answers.items():
         if "refused" in found:
-            refusals.append(f"- {found['refused']}")
+            refusals.append(f"- {for_markdown(found['refused'])}")
             continue
         limit = "none" if found["limit"] is None else f"{found['limit']:g}"
         epsilons = f"{found['spent']:.4f} | {found['authorised']:.4f} | {limit} | {found['delta']:g}"
-        lines.append(f"| {site} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |")
+        lines.append(
+            f"| {for_markdown(site)} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |"
+        )
     return "\n".join([*lines, "", *refusals]).rstrip() + "\n"

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.files import PRIVATE, write_whole
+from medfedvqa.ingest.binding import BINDING, default_ledger
 from medfedvqa.ingest.journal import Journal, Record, quarantine_lines
 from medfedvqa.ingest.keys import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.options import Options
 from medfedvqa.ingest.pool import Task, WorkerProcess, handled
 from medfedvqa.ingest.questions import Question, read_questions
 from medfedvqa.ingest.reasons import PASSING, Reason
+from medfedvqa.ingest.register import CohortCheck
 from medfedvqa.ingest.resolve import Resolver, Wanted
 from medfedvqa.ingest.store import (
     FORMAT,
@@ -52,6 +54,8 @@ class Survey:
 
     paths: dict[str, list[str]]
     """Paths within the folder, by the keyed digest of their content."""
+    sha256: dict[str, str]
+    """The digest of the content itself, by the same."""
     refused: list[tuple[str, Reason]]
     """Paths that were not even read."""
 
@@ -62,28 +66,45 @@ class Survey:
 
 
 def ingest(
-    folder: Path, questions: Path, out: Path, key: Path, options: Options, workers: int, watch: Watch
+    folder: Path,
+    questions: Path,
+    out: Path,
+    key: Path,
+    options: Options,
+    workers: int,
+    watch: Watch,
+    ledger: Path | None = None,
 ) -> Manifest:
     """Make or renew the store `out`: files that it knows already are not read again, others are forgotten.
 
-    A killed call leaves the old store, if there was one, and what it got done is not done again. Raises `DataError`
-    for the folder or the questions, `ConfigError` for the rest.
+    `ledger` is the folder of the ledger that the patients are charged to, by default beside the store; a store that an
+    earlier version made, and that is bound to no ledger, is left to its sites unless a ledger is named. A killed call
+    leaves the old store, if there was one, and what it got done is not done again. Raises `DataError` for the folder or
+    the questions, `ConfigError` for the rest.
     """
     versions = tool_versions()
     asked = read_questions(questions)
-    _check_places(folder, out, key)
+    _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
     with _only_one(out):
         if (out / MANIFEST).exists() and read_manifest(out).key != keys.fingerprint():
             raise ConfigError("the store was made with another key: give that one by --key, or another --out")
+        cohort = None
+        if ledger or not _is_of_earlier_version(out):
+            cohort = CohortCheck(out, ledger or default_ledger(out), keys.fingerprint())
         survey = _survey(folder, keys, options, watch)
         with Journal(out / JOURNAL) as journal:
             recipe = options.recipe(versions)
             wanted = Wanted.of(asked, keys)
-            _settle_known(out, survey, journal, wanted, recipe)
-            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), wanted.keyed)
+            _settle_known(out, survey, journal, wanted, recipe, marked=cohort is not None)
+            registers = cohort.mark_keys if cohort else []
+            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), wanted.keyed, registers)
             _read_new(folder, survey, journal, wanted, recipe, start, workers, watch)
             journal.keep(survey.paths)
+            if cohort:
+                stored = [record for record in journal.records.values() if record.verdict == "stored"]
+                files = {survey.sha256[record.source] for record in stored}
+                cohort.admit(files, {mark for record in stored for mark in record.marks})
             return _publish(out, survey, journal, asked, keys, options, versions)
 
 
@@ -98,7 +119,12 @@ def tool_versions() -> dict[str, str]:
     return {"python": platform.python_version(), "medfedvqa": code_version(), **tools}
 
 
-def _check_places(folder: Path, out: Path, key: Path) -> None:
+def _is_of_earlier_version(out: Path) -> bool:
+    """Whether the store is whole and no ledger is noted in it: its sites may have one already."""
+    return (out / MANIFEST).exists() and not (out / BINDING).exists()
+
+
+def _check_places(folder: Path, out: Path, key: Path, ledger: Path) -> None:
     if not folder.is_dir():
         raise DataError("the DICOM folder does not exist: check its path")
     inner, outer = out.resolve(), folder.resolve()
@@ -106,6 +132,8 @@ def _check_places(folder: Path, out: Path, key: Path) -> None:
         raise ConfigError("the store and the DICOM folder must not lie within each other: choose another --out")
     if key.resolve().is_relative_to(inner):
         raise ConfigError("the key must not lie in the store, which may be handed on: choose another --key")
+    if ledger.resolve().is_relative_to(inner):
+        raise ConfigError("the ledger must not lie in the store, which may be handed on: choose another --ledger")
 
 
 @contextmanager
@@ -129,19 +157,22 @@ def _only_one(out: Path) -> Iterator[None]:
 def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> Survey:
     """Every file's digest; links are not followed. Raises `DataError` for an empty folder."""
     paths: dict[str, list[str]] = {}
+    digests: dict[str, str] = {}
     refused: list[tuple[str, Reason]] = []
     for number, path in enumerate(_files(folder), 1):
         name = path.relative_to(folder).as_posix()
         try:
-            source = keys.digest("source", _digest(path, options))
+            content = _digest(path, options)
+            source = keys.digest("source", content)
         except _Refused as error:
             refused.append((name, error.reason))
         else:
             paths.setdefault(source, []).append(name)
+            digests[source] = content
         watch("looking through the folder", number, 0)
     if not paths and not refused:
         raise DataError("the DICOM folder is empty: nothing is taken out of the store on such evidence")
-    return Survey(paths, refused)
+    return Survey(paths, digests, refused)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -173,15 +204,18 @@ def _digest(path: Path, options: Options) -> str:
     return digest.hexdigest()
 
 
-def _settle_known(out: Path, survey: Survey, journal: Journal, wanted: Wanted, recipe: str) -> None:
-    """Forget what has to be read again, and pictures that nobody asks for any more."""
+def _settle_known(out: Path, survey: Survey, journal: Journal, wanted: Wanted, recipe: str, marked: bool) -> None:
+    """Forget what has to be read again, and pictures that nobody asks for any more; `marked`: as well as patients
+    without a mark."""
     for source, record in list(journal.records.items()):
         asked = wanted.asks(survey.paths.get(source, ()), record)
         again = record.recipe != recipe or record.reason in PASSING
         if record.verdict == "stored":
-            again |= asked and not _intact(out, record)
+            again |= asked and (not _intact(out, record) or (marked and not record.marks))
             if not asked:
-                journal.records[source] = record.model_copy(update={"verdict": "unasked", "image": None, "secrets": []})
+                journal.records[source] = record.model_copy(
+                    update={"verdict": "unasked", "image": None, "secrets": [], "marks": []}
+                )
         if record.verdict == "unasked":
             again |= asked
         if again:

@@ -27,6 +27,8 @@ class Record(_Strict):
     image: Image | None = None
     secrets: list[Keyed] = []
     """Of the texts that name the patient, for looking them up in questions."""
+    marks: list[Keyed] = []
+    """Of the patient's ID, under the key of each register that was in sight; none in a store of an earlier version."""
 
 
 class Journal:

@@ -26,6 +26,10 @@ class Pseudonyms:
         """The pseudonym of a patient, 32 hex digits; case and white space of the ID do not count."""
         return self.digest("patient", "".join(patient_id.split()).casefold())
 
+    def mark(self, patient_id: str) -> str:
+        """A patient in a register, under that register's key."""
+        return self.digest("marked patient", "".join(patient_id.split()).casefold())
+
     def uid(self, uid: str) -> str:
         """The UID that takes the place of `uid`, the same wherever it occurs."""
         return UID_ROOT + str(int(self.digest("uid", uid), 16))

@@ -7,7 +7,7 @@ import selectors
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,23 @@ class Task:
 class WorkerProcess:
     """One worker, started when it is first needed and again after it was lost."""
 
-    def __init__(self, options: Options, keys: Pseudonyms, images: Path, wanted: frozenset[str]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        keys: Pseudonyms,
+        images: Path,
+        wanted: frozenset[str],
+        registers: Sequence[bytes] = (),
+    ) -> None:
+        """As `Worker`; `registers` are the keys themselves."""
         self._options = options
-        setup = {"options": asdict(options), "key": keys.secret.hex(), "images": str(images), "wanted": sorted(wanted)}
+        setup = {
+            "options": asdict(options),
+            "key": keys.secret.hex(),
+            "images": str(images),
+            "wanted": sorted(wanted),
+            "registers": [key.hex() for key in registers],
+        }
         self._setup = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import warnings
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,8 +33,17 @@ READY = '"ready"\n'
 class Worker:
     """Turns one file after the other into a stored picture, or into a reason."""
 
-    def __init__(self, options: Options, keys: Pseudonyms, images: Path, wanted: frozenset[str]) -> None:
-        """`wanted`: keyed digests of the SOP instance UIDs and accession numbers that questions name."""
+    def __init__(
+        self,
+        options: Options,
+        keys: Pseudonyms,
+        images: Path,
+        wanted: frozenset[str],
+        registers: Sequence[Pseudonyms] = (),
+    ) -> None:
+        """`wanted`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
+        keys under which the patient is marked."""
+        self._registers = registers
         self._options, self._keys, self._images, self._wanted = options, keys, images, wanted
         self._finder = TextFinder()
 
@@ -54,7 +64,8 @@ class Worker:
         except MemoryError:
             return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": found}
         secrets = sorted({self._keys.digest("secret", secret) for secret in identifiers(dataset)})
-        return {"verdict": "stored", "found": found, "image": image, "secrets": secrets}
+        marks = [register.mark(patient_id(dataset)) for register in self._registers]
+        return {"verdict": "stored", "found": found, "image": image, "secrets": secrets, "marks": marks}
 
     def _store(self, dataset: Dataset, source: str) -> Answer:
         check_picture(dataset, self._options)
@@ -105,7 +116,8 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
     options = Options(**{**setup["options"], "retain": tuple(setup["options"]["retain"])})
     confine(options)
     wanted = frozenset(setup["wanted"])
-    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), wanted)
+    registers = [Pseudonyms(bytes.fromhex(key)) for key in setup["registers"]]
+    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), wanted, registers)
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)

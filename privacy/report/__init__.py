@@ -13,6 +13,7 @@ from privacy.report.evidence import (
     Measured,
     Policy,
     Run,
+    StoreBinding,
     Tool,
 )
 from privacy.report.facts import ReportError
@@ -40,6 +41,7 @@ __all__ = [
     "ReportError",
     "Run",
     "Sections",
+    "StoreBinding",
     "Tool",
     "encoded",
     "join",

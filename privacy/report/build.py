@@ -3,7 +3,7 @@
 from privacy.report.claim import claim, executed, identity, unit
 from privacy.report.egress import egress, outside, trust
 from privacy.report.evidence import Evidence
-from privacy.report.facts import Facts
+from privacy.report.facts import Facts, ReportError
 from privacy.report.mappings import mappings
 from privacy.report.measured import data_handling, empirical
 from privacy.report.model import Report, Sections
@@ -19,9 +19,19 @@ NEVER = (
 )
 
 
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What sections raise where an entry that is proven to be in the log holds other values than this version writes."""
+
+
 def sections_of(evidence: Evidence) -> Sections:
-    """Sections A to M. Raises `ReportError` if the evidence does not hold, `AccountingError`."""
-    facts = Facts.of(evidence)
+    """Sections A to M. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`."""
+    try:
+        return _sections(Facts.of(evidence))
+    except _UNREADABLE:
+        raise ReportError("the log or the ledger holds values of which no report can be made") from None
+
+
+def _sections(facts: Facts) -> Sections:
     return Sections(
         identity=identity(facts),
         claim=claim(facts),

@@ -39,7 +39,7 @@ def identity(facts: Facts) -> Identity:
     """A."""
     evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
-    told = evidence.model_dump(mode="json", exclude={"policy": evidence.policy.unknown})
+    told = evidence.model_dump(mode="json", exclude=evidence.unknown)
     return Identity(
         report=hashlib.sha256(plain(told)).hexdigest(),
         tool=evidence.tool.version,
@@ -93,7 +93,7 @@ def claim(facts: Facts) -> Claim:
         sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
         return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
     found = facts.spent
-    events = facts.replay.events(facts.evidence.job)
+    events = facts.replay.events(facts.job)
     exact = all(event.mu_is_exact for event in events)
     return Claim(
         made=True,
@@ -133,7 +133,7 @@ def _no_claim(facts: Facts) -> str:
 
 def _is_open(facts: Facts) -> bool:
     """Whether the job may still be charged."""
-    job = facts.replay.book.jobs.get(facts.evidence.job)
+    job = facts.replay.book.jobs.get(facts.job)
     return facts.state == "running" or bool(job and job.reserved)
 
 
@@ -216,7 +216,7 @@ def executed(facts: Facts) -> Executed:
     expected = told.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
     return Executed(
-        mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.evidence.job))),
+        mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
         expected_patients=expected if isinstance(expected, int) else None,

@@ -3,7 +3,7 @@
 Every section of a report follows from this alone, so that whoever has the report can make its sections again.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -180,6 +180,17 @@ class Ingested(Frozen):
     code: str
 
 
+class StoreBinding(Frozen):
+    """How the ledger is tied to the patients of a store; nothing of it tells who they are."""
+
+    from_store: bool
+    """Whether the site trains on a store that `medfedvqa ingest` made: other data sets have no key to bind to."""
+    bound: bool
+    """Whether the ledger and the store name each other."""
+    compared: bool
+    """Whether ingestion compared all files and patients of the store with those of the ledgers beside it."""
+
+
 class Evidence(Frozen):
     """All that a report is made of."""
 
@@ -198,3 +209,10 @@ class Evidence(Frozen):
     attack: Attack | None
     measured: Measured | None
     ingested: Ingested | None
+    binding: StoreBinding | None = None
+
+    @property
+    def unknown(self) -> dict[str, Any]:
+        """What there was not yet when the report was made, as pydantic excludes it: such a report stays as it is."""
+        later = {"binding": True} if "binding" not in self.model_fields_set else {}
+        return {"policy": self.policy.unknown, **later}

@@ -8,6 +8,7 @@ from typing import Literal
 from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries, refuses_job
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
+from privacy.book import JobKey
 from privacy.errors import PrivacyError
 from privacy.report.evidence import Evidence
 from privacy.report.replay import Charged, Replay
@@ -40,6 +41,11 @@ class Facts:
         """The job's entries."""
         return tuple(entry for entry in self.entries if entry.job == self.evidence.job)
 
+    @property
+    def job(self) -> JobKey:
+        """This site's part of the job, as the ledger keeps it."""
+        return self.evidence.site, self.evidence.job
+
     @cached_property
     def releases(self) -> tuple[Entry, ...]:
         """What left for the job."""
@@ -48,12 +54,12 @@ class Facts:
     @cached_property
     def charges(self) -> tuple[Charged, ...]:
         """Of the job."""
-        return tuple(one for one in self.replay.charges if one.debit.job == self.evidence.job)
+        return tuple(one for one in self.replay.charges if one.debit.key == self.job)
 
     @property
     def is_private(self) -> bool:
         """Whether the job trains under differential privacy."""
-        return bool(self.charges) or self.evidence.job in self.replay.book.jobs
+        return bool(self.charges) or self.job in self.replay.book.jobs
 
     @property
     def void(self) -> bool:
@@ -79,13 +85,13 @@ class Facts:
     @property
     def method(self) -> str:
         """As the log names it, or else the ledger."""
-        known = self.replay.book.jobs.get(self.evidence.job)
+        known = self.replay.book.jobs.get(self.job)
         return self.latest("method") or (known.method if known else "")
 
     @cached_property
     def spent(self) -> Spent:
         """By the job, so far."""
-        return spent(self.replay.events(self.evidence.job), self.delta)
+        return spent(self.replay.events(self.job), self.delta)
 
     @cached_property
     def unprotected(self) -> tuple[tuple[Entry, TensorRecord], ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from privacy.accounting import PRV_ERROR, Spent, spent
-from privacy.book import Book, Charge, Debit, events_of
+from privacy.book import Book, Charge, Debit, JobKey, events_of
 from privacy.journal import Head, LedgerError, Row, link
 from privacy.mechanisms import DPEvent
 from privacy.report.evidence import LedgerRow
@@ -52,7 +52,7 @@ class Replay:
         rows = list(_completed(quoted))
         self.book = Book()
         self.book.apply(rows)
-        if self.book.origin and self.book.origin[0] != site:
+        if self.book.origin and site not in self.book.sites:
             raise LedgerError("the quoted ledger is of another site")
         made = {row.record.get("began", row.hash): row for row in rows}
         self.charges = [
@@ -60,31 +60,31 @@ class Replay:
             for began, debit in self.book.debits.items()
         ]
 
-    def events(self, job: str | None = None, reserved: bool = False) -> list[DPEvent]:
-        """All that was charged, of one job or of all; with what is reserved and may still begin."""
-        return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.job))
+    def events(self, job: JobKey | None = None, reserved: bool = False) -> list[DPEvent]:
+        """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
+        return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
     def at(self, one: Charged) -> Spent | None:
         """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
         if one.charge is None:
             return None
-        before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.job == one.debit.job)
+        before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.key == one.debit.key)
         return spent(events_of(before), one.charge.delta)
 
     def is_last(self, one: Charged) -> bool:
         """Whether the job has no later charge."""
-        return all(other.seq <= one.seq for other in self.charges if other.debit.job == one.debit.job)
+        return all(other.seq <= one.seq for other in self.charges if other.debit.key == one.debit.key)
 
     def settled(self, one: Charged) -> bool:
         """Whether the result of the charged task was saved."""
-        job = self.book.jobs.get(one.debit.job)
+        job = self.book.jobs.get(one.debit.key)
         slot = one.debit.task, one.debit.round
         return one.charge is None or bool(job and slot in job.settled and job.charges[slot] == one.charge)
 
-    def recorded_wrongly(self, job: str) -> Iterator[int]:
+    def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
         """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
         for one in self.charges:
-            found = self.at(one) if one.debit.job == job or self.is_last(one) else None
+            found = self.at(one) if one.debit.key == job or self.is_last(one) else None
             if one.charge is None or found is None:
                 continue
             if not same(one.charge.job_epsilon_after, found.epsilon) or not self._is_possible(one, one.charge):

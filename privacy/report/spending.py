@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from audits import Entry, refuses_job
 from privacy.accounting import spent
+from privacy.book import JobKey
 from privacy.mechanisms import DPEvent
 from privacy.report.budget import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
 from privacy.report.claim import figures, finite
@@ -17,7 +18,7 @@ PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2
 
 def accounting(facts: Facts) -> Accounting:
     """E."""
-    ledger, policy, job = facts.replay, facts.evidence.policy, facts.evidence.job
+    ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
     known = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
     limit = policy.limit
@@ -70,12 +71,12 @@ def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ..
 
 def _charge(facts: Facts, one: Charged) -> Charge:
     ledger, debit, told = facts.replay, one.debit, one.charge
-    whole = debit.job == facts.evidence.job or ledger.is_last(one)
+    whole = debit.key == facts.job or ledger.is_last(one)
     found = ledger.at(one) if whole else None
     return Charge(
         record=one.seq,
         time=one.time,
-        job=debit.job,
+        job=_label(facts, debit.key),
         method=debit.method,
         task=debit.task,
         round=debit.round,
@@ -105,18 +106,24 @@ def _restarts(facts: Facts) -> tuple[Restart, ...]:
     return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in tried.items() if n > 1)
 
 
-def _jobs(facts: Facts) -> Iterable[str]:
+def _jobs(facts: Facts) -> Iterable[JobKey]:
     """This one first, then the others in the ledger's order."""
-    charged = (one.debit.job for one in facts.replay.charges)
-    own = [facts.evidence.job] if facts.is_private else []
+    charged = (one.debit.key for one in facts.replay.charges)
+    own = [facts.job] if facts.is_private else []
     return dict.fromkeys([*own, *charged, *facts.replay.book.jobs])
 
 
-def _job(facts: Facts, name: str) -> JobFigures:
-    charges = [one for one in facts.replay.charges if one.debit.job == name]
+def _label(facts: Facts, key: JobKey) -> str:
+    """The job's identifier; with the site, where another site of the same store ran this part of it."""
+    site, job = key
+    return job if site == facts.evidence.site else f"{job} at {site}"
+
+
+def _job(facts: Facts, name: JobKey) -> JobFigures:
+    charges = [one for one in facts.replay.charges if one.debit.key == name]
     known = facts.replay.book.jobs.get(name)
     return JobFigures(
-        job=name,
+        job=_label(facts, name),
         method=known.method if known else charges[0].debit.method,
         epsilon=finite(spent(facts.replay.events(name), facts.delta).epsilon),
         charges=len(charges),

@@ -33,6 +33,7 @@ def verdicts(facts: Facts) -> Verdicts:
     rules = tuple(
         Rule(rule=name, statement=statement, state=state, said=said, evidence=tuple(where))
         for name, statement, where, check in _RULES
+        if check is not _bound or "binding" in facts.evidence.model_fields_set
         for state, said in [check(facts)]
     )
     return Verdicts(state=max((one.state for one in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
@@ -95,8 +96,21 @@ def _anchored(facts: Facts) -> Found:
     return SHOWN, f"the chain of {len(held)} records holds, and {len(named)} entries of the log name records of it"
 
 
+def _bound(facts: Facts) -> Found:
+    binding = facts.evidence.binding
+    if binding is None or not binding.from_store:
+        return NOT_SHOWN, "the data are no store of `medfedvqa ingest`: another ledger would grant another budget"
+    if not binding.bound:
+        return NOT_SHOWN, "the ledger is not bound to the store: another ledger would grant another budget"
+    if not binding.compared:
+        said = "whether the same patients were ingested before, under another key, was not looked at"
+        return NOT_SHOWN, f"ledger and store name each other; {said}"
+    said = "a store that was made out of their sight would not be noticed"
+    return SHOWN, f"ledger and store name each other, and no ledger beside it has these patients; {said}"
+
+
 def _replayed(facts: Facts) -> Found:
-    if wrong := list(facts.replay.recorded_wrongly(facts.evidence.job)):
+    if wrong := list(facts.replay.recorded_wrongly(facts.job)):
         return BROKEN, f"record {wrong[0]} of the ledger has another epsilon than its charges come to"
     if not facts.charges:
         return NOT_SHOWN, "the job was charged nothing"
@@ -184,7 +198,7 @@ def _in_settings(facts: Facts) -> Found:
         planned = {event.times(1) for event in decoded(cast(list[Record], run.dp["mechanisms"]))}
     except (AccountingError, KeyError, TypeError, ValueError):
         return NOT_SHOWN, "the settings that were given do not name the job's mechanisms"
-    if not planned.issuperset(event.times(1) for event in facts.replay.events(facts.evidence.job)):
+    if not planned.issuperset(event.times(1) for event in facts.replay.events(facts.job)):
         return BROKEN, "the settings that were given have another noise than the ledger charged"
     return SHOWN, "method and mechanisms of the settings are those of log and ledger"
 
@@ -229,6 +243,7 @@ _RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
     ("whole log", "Integrity and completeness of the whole log were verified.", "H", _whole),
     ("agreement", "Nobody holds another history of the log.", "H", _agreed),
     ("ledger", "The ledger's chain holds, and the log names its records.", "E", _anchored),
+    ("one budget", "These patients have no second budget under another ledger or key.", "E", _bound),
     ("replay", "Recorded epsilons are those that two accountants give.", "E", _replayed),
     ("charged first", "What left under differential privacy was charged before.", "EH", _charged),
     ("nothing unprotected", "All that may depend on data left under differential privacy.", "FH", _protected),

@@ -98,18 +98,21 @@ class Beacon:
         return hmac.digest(self.value, joined(round.to_bytes(8, "big"), site.encode()), "sha256")
 
 
-def colluding(sites: int, colluders: int, members: int, enough: int, left_out: int = 0) -> float:
-    """At most the probability that a committee drawn once holds `enough` colluders.
+def colluding(sites: int, colluders: int, members: int, enough: int, left_out: int = 0, rounds: int = 1) -> float:
+    """The probability that in some of the rounds the committee holds `enough` colluders, as a server may arrange it
+    that knows the draw and leaves out the `left_out` sites that suit it best.
 
-    `left_out` sites, chosen after the draw, are in no committee: then the colluders are among so many more of the
-    ranking's first. Source: the hypergeometric distribution's tail.
+    Without them the colluders have to be among so many more of the ranking's first. Rounds are independent: a tag is a
+    random function of the round. Source: the hypergeometric distribution's tail.
     """
     first = min(members + left_out, sites)
-    if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or left_out < 0:
+    if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or min(left_out, rounds - 1) < 0:
         raise SecureAggregationError("a committee and the colluders are each a part of the sites: check the numbers")
     found = range(enough, min(first, colluders) + 1)
     drawn = (math.comb(colluders, k) * math.comb(sites - colluders, first - k) for k in found)
-    return sum(drawn) / math.comb(sites, first)
+    once = sum(drawn) / math.comb(sites, first)
+    # As 1 - (1 - once) ** rounds, also where once is below the resolution of 1.
+    return 1.0 if once >= 1 else -math.expm1(rounds * math.log1p(-once))
 
 
 def _digest(purpose: bytes, *parts: bytes) -> bytes:

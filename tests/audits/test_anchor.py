@@ -11,10 +11,12 @@ from test_tree import defined_root
 
 import audits
 from audits import (
+    RETENTION_DAYS,
     AuditKey,
     AuditLog,
     Checkpoint,
     Event,
+    ExpiryResult,
     ForkFound,
     LogError,
     Note,
@@ -154,12 +156,17 @@ def test_a_rewritten_log_is_not_signed_again(tmp_path: Path) -> None:
 FUTURE = datetime.now(UTC) + timedelta(days=2193)
 
 
+def expired(log: AuditLog, now: datetime = FUTURE, days: int = RETENTION_DAYS) -> ExpiryResult:
+    """Some years later, by the date that a person gives."""
+    return expire(log, days, date=now.date(), now=now)
+
+
 def test_expired_lines_go_and_their_hashes_stay(tmp_path: Path) -> None:
     """The log says so; the chain, later checkpoints and proofs from before still hold."""
     log = opened(tmp_path)
     filled(log, 8)
     before, all_leaves = Checkpoint.parse(log.checkpoint().text), leaves(tmp_path)
-    assert expire(log) == 0 and expire(log, now=FUTURE) == 2
+    assert expire(log).deleted == 0 and expired(log).deleted == 2
     first, *_, last = read(tmp_path / "audit")
     assert (first.seq, last.event) == (6, Event.EXPIRED) and "entries 0 to 5 " in str(last.reason)
     filled(log, 1)
@@ -195,8 +202,8 @@ def test_an_expiry_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda self, missing_ok=False: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            expire(log, now=FUTURE)
-    assert verify(tmp_path / "audit").ok and expire(log, now=FUTURE) >= 2
+            expired(log)
+    assert verify(tmp_path / "audit").ok and expired(log).deleted >= 2
     assert verify(tmp_path / "audit").ok
 
 
@@ -303,7 +310,7 @@ def test_the_own_key_lies_with_the_log_from_the_beginning(tmp_path: Path) -> Non
 
 def test_a_young_log_has_nothing_that_could_expire(tmp_path: Path) -> None:
     """Not even an entry."""
-    assert expire(opened(tmp_path)) == 0
+    assert expire(opened(tmp_path)) == ExpiryResult(0, 0)
 
 
 def test_a_witness_refuses_and_keeps_a_fork(watched: Watched) -> None:

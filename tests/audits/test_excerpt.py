@@ -81,7 +81,8 @@ def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> No
     log = AuditLog(tmp_path, SITE, key(), segment_bytes=2000)
     for _ in range(9):
         log.append(Event.OPEN, **JOB)
-    assert expire(log, 1, datetime.now(UTC) + timedelta(days=2))
+    later = datetime.now(UTC) + timedelta(days=2)
+    assert expire(log, 1, date=later.date(), now=later).deleted
     log.close()
     found = quote(tmp_path, SITE, wanted)
     assert found.first > 0 and quoted_entries(found)[0].seq == found.first

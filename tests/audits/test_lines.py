@@ -23,6 +23,7 @@ TEXTS = st.none() | st.text(st.characters(codec="utf-8"), max_size=20)
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = WHOLE | st.floats(allow_nan=False, allow_infinity=False)
 PARTS = st.none() | st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS | st.lists(NUMBERS, max_size=2), max_size=3)
+OPTIONAL = ("wire", "admission", "sharing", "expiry")
 RECORDS = st.fixed_dictionaries(
     {
         "dp_event": PARTS,
@@ -35,9 +36,7 @@ RECORDS = st.fixed_dictionaries(
             st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, TENSOR | {"name": 'a"b\\'}])
         ),
     },
-    optional=dict.fromkeys(
-        ("wire", "admission", "sharing"), st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()
-    ),
+    optional=dict.fromkeys(OPTIONAL, st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()),
 )
 
 
@@ -69,7 +68,8 @@ def alike(line: bytes) -> bool:
         "time",
     ):
         assert getattr(fast, name) == canonical(slow[name])
-    assert fast.wire == (canonical(slow["wire"]) if "wire" in slow else None)
+    for name in ("wire", "expiry"):
+        assert getattr(fast, name) == (canonical(slow[name]) if name in slow else None)
     return True
 
 
@@ -77,7 +77,7 @@ def alike(line: bytes) -> bool:
 def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
     """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
     line = sealed(BLANK | PLACE | record)
-    assert alike(line) == all(record.get(name, {}) is not None for name in ("wire", "admission", "sharing"))
+    assert alike(line) == all(record.get(name, {}) is not None for name in OPTIONAL)
 
 
 @given(RECORDS, st.data())
@@ -91,11 +91,10 @@ def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.Dat
     )
     line[place : place + data.draw(st.integers(0, 2))] = byte
     assert not alike(bytes(line)) or line == sealed(BLANK | PLACE | record)
-    rehashed = _rehashed(bytes(line))
-    alike(rehashed)
+    alike(rehashed(bytes(line)))
 
 
-def _rehashed(line: bytes) -> bytes:
+def rehashed(line: bytes) -> bytes:
     """With the hash that its other bytes have, if it has a place for one."""
     found = re.search(rb'"leaf_hash":"[0-9a-f]{64}",', line)
     if not found or not line.endswith(b"\n"):

@@ -9,15 +9,27 @@ import sys
 import audits
 
 INTERNAL = {
-    *{"anchor", "checkpoint", "export_fhir", "export_syslog", "fields", "files", "lines", "note", "own_checkpoints"},
-    *{"running", "segments", "times", "tree"},
+    *{
+        "anchor",
+        "checkpoint",
+        "cosigned_times",
+        "expiry",
+        "export_fhir",
+        "export_syslog",
+        "fields",
+        "files",
+        "lines",
+        "note",
+        "own_checkpoints",
+    },
+    *{"running", "segments", "time_verdicts", "times", "tree"},
 }
 """Modules that others of the package are made of; what is not exported of them is not public."""
 SHARED_BETWEEN_MODULES = {
     "announce",
     "parse_line",
     "wire_dtype",
-    "expired_to",
+    "worst",
     "read_keys",
     "replace_durably",
     "matching",

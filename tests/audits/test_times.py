@@ -1,17 +1,23 @@
 """Times of a log's entries, and the key that others know it by."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from clocks import Hospital, days
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_anchor import key_of, opened
 from test_examine import chained_anew, judged, made, states
 
 from audits import AuditKey, AuditLog, Event, State, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, NoteFile
 
+NOW = datetime.now(UTC)
+STEPS = st.lists(st.integers(0, 8000), min_size=1, max_size=10)
 COVERED = 5
 """Entries that a witness has cosigned; with every release among them."""
 
@@ -64,6 +70,7 @@ def test_entries_that_nobody_cosigned_and_that_are_dated_anew_are_not_shown(plac
     assert {name: state for name, state in states(found).items() if state is not State.SHOWN} == {
         "findings": State.NOT_SHOWN,
         "times": State.NOT_SHOWN,
+        "cosigned times": State.NOT_SHOWN,
     }
     assert times(place) == (State.NOT_SHOWN, COVERED)
 
@@ -117,6 +124,138 @@ def test_an_entry_may_not_be_dated_before_a_checkpoint_that_precedes_it(tmp_path
     redate(tmp_path, 1, lambda number: "1999-01-01T00:00:01.000000Z")
     found = examine(tmp_path / "audit", "chest", network=False)
     assert states(found)["times"] is State.NOT_SHOWN
+
+
+@pytest.fixture
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
+    return Hospital(tmp_path, monkeypatch, NOW, limit=1 << 20)
+
+
+def verdict_on(hospital: Hospital, *others: Path) -> dict[str, tuple[State, int | None]]:
+    """What is said of times, with the entry."""
+    hospital.log.close()
+    found = examine(hospital.place / "audit", "chest", others, network=False)
+    parts = {part.name: (part.state, part.entry) for _, one in found.verdicts() for part in one.parts}
+    return {name: parts[name] for name in ("times", "cosigned times") if name in parts}
+
+
+def test_times_that_fit_are_shown(hospital: Hospital) -> None:
+    """Years between entries that others' times reach; clocks that differ by minutes; steps back of minutes, by NTP."""
+    for moment in (NOW - days(3000), NOW - days(1500), NOW):
+        hospital.write(moment, 3)
+        hospital.write(moment - timedelta(minutes=4))
+        hospital.cosign(moment + timedelta(minutes=4), "head")
+        hospital.write(moment - timedelta(minutes=1))
+        hospital.cosign(moment - timedelta(minutes=4), "heart")
+        hospital.write(moment + timedelta(seconds=1), 2)
+    assert verdict_on(hospital) == {"times": (State.SHOWN, None), "cosigned times": (State.SHOWN, None)}
+
+
+@pytest.mark.parametrize("cosigned", [False, True])
+def test_entries_of_2032_and_2026_and_2016_are_found(hospital: Hospital, cosigned: bool) -> None:
+    """In this order: the first step back is named; with a cosignature, that others saw the first before its date."""
+    for moment in (NOW + days(2200), NOW, NOW - days(3650)):
+        hospital.write(moment, 2)
+    if cosigned:
+        hospital.cosign(NOW)
+    found = verdict_on(hospital)
+    assert found["times"] == (State.NOT_SHOWN, 2)
+    assert found.get("cosigned times") == ((State.NOT_SHOWN, 1) if cosigned else None)
+
+
+def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found(hospital: Hospital) -> None:
+    """Where all entries are dated back alike, others' times alone show it; a day is allowed for the way."""
+    hospital.write(NOW - days(3), 3)
+    hospital.cosign(NOW)
+    hospital.write(NOW - timedelta(hours=23))
+    hospital.write(NOW - timedelta(hours=25))
+    hospital.write(NOW - timedelta(hours=22))
+    hospital.log.checkpoint()
+    found = verdict_on(hospital)
+    assert found == {"times": (State.NOT_SHOWN, 4), "cosigned times": (State.NOT_SHOWN, 4)}
+
+
+def test_a_log_that_is_dated_back_as_a_whole_is_found_by_a_witness(hospital: Hospital) -> None:
+    """Its own times are in order, and run years before others' signed times."""
+    hospital.write(NOW - days(900), 3)
+    hospital.cosign(NOW)
+    hospital.write(NOW - days(899), 3)
+    assert verdict_on(hospital) == {"times": (State.SHOWN, None), "cosigned times": (State.NOT_SHOWN, 3)}
+
+
+def test_an_entry_that_others_cosigned_before_its_date_is_found(hospital: Hospital) -> None:
+    """The newest checkpoint's cosignature counts, too; that of one party out of two may be too early."""
+    hospital.write(NOW - days(30), 2)
+    hospital.write(NOW - timedelta(minutes=6), 2)
+    hospital.cosign(NOW - timedelta(minutes=12))
+    hospital.cosign(NOW, "heart")
+    assert verdict_on(hospital)["cosigned times"] == (State.SHOWN, None)
+    hospital.log_again()
+    hospital.write(NOW - timedelta(minutes=5), 2)
+    hospital.cosign(NOW - timedelta(minutes=11))
+    assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 5)
+
+
+def test_others_copies_count_where_the_log_has_lost_its_cosignatures(hospital: Hospital) -> None:
+    """A file of notes and the party's key, given with `--against`."""
+    hospital.write(NOW, 2)
+    note = hospital.cosign(NOW - days(5))
+    other = hospital.place / "elsewhere"
+    other.mkdir()
+    (other / "witnessed").write_text(f"{note}\n")
+    (other / "keys").write_text(f"{hospital.key('head')}\n")
+    (hospital.place / "audit" / "keys").write_text(f"{hospital.key('chest')}\n")
+    (hospital.place / "audit" / "checkpoints").unlink()
+    hospital.log_again()
+    assert verdict_on(hospital, other)["cosigned times"] == (State.NOT_SHOWN, 1)
+
+
+def test_a_party_whose_signed_times_run_backwards_is_found(hospital: Hospital) -> None:
+    """It signed more of the log in 2026 than it signed in 2032."""
+    for moment in (NOW + days(2200), NOW, NOW - days(3650)):
+        hospital.write(NOW, 2)
+        hospital.cosign(moment)
+    assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 3)
+
+
+@pytest.mark.parametrize(("reached", "state"), [(NOW, State.SHOWN), (NOW - days(399), State.NOT_SHOWN)])
+def test_a_leap_is_found_unless_others_times_reach_it(hospital: Hospital, reached: datetime, state: State) -> None:
+    """More than a year between two entries: the clock leapt, or the site was idle, which a cosignature shows."""
+    hospital.write(NOW - days(400), 3)
+    hospital.write(NOW, 3)
+    hospital.cosign(reached)
+    assert verdict_on(hospital)["times"] == (state, None if state is State.SHOWN else 3)
+
+
+MINUTES = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
+
+
+@given(MINUTES, st.lists(st.integers(0, 300), min_size=12, max_size=12), st.integers(0, 240))
+@settings(deadline=None, max_examples=60)
+def test_honest_clocks_are_never_doubted(steps: list[int], gaps: list[int], late: int) -> None:
+    """Clocks that step by minutes around the true time, a site that is idle for months, cosignatures that take hours
+    at most: with a year at the most between two jobs everything about times is shown."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        hospital = Hospital(Path(folder), patch, NOW, limit=1 << 20)
+        true = NOW - days(sum(gaps) + 1)
+        for step, gap in zip(steps, gaps, strict=False):
+            true += days(gap)
+            hospital.write(true + timedelta(seconds=30 * step))
+            hospital.write(true + timedelta(seconds=-30 * step))
+            hospital.cosign(true + timedelta(minutes=late), f"party-{late}")
+        assert {state for state, _ in verdict_on(hospital).values()} == {State.SHOWN}
+
+
+@given(STEPS)
+@settings(deadline=None, max_examples=60)
+def test_any_step_beyond_the_tolerance_is_named_by_its_entry(dates: list[int]) -> None:
+    """Whatever the order of dates in hours: the first entry that is dated before an earlier one, and no other."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        hospital = Hospital(Path(folder), patch, NOW, limit=1 << 20)
+        for hours in dates:
+            hospital.write(NOW - timedelta(hours=hours))
+        first = next((at for at, hours in enumerate(dates) if hours > min(dates[: at + 1])), None)
+        assert verdict_on(hospital)["times"] == ((State.SHOWN, None) if first is None else (State.NOT_SHOWN, first))
 
 
 def fresh(place: Path) -> None:

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import SiteClock
 
+import audits.log
 from audits import AuditKey, AuditLog, Event, Witness, origin_of
 from medfedvqa.federation.site_config import site_yaml
 
@@ -88,3 +91,37 @@ def test_nothing_expires_before_its_time(medfedvqa: Command, site: Path) -> None
     done = medfedvqa("audit", "expire", "--site", str(site / "site.yml"))
     assert done.returncode == 0 and "0 files" in done.stdout
     assert (site / "audit" / "log.jsonl").read_bytes() == before
+
+
+def old_site(site: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Its log has a closed file of entries that are older than the retention by the clock that wrote them."""
+    key = AuditKey.at(site / "audit.key", origin_of("chest"))
+    (site / "audit" / "log.jsonl").unlink()
+    for name in ("tree", "checkpoints"):
+        (site / "audit" / name).unlink()
+    with patch.context() as context:
+        context.setattr(audits.log, "datetime", SiteClock(datetime.now(UTC) - timedelta(days=2300)))
+        log = AuditLog(site / "audit", "chest", key, 900)
+        for _ in range(4):
+            log.append(Event.FINDING, reason="something to write down")
+    log.append(Event.FINDING, reason="begins another file")
+    log.close()
+    return site
+
+
+def test_lines_that_are_old_by_the_clock_alone_expire_by_a_persons_date(
+    medfedvqa: Command, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it they are kept, and exit code 2 says so; a date that is not the machine's is an error."""
+    told = ["audit", "expire", "--site", str(old_site(site, monkeypatch) / "site.yml")]
+    before = sorted((site / "audit").glob("log-*.jsonl"))
+    kept = medfedvqa(*told)
+    assert kept.returncode == 2 and "0 files" in kept.stdout and "--date" in kept.stdout
+    wrong = medfedvqa(*told, "--date", "2019-01-01")
+    assert wrong.returncode == 1 and "not this machine's date" in wrong.stderr
+    assert sorted((site / "audit").glob("log-*.jsonl")) == before
+    done = medfedvqa(*told, "--date", datetime.now(UTC).date().isoformat())
+    assert done.returncode == 0 and "2 files" in done.stdout
+    shown = json.loads(medfedvqa("audit", "verify", str(site / "audit"), "--no-network", "--json").stdout)
+    parts = {part["name"]: part for part in shown["logs"][0]["completeness"]["parts"]}
+    assert shown["state"] == "not shown" and "a person gave" in parts["retention"]["said"]

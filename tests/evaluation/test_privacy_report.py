@@ -191,7 +191,7 @@ def test_every_text_of_the_sections_is_on_the_page_and_none_of_it_is_markup(repo
 
 def test_characters_that_hide_or_turn_text_around_are_shown_as_such() -> None:
     """Neither a control character nor one that reverses what follows reaches a page."""
-    assert shown("a\u202eb\x00c\u200bd\ne") == "a\ufffdb\ufffdc\ufffdd\ne"
+    assert shown("a\u202eb\x00c\u200bd\ne") == "a\\u202eb\\u0000c\\u200bd\\u000ae"
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:

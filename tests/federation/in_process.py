@@ -29,6 +29,8 @@ class Engine:
         self.after: dict[str, set[str]] = {}
         self.tamper: Callable[[str, str, Tensors], Tensors] = lambda task, site, message: message
         self.dead: set[str] = set()
+        self.restarts = True
+        """Whether a site's process that refused is followed by another, which knows what the site's files say."""
         self.passed: list[tuple[str, Tensors]] = []
         """Task and message of all that was sent, to sites and by them."""
 
@@ -48,8 +50,7 @@ class Engine:
         try:
             replies = self.local.call(task, round, living, answered, excused)
         except FederationError:
-            # A site's process that refused ends; a new one knows what the site's state and log say.
-            while self.local._running:
+            while self.restarts and self.local._running:
                 self.local._running.popitem()[1].close(ended=False)
             raise
         self.passed += [(task, reply.tensors) for reply in replies.values()]

@@ -124,7 +124,7 @@ def test_the_logs_of_a_job_are_whole_complete_and_agreed_on(federation: Federati
 
 def test_one_other_hospitals_copy_is_enough_to_agree(federation: Federation) -> None:
     """Up to what it has cosigned: the last release comes after that, and is only in the server's hands."""
-    _, checkpoints = federation.examined("chest", federation.audit("head")).consistency.parts
+    _, checkpoints, *_ = federation.examined("chest", federation.audit("head")).consistency.parts
     assert checkpoints.state is State.NOT_SHOWN and "cosigned by 3 parties" in checkpoints.said
 
 

@@ -171,6 +171,7 @@ def test_a_server_that_denies_an_upload_gets_no_sum_without_it(job_on_shares: Ma
     configs, job = job_on_shares(Averaged, tuple("abcd"))
     run(configs, job, "abcd", "first", tmp_path)
     engine = start(configs, job, "second")
+    engine.restarts = False
     ask(engine, "start/mean", "abcd", attempt("one", "abcd"))
     for member in "abca":
         assert refusal(engine, "start/unmask", member, Opening("one", tuple("abc")).message()) is Refusal.COHORT

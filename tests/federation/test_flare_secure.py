@@ -160,7 +160,7 @@ def test_a_provisioned_federation_mixes_on_shares(federation: LoopbackFederation
 def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
     federation: LoopbackFederation, paths: Paths, job_folder: Path, tmp_path: Path, random_backbone: Path
 ) -> None:
-    """SIGKILL of client and job process after training: round 2 is repeated without it, on fresh tuples."""
+    """SIGKILL of client and job process after training: round 2 is mixed without it."""
     configs, job_id = configured(paths), federation.submit(job_folder)
     wait_for(lambda: logged(configs["chest"], job_id, Event.RECEIVE, "train", 2))
     (held,) = federation.processes("chest", job=True)
@@ -180,10 +180,9 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
     rest = {name: config for name, config in configs.items() if name != "thorax"}
     for config in rest.values():
         shared = [e for e in read(config.audit) if (e.job, e.peer, e.outcome) == (job_id, "sites", Outcome.SENT)]
-        assert [(entry.round, "thorax" in str(entry.reason)) for entry in shared] == [
-            *((1, True), (2, True), (2, False), (3, False))
-        ]
-        assert len({entry.reason for entry in shared}) == 4
+        # It is missed when tuples are dealt, before anything of the round is shared.
+        sharing = [(entry.round, "thorax" in str(entry.reason)) for entry in shared]
+        assert sharing == [(1, True), (2, False), (3, False)]
 
 
 def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_finishes_with_the_rest(

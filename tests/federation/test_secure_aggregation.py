@@ -42,7 +42,7 @@ def secure_job(quick_job: Job) -> Job:
 def test_sites_that_train_get_the_plain_mixture(
     introduced: Sites, secure_job: Job, tmp_path: Path, similarity: str
 ) -> None:
-    """Within 1e-3 of the plain run, relative to its norm; what passed the server is tuples, zeros and figures."""
+    """Within 1e-3 of the plain run, relative to its norm; what passed the server is what dealing needs, and figures."""
     configs, job = introduced(*SITES), secure_job(rounds=1, similarity=similarity)
     plain = job.model_copy(update={"secagg": False})
     for name, spec in (("plain", plain), ("secure", job)):
@@ -57,7 +57,7 @@ def test_sites_that_train_get_the_plain_mixture(
 
 
 def test_the_server_holds_no_prompt_and_no_accuracy(job_on_shares: Make, tmp_path: Path) -> None:
-    """Sites get the plain mixture; what passed the server is tuples, zeros and figures."""
+    """Sites get the plain mixture; what passed the server is seeds, coins, tuples, zeros and figures."""
     configs, job = job_on_shares(Mixed, SITES)
     engine = Engine(configs, job)
     results = serve_job(job, SITES, engine.call, tmp_path, "local")
@@ -69,7 +69,8 @@ def assert_nothing_held(engine: Engine, results: dict[str, Any], folder: Path) -
     """By the server, of what sites mixed."""
     seen = load_transcript(folder)
     assert not seen.uploads and not seen.shared
-    assert {name for _, message in engine.passed for name in message} == {"attempt", "dealt", "fault", "shared_bytes"}
+    dealing = {"attempt", "tuple_seed", "coin_commitment", "committed", "coin", "opened", "dealt"}
+    assert {name for _, message in engine.passed for name in message} == {*dealing, "fault", "shared_bytes"}
     assert results["secagg"] and results["status"] == "finished" and results["rounds"][0]["accuracy"] == {}
     assert all(facts["accuracy"] is None for facts in results["sites"].values())
 
@@ -81,7 +82,8 @@ def test_the_log_says_what_was_shared_among_whom_and_who_dealt(job_on_shares: Ma
     for config in configs.values():
         assert verify(config.audit).ok
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT]
-        tasks = [("start", "server"), ("start/mix", "sites"), ("start/mix", "server")]
+        dealing = [("start/seed", "server"), ("start/coin", "server")]
+        tasks = [("start", "server"), *dealing, ("start/mix", "sites"), ("start/mix", "server")]
         tasks += [(task.replace("start", "train"), peer) for task, peer in tasks]
         assert [(entry.task, entry.peer) for entry in sent] == [*tasks, ("evaluate", "server")]
         for entry in sent:
@@ -90,7 +92,7 @@ def test_the_log_says_what_was_shared_among_whom_and_who_dealt(job_on_shares: Ma
                 assert {record.sha256 for record in entry.tensors} == {None}
                 assert "among abdomen, chest, head, dealt by the server" in str(entry.reason)
         to_server = {t.name for t in totals(config.audit).tensors if (t.direction, t.peer) == ("out", "server")}
-        assert to_server == {"fault", "shared_bytes"}
+        assert to_server == {"tuple_seed", "coin_commitment", "coin", "fault", "shared_bytes"}
 
 
 @pytest.mark.parametrize("method", [pytest.param(PromptPFL, marks=pytest.mark.slow), Mixed])

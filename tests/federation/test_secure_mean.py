@@ -118,7 +118,7 @@ def mean_of(sites: Collection[str], round: int) -> Tensors:
 def test_a_mean_that_cannot_be_opened_is_not_asked_for_again(
     job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: type[Averaged]
 ) -> None:
-    """Two of five members die and the others, too few, open nothing: the mean before stays in use, and the results say so."""
+    """Two of five members die and the others, too few, open nothing: the mean before stays, and the results say so."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
     configs, job = job_on_shares(method, FIVE, rounds=2)
     engine = Engine(configs, job)

@@ -18,17 +18,34 @@ PATIENCE = 30.0
 MEMORY = 512 << 20
 """Bytes by which the process may grow over all inputs of a reader."""
 HUGE = 10**400
+LONGEST = 10**4299
+"""As many digits as Python reads; `LONGER` has one more than it does."""
+LONGER = b"1" + b"0" * 4300
+DEEPEST = b"[" * 100_000 + b"]" * 100_000
+"""Nested deeper than a parser follows."""
+
+
+def nested(levels: int) -> Any:
+    """Objects and lists in each other."""
+    value: Any = MARKER
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
 TOKENS = [
     b"1" + b"0" * 400, b"1e999", b"-1", b"0", b"NaN", b"-Infinity", b"null", b"true", b'""', b"{}", b"[]", b"\x00",
     b"\xff\xfe", b"\xed\xa0\x80", b'"\\ud800"', b"\r", b"\n", b"\t", b'"', b"'", b",", b":", b"- ", b"? ", b"# ",
     b"[" * 2000, b"{a: " * 2000, b"&a [*a]", b"*b", b"<<: *a", b"!!python/object:os.system x", b"!!binary x",
     b"2001-99-99", b"0x_", b"1_0", b"12:61:99", b"{$HOME}", b"${HOME}", b"%TAG", b"---\n", b"...\n", b"x" * 200_000,
-    b"\xf0\x9f\x92\xa5" * 50, b"\xe2\x80\xae", MARKER.encode(),
+    b"\xf0\x9f\x92\xa5" * 50, b"\xe2\x80\xae", MARKER.encode(), LONGER, b"-" + LONGER, DEEPEST,
+    b"[" * 900 + b"]" * 900, b'{"a":' * 400 + b"1" + b"}" * 400, b'"\\udc80\\ud800"', b"1e-400",
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**63, -(2**63), HUGE, 1e308, 1e-320, -0.0, float("inf"), float("nan"), "", "x",
     MARKER, "\ud800", "\x00", "a" * 70_000, [], {}, [[]], [None] * 3, {"": None}, {"a": {"b": MARKER}}, "2026-99-99",
-    "{$HOME}", "1e999", "../../etc", "/dev/zero",
+    "{$HOME}", "1e999", "../../etc", "/dev/zero", LONGEST, -LONGEST, nested(40), nested(150), {"\ud800": 1}, ["\udfff"],
+    1.5, 2**31, "9" * 4301,
 ]  # fmt: skip
 
 

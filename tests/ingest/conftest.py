@@ -13,6 +13,7 @@ import pytest
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
+from medfedvqa.ingest.binding import default_ledger
 from medfedvqa.ingest.ingest import ingest
 from medfedvqa.ingest.keys import Pseudonyms
 from medfedvqa.ingest.options import Options
@@ -115,6 +116,7 @@ class Place:
         for ours, theirs in ((self.questions, copy.questions), (self.key, copy.key)):
             shutil.copy2(ours, theirs)
         shutil.copytree(self.out, copy.out)
+        shutil.copytree(default_ledger(self.out), default_ledger(copy.out))
         return copy
 
     def add(self, name: str, content: bytes | Dataset) -> Path:

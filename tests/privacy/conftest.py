@@ -26,6 +26,7 @@ def simple_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
         return sum(spent(events, delta).epsilon <= limit for events in totals)
 
     monkeypatch.setattr("privacy.book.spent", spent)
+    monkeypatch.setattr("privacy.accounts.spent", spent)
     monkeypatch.setattr("privacy.ledger.spent", spent)
     monkeypatch.setattr("privacy.limits.spent", spent)
     monkeypatch.setattr("privacy.limits.fitting", fitting)
@@ -36,8 +37,8 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
     """Opens the ledger of a folder, by default always the same, and closes it in the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(folder: str = "site", site: str = "chest") -> Ledger:
-            return stack.enter_context(contextlib.closing(Ledger(tmp_path / folder, site)))
+        def make(folder: str = "site", site: str = "chest", store: str | None = None) -> Ledger:
+            return stack.enter_context(contextlib.closing(Ledger(tmp_path / folder, site, store)))
 
         yield make
 

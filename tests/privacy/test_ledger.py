@@ -286,12 +286,12 @@ def test_accounts_tell_each_jobs_part(ledger: Ledger) -> None:
     ledger.reserve("gone", "prompt_pfl", ["r"], rounds(1), LIMITS)
     ledger.free("gone")
     one, two, three = ledger.accounts(DELTA)
-    done = JobAccount("done", "prompt_pfl", one.cohort, 2, 0, State.CHARGED, False)
-    waiting = JobAccount("waiting", "fedavg", one.cohort, 0, 2, State.RESERVED, True)
-    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, State.BEGUN, False)
+    done = JobAccount("done", "prompt_pfl", one.cohort, 2, 0, State.CHARGED, False, "chest")
+    waiting = JobAccount("waiting", "fedavg", one.cohort, 0, 2, State.RESERVED, True, "chest")
+    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, State.BEGUN, False, "chest")
     assert one == Account(one.cohort, 1, Spent(3, 3, 3, 3, DELTA), Spent(6, 6, 6, 6, DELTA), one.jobs)
     assert one.jobs == two.jobs == (done, waiting, running)
-    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, State.FREED, False),)
+    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, State.FREED, False, "chest"),)
 
 
 def test_a_clock_that_is_set_back_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

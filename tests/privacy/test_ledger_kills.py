@@ -24,7 +24,7 @@ DELTA = 1e-3
 FORK_SITES = """
 import os, signal, sys
 from pathlib import Path
-import privacy.book, privacy.ledger, privacy.limits
+import privacy.accounts, privacy.book, privacy.ledger, privacy.limits
 from privacy import SampledGaussian
 from privacy.accounting import Spent
 from privacy.ledger import BudgetRefused, Ledger, Limits, Planned
@@ -35,7 +35,7 @@ def spent(events, delta):
     total = float(sum(event.steps for event in events))
     return Spent(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
 
-privacy.book.spent = privacy.ledger.spent = privacy.limits.spent = spent
+privacy.accounts.spent = privacy.book.spent = privacy.ledger.spent = privacy.limits.spent = spent
 privacy.limits.fitting = lambda limit, delta, already, rounds: 0
 
 def say(wire, *words):

@@ -134,9 +134,19 @@ def test_every_release_is_listed_with_its_entry_its_proof_and_its_charge(report:
 
 
 def test_every_rule_that_this_job_can_show_is_shown(report: Report) -> None:
-    """It has no limit, was not attacked, and its data are drawn: of these the report says so."""
+    """It has no limit, was not attacked, and its data are drawn and no store: of these the report says so."""
     not_shown = {one.rule for one in report.sections.verdicts.rules if one.state != "shown"}
-    assert not_shown == {"within limits", "attacked", "de-identified"}
+    assert not_shown == {"one budget", "within limits", "attacked", "de-identified"}
+
+
+def test_a_report_of_a_version_without_bindings_stays_as_it_is(report: Report) -> None:
+    """It has no rule about one budget, and is written without the field that it does not know."""
+    told = json.loads(written(report))["evidence"]
+    assert told.pop("binding") == {"from_store": False, "bound": False, "compared": False}
+    earlier = report_of(Evidence.model_validate_json(json.dumps(told)))
+    assert "one budget" not in {one.rule for one in earlier.sections.verdicts.rules}
+    assert "binding" not in json.loads(written(earlier))["evidence"]
+    assert read_report(written(earlier)) == earlier
 
 
 def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(

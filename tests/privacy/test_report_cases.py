@@ -82,7 +82,8 @@ def test_a_job_whose_entries_have_expired_is_still_charged_and_the_report_says_w
     key = AuditKey.at(config.audit_key, origin_of("chest"))
     with closing(AuditLog(config.audit, "chest", key, segment_bytes=1)) as log:
         log.append(Event.FINDING, reason="begins another file")
-        assert expire(log, 1, datetime.now(UTC) + timedelta(days=2)) == 1
+        later = datetime.now(UTC) + timedelta(days=2)
+        assert expire(log, 1, date=later.date(), now=later).deleted == 1
     found = sections(config, "study-4")
     assert (found.identity.state, found.identity.method, found.egress.releases) == ("expired", "prompt_pfl", ())
     assert found.claim.made and "expired" in found.claim.not_covered[-1] and found.egress.proofs.expired == 4

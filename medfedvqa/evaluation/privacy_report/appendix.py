@@ -1,6 +1,7 @@
 """What figures point at: the log's entries, the ledger's records, and digests in full."""
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 from audits import Quoted
@@ -21,6 +22,9 @@ from medfedvqa.evaluation.privacy_report.parts import (
 )
 from privacy.report.evidence import LedgerRow
 from privacy.report.model import Report
+
+LONGEST = 256
+"""Characters of a digest or key that an anchor names as it is."""
 
 
 def log(report: Report) -> Section:
@@ -95,6 +99,8 @@ def digests(sections: Sequence[Section]) -> Section:
 
 def anchor(full: str) -> str:
     """Where a digest stands in full."""
+    if len(full) > LONGEST:
+        return f"digest-{sha256(full.encode()).hexdigest()}"
     return f"digest-{full.encode().hex() if not full.isalnum() else full}"
 
 

@@ -1,5 +1,6 @@
 """A report as a document: its first screen, sections A to M, and what they point at."""
 
+from audits.escaping import NAME, bounded
 from medfedvqa.evaluation.privacy_report import appendix, conduct, guarantee
 from medfedvqa.evaluation.privacy_report.parts import (
     Card,
@@ -43,7 +44,7 @@ def compose(report: Report) -> Document:
     sections = [section(report) for section in LETTERED] + [appendix.log(report), appendix.ledger(report)]
     return Document(
         kind="Privacy-budget report",
-        title=f"Job {it.job} at site {it.site}",
+        title=f"Job {bounded(it.job, NAME)} at site {bounded(it.site, NAME)}",
         claim=report.sections.claim.sentence,
         claimed=report.sections.claim.made,
         created=it.created,

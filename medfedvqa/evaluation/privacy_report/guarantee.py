@@ -8,6 +8,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     NONE,
     Badge,
     Block,
+    Break,
     Bullets,
     Cell,
     Code,
@@ -239,7 +240,7 @@ def _charges(charges: Sequence[Charge]) -> Table:
             row(
                 Link(str(c.record), f"record-{c.record}"),
                 moment(c.time),
-                f"{c.job}\n{c.method}",
+                (c.job, Break(), c.method),
                 c.task,
                 count(c.round),
                 count(c.attempt),
@@ -259,7 +260,7 @@ def _charges(charges: Sequence[Charge]) -> Table:
 
 def _events(charge: Charge) -> Iterator[Inline]:
     for place, event in enumerate(charge.events):
-        yield "\n" if place else ""
+        yield from (Break(),) if place else ()
         yield from (count(event.steps), f" × {_named(event)}: ", *_parameters(event))
 
 

@@ -1,5 +1,6 @@
 """Sites' reports on one job, side by side, as a document."""
 
+from audits.escaping import NAME, bounded
 from medfedvqa.evaluation.privacy_report import appendix
 from medfedvqa.evaluation.privacy_report.guarantee import state
 from medfedvqa.evaluation.privacy_report.parts import (
@@ -39,7 +40,7 @@ def compose_joined(it: Joined) -> Document:
     )
     return Document(
         kind="Joined privacy-budget reports",
-        title=f"Job {it.job} ({it.method}) at {len(it.sites)} sites",
+        title=f"Job {bounded(it.job, NAME)} ({bounded(it.method, NAME)}) at {len(it.sites)} sites",
         claim=it.sentence,
         claimed=it.epsilon is not None,
         created=it.created,

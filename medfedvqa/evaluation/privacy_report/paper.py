@@ -11,6 +11,7 @@ from pathlib import Path
 from fpdf import FPDF
 from fpdf.prefs import ViewerPreferences
 
+from audits.escaping import number
 from medfedvqa.evaluation.privacy_report import appendix, parts
 from medfedvqa.evaluation.privacy_report.parts import Badge, Block, Cell, Code, Digest, Document, Inline, Link, Section
 from medfedvqa.evaluation.privacy_report.sketch import ROLES, sketch
@@ -26,6 +27,8 @@ LEADING = 1.4 * 25.4 / 72
 """Height of a line of text for each point of its size."""
 HARD, SOFT, ACCENT, WARNING, WASH = ROLES["ink"], ROLES["soft"], (10, 86, 132), (161, 28, 22), (251, 230, 228)
 SIGNATURE = 12.0
+PAGES = "{nb}\x00"
+"""Stands for the number of pages while a page is set. No text of others holds it once it is escaped."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class _Paper(FPDF):
         super().__init__(format="A4")
         self.document, self.begun = document, dict[str, int]()
         self._fonts()
+        self.alias_nb_pages(PAGES)
         self.set_title(f"{parts.shown(document.title)} · {document.kind}")
         self.set_subject(parts.shown(document.claim))
         self.set_lang("en")
@@ -79,7 +83,12 @@ class _Paper(FPDF):
         self.set_y(-11)
         self._font(TINY, colour=SOFT)
         self.cell(WIDTH / 2, 4, self._fitting(parts.shown(self.document.title), WIDTH / 2))
-        self.cell(WIDTH / 2, 4, f"{self.page_no()} / {{nb}}", align="R")
+        self.cell(WIDTH / 2, 4, f"{self.page_no()} / {PAGES}", align="R")
+
+    def normalize_text(self, text: str) -> str:
+        """The text as fpdf2 sets it: a letter that the font lacks, an empty box otherwise, is written as its number."""
+        known = self.current_font.cmap if self.current_font else {}
+        return "".join(one if ord(one) in known or one in "\n\x00" else number(one) for one in text)
 
     def _fonts(self) -> None:
         import matplotlib
@@ -94,8 +103,13 @@ class _Paper(FPDF):
         self.set_text_color(*colour)
 
     def _fitting(self, text: str, width: float) -> str:
-        while text and self.get_string_width(text) > width:
-            text = text[:-2].rstrip("…") + "…"
+        """As much of the text as there is room for. No more letters are measured than fit, however many it has."""
+        room, end, used = width - self.get_string_width("…"), 0, 0.0
+        for place, letter in enumerate(text, 1):
+            used += self.get_string_width(letter)
+            if used > width:
+                return f"{text[:end]}…"
+            end = place if used <= room else end
         return text
 
     def _first_screen(self, known: Mapping[str, int]) -> None:

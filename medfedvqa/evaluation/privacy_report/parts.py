@@ -1,18 +1,20 @@
 """What a page is made of, for paper and screen alike: inline parts, blocks, sections."""
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
+from audits.escaping import for_pdf
 from medfedvqa.evaluation.privacy_report.drawing import Drawing
 
 NONE = "—"
 """Stands where there is no figure: a 0 would claim one."""
 LINE, WORD = 24, 22
 """Letters of a short line, and of the longest word that is not broken."""
+MOST = 4_000
+"""Characters of a part of a cell; it takes as many to list some hundred sites."""
 THOUSANDTH = Decimal("0.001")
 
 FIGURE = re.compile(r"(?<![^\s(])(\d+(?:\.\d+)?(?:e-\d+)?)(?=[\s,.;:)]|$)")
@@ -71,7 +73,12 @@ class Badge:
     tone: Tone
 
 
-Inline = str | Number | Time | Digest | Code | Link | Badge
+@dataclass(frozen=True)
+class Break:
+    """The end of a line within a cell."""
+
+
+Inline = str | Number | Time | Digest | Code | Link | Badge | Break
 Cell = tuple[Inline, ...]
 Content = Inline | Cell
 
@@ -213,14 +220,17 @@ def fact(label: str, value: Content, source: Content = ()) -> Fact:
 
 
 def shown(text: str) -> str:
-    """Text from elsewhere without characters that are not seen or turn the order of others around."""
-    hidden = ("Cc", "Cf", "Cs", "Co", "Cn")
-    return "".join("\ufffd" if c != "\n" and unicodedata.category(c) in hidden else c for c in text)
+    """Text from elsewhere, whose characters all show themselves, without its middle if it is longer than `MOST`."""
+    return for_pdf(text, MOST)
 
 
 def words(content: Sequence[Inline]) -> str:
     """What a cell says."""
-    return shown("".join(part if isinstance(part, str) else part.text for part in content))
+    return "".join("\n" if isinstance(part, Break) else shown(_text(part)) for part in content)
+
+
+def _text(part: str | Number | Time | Digest | Code | Link | Badge) -> str:
+    return part if isinstance(part, str) else part.text
 
 
 def plain(text: str | None) -> str:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.federation.closing import close_ended
 from medfedvqa.federation.failures import ACTIONABLE
 from medfedvqa.federation.site_config import load_site_config
@@ -13,7 +14,7 @@ def main(kit: Path, running: list[str]) -> int:
     try:
         close_ended(load_site_config(kit / "local" / "site.yml", kit.name), running)
     except ACTIONABLE as error:
-        print(error, file=sys.stderr)
+        print(for_terminal(str(error), SENTENCE), file=sys.stderr)
         return 1
     return 0
 

@@ -12,14 +12,15 @@ from audits.anchor import signed_size
 from audits.checkpoint import CHECKPOINTS
 from audits.secrets import SECRET_BYTES
 from audits.segments import LOG_NAME, segments
-from medfedvqa.federation.budget import check_ledger
+from medfedvqa.federation.budget import check_ledger, look_into, store_of
 from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, listable, private_file
 from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import Account, Ledger, PrivacyError
+from medfedvqa.ingest.binding import check_binding
+from privacy import Account, PrivacyError
 from privacy.cohorts import KEY_NAME
-from privacy.ledger import LEDGER_NAME
+from privacy.ledger_folder import LEDGER_NAME
 
 _NAMED = 3
 """At most this many jobs are named in a line."""
@@ -99,7 +100,7 @@ def budget_and_jobs(config: SiteConfig, log: LogFacts, processes: LiveProcesses)
             yield Check("budget", str(error), "restore the newest copy of the ledger's folder, or of the audit log's")
         else:
             yield _budget(config, accounts, smallest)
-    yield _unclosed(log, accounts, processes)
+    yield _unclosed(config.name, log, accounts, processes)
 
 
 def _key_check(path: Path) -> Check:
@@ -113,12 +114,14 @@ def _read_ledger(config: SiteConfig, database: Path, log: LogFacts) -> tuple[tup
     """
     if problem := irregularity(database):
         raise PrivacyError(f"the ledger's file {problem}")
+    if store := store_of(config):
+        check_binding(store, config.ledger)
     if not database.exists():
         if log.begun:
             check_ledger(None, config.audit)
         return (), 0.0
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        if log.begun or ledger.head()[0]:
+    with closing(look_into(config)) as ledger:
+        if log.begun or config.name in ledger.sites:
             check_ledger(ledger, config.audit)
         begun = [row.record for row in ledger.rows() if row.record["event"] == "begun"]
         costs = [record["epsilon_after"] - record["epsilon_before"] for record in begun]
@@ -141,8 +144,8 @@ def _budget(config: SiteConfig, accounts: tuple[Account, ...], smallest: float) 
     return Check("budget", problem, remedy)
 
 
-def _unclosed(log: LogFacts, accounts: tuple[Account, ...], processes: LiveProcesses) -> Check:
-    reserving = [job.job for account in accounts for job in account.jobs if job.reserved]
+def _unclosed(site: str, log: LogFacts, accounts: tuple[Account, ...], processes: LiveProcesses) -> Check:
+    reserving = [job.job for account in accounts for job in account.jobs if job.reserved and job.site == site]
     dead = [job for job in dict.fromkeys([*log.unclosed, *reserving]) if job not in processes.jobs]
     if not dead:
         return Check("unclosed jobs")

@@ -27,6 +27,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import ProcessAdapter
 
+from audits.escaping import for_log
 from medfedvqa.federation.flare.hardening import require_guard
 
 RELAUNCHES = 10
@@ -167,4 +168,4 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         LaunchRecord(Path(workspace.get_run_dir(job_id))).end_orphan()
         meta = json.loads(Path(workspace.get_job_meta_path(job_id)).read_text(encoding="utf-8"))
         result = fl_ctx.get_engine().start_app(job_id, job_meta=meta)
-        _logger.warning("the client was restarted; job %s: %s", job_id, result)
+        _logger.warning("the client was restarted; job %s: %s", for_log(job_id), for_log(str(result)))

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_service import ConfigService
 
+from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.federation.flare.checks import TRANSPORT
 
 SETTINGS: Mapping[str, Any] = {
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def stop(sentence: str) -> NoReturn:
     """End this process at once, with a sentence for whoever started it."""
-    print(sentence, file=sys.stderr, flush=True)
+    print(for_terminal(sentence, SENTENCE), file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -17,6 +17,7 @@ from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.utils import app_deployer
 
 from audits import JobRefused, LogError, Refusal
+from audits.escaping import for_log
 from medfedvqa.federation.flare.job_folder import check_folder, definition
 from medfedvqa.federation.flare.wire import installed
 
@@ -76,7 +77,7 @@ def _unzip(content: bytes, folder: str) -> None:
 
 def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
     """In the process's log, and, at a site, in its audit log."""
-    _logger.warning("%s", str(error))  # the error itself would keep what was parsed in its frames
+    _logger.warning("%s", for_log(str(error)))  # the error itself would keep what was parsed in its frames
     ledger = installed()
     if ledger is None:
         return

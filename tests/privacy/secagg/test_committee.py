@@ -162,3 +162,31 @@ def test_who_leaves_honest_sites_out_after_the_draw_gains_no_more_than_is_counte
         won += max(places) < 3 + 2
     assert math.isclose(colluding(7, 3, 3, 3, left_out=2), won / math.factorial(7))
     assert colluding(7, 3, 3, 3, left_out=9) == 1
+
+
+@pytest.mark.parametrize(
+    ("colluders", "members", "enough", "left_out", "rounds"), [(4, 3, 3, 0, 5), (4, 3, 3, 2, 3), (5, 4, 2, 1, 2)]
+)
+def test_a_server_that_searches_a_jobs_rounds_finds_a_committee_as_often_as_is_counted(
+    colluders: int, members: int, enough: int, left_out: int, rounds: int
+) -> None:
+    """The best search over all rounds and all choices of sites to leave out, over draws of the real beacon: the number
+    of draws in which it finds one is within five standard deviations of what `colluding` says."""
+    sites, draws = [f"site {number:02d}" for number in range(12)], 1500
+    mine = set(sites[:colluders])
+
+    def suits(beacon: Beacon) -> bool:
+        for round in range(1, rounds + 1):
+            gone: list[str] = []
+            while len(set(beacon.committee(round, members, gone)) & mine) < enough:
+                honest = [site for site in beacon.committee(round, members, gone) if site not in mine]
+                if len(gone) + 1 > left_out:
+                    break
+                gone.append(honest[0])
+            else:
+                return True
+        return False
+
+    won = sum(suits(Beacon(tuple(sites), hashlib.sha256(b"draw %d" % number).digest())) for number in range(draws))
+    expected = colluding(len(sites), colluders, members, enough, left_out, rounds)
+    assert abs(won / draws - expected) < 5 * math.sqrt(expected * (1 - expected) / draws)

@@ -14,7 +14,17 @@ from scipy import stats
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
 from privacy.secagg import dealing as module
-from privacy.secagg.dealing import SETS, Chosen, Dealing, check_dealing, check_part, choice, new_seed, set_seed
+from privacy.secagg.dealing import (
+    SETS,
+    Chosen,
+    Dealing,
+    check_dealing,
+    check_part,
+    check_unused,
+    choice,
+    new_seed,
+    set_seed,
+)
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES
 
@@ -218,7 +228,7 @@ def test_a_dealing_of_another_attempt_is_refused(context: bytes) -> None:
 
 
 def test_a_site_takes_no_part_that_the_dealer_was_not_bound_to() -> None:
-    """Another part, another site's part, another list, a list without a site."""
+    """Another part, another site's part, another list, a list without a site or with other names."""
     seeds = seeds_of()
     dealing = Dealing.of(SITES, MEMBERS, SMALL, CONTEXT, seeds)
     chosen, digest = dealing.chosen(0), dealing.digests[0]
@@ -226,11 +236,14 @@ def test_a_site_takes_no_part_that_the_dealer_was_not_bound_to() -> None:
         with pytest.raises(MisdealtError, match="dealt to this site"):
             check_part("s3", part, chosen.digests, digest)
     bent = changed(chosen.parts["s3"], 0)
+    renamed = {site if site != "s3" else "s9": each for site, each in chosen.digests.items()}
     for digests in ({**chosen.digests, "s3": hashlib.sha256(bent).digest()}, {}):
         with pytest.raises(MisdealtError, match="bound to"):
             check_part("s3", bent, digests, digest)
     with pytest.raises(MisdealtError, match="dealt to this site"):
         check_part("s4", chosen.parts["s3"], chosen.digests, digest)
+    with pytest.raises(MisdealtError, match="are not those"):
+        check_part("s9", chosen.parts["s3"], renamed, digest)
 
 
 def test_what_does_not_show_every_other_dealing_is_refused() -> None:
@@ -245,6 +258,11 @@ def test_what_does_not_show_every_other_dealing_is_refused() -> None:
         ({**revealed, "s1": (b"", *revealed["s1"][1:])}, digests, 0),
         (revealed, digests[:-1], 0),
         (revealed, digests, SETS),
+        (
+            {member: [set_seed(seeds[member], CONTEXT, each) for each in range(SETS)] for member in MEMBERS},
+            digests,
+            SETS,
+        ),
         (revealed, digests, -1),
     ]
     for each in incomplete:
@@ -267,3 +285,31 @@ def test_what_is_revealed_holds_no_seed_of_the_chosen_dealing() -> None:
             assert list(chosen.revealed[member]) == [
                 set_seed(seeds[member], CONTEXT, other) for other in range(SETS) if other != index
             ]
+
+
+@pytest.mark.parametrize("bend", BENDS)
+def test_a_dealer_that_ends_attempts_until_the_coin_suits_it_is_caught(bend: str) -> None:
+    """Of a dealing that was not used all is shown, so whichever of its sets was bent shows; an honest one passes."""
+    seeds = seeds_of()
+    dealer = liar(bend, 2, seeds, SMALL)
+    for me in MEMBERS:
+        check_unused(SITES, MEMBERS, SMALL, CONTEXT, (me, seeds[me]), seeds, dealer.honest.digests)
+        with pytest.raises(MisdealtError, match="something else than follows"):
+            check_unused(SITES, MEMBERS, SMALL, CONTEXT, (me, seeds[me]), seeds, dealer.digests)
+
+
+def test_the_seeds_of_an_unused_dealing_are_the_members_and_all_of_them() -> None:
+    """A member finds a change of its own seed, a missing and an added member, a short seed, and another's change."""
+    seeds = seeds_of()
+    digests, me = Dealing.of(SITES, MEMBERS, SMALL, CONTEXT, seeds).digests, ("s0", seeds["s0"])
+    wrong: list[dict[str, bytes]] = [
+        {**seeds, "s0": new_seed()},
+        {"s0": seeds["s0"], "s1": seeds["s1"]},
+        {**seeds, "s3": new_seed()},
+        {**seeds, "s1": b"short"},
+    ]
+    for shown in wrong:
+        with pytest.raises(MisdealtError, match="does not show the seeds"):
+            check_unused(SITES, MEMBERS, SMALL, CONTEXT, me, shown, digests)
+    with pytest.raises(MisdealtError, match="something else than follows"):
+        check_unused(SITES, MEMBERS, SMALL, CONTEXT, me, {**seeds, "s1": new_seed()}, digests)

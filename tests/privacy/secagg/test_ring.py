@@ -5,6 +5,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -75,3 +77,14 @@ def test_zero_shares_are_uniform_and_sum_to_zero(parties: int) -> None:
     for elements in (*added, *mixed, added[0] + added[1], mixed[0] ^ mixed[1]):
         assert chi_square(elements) < 400
     assert chi_square(FixedPoint(24).encode(np.linspace(-1, 1, 20_000))) > 10_000
+
+
+def test_a_stream_is_the_ciphers_key_stream_however_it_is_read() -> None:
+    """Long reads, made of pieces, and many short ones give the elements of ChaCha20 (RFC 8439) in order."""
+    key, count = bytes(range(32)), 20_011
+    encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    expected = np.frombuffer(encryptor.update(bytes(8 * count)), "<u8")
+    assert np.array_equal(Stream(key).ring((count,)), expected)
+    stream, sizes = Stream(key), [1, 0, 7, 8192, 8193, 3000, 618]
+    assert np.array_equal(np.concatenate([stream.ring((size,)) for size in sizes]), expected[: sum(sizes)])
+    assert Stream(key).ring((2, 3, 5)).tolist() == expected[:30].reshape(2, 3, 5).tolist()

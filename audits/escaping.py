@@ -1,0 +1,120 @@
+"""Text of others, escaped for the medium on which it is shown: terminal, page, paper, Markdown, syslog, FHIR.
+
+Names and sentences in a log, a report, a kit or a job were chosen by somebody else. A character that does not show
+itself (a control character, one that turns the order of others around, one without width, a space that is not the usual
+one) is written as `\\u001b`, or as `\\U000e0001` beyond 16 bits. A text that is too long loses its middle, and says how
+much of it is left out.
+A backslash stays as it is, so that escaping twice changes nothing; the log itself tells a backslash from an escape.
+"""
+
+import re
+import unicodedata
+from html import escape
+
+NAME, SENTENCE = 120, 2_000
+"""Characters of a name and of a sentence that are shown; both may come from others."""
+FHIR_STRING = 1 << 20
+"""Characters of a string in FHIR (R4, 2.24.0.1)."""
+SYSLOG_VALUE = 1 << 15
+"""Characters of a parameter in a syslog message."""
+_MARK = 32
+"""More characters than the sign has that stands in place of what is left out."""
+_MOST_MARKS = 3
+"""Marks on one letter that are shown: no script needs more, and many of them cover the lines above and below."""
+_BLANK = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, range(0xFE00, 0xFE10)))
+    + "".join(map(chr, range(0xE0100, 0xE01F0)))
+)
+"""Printable by their category, and yet nothing is seen of them."""
+_SPACES = (" ", "\u00a0")
+"""A space, and the one at which no line is broken, which the program itself writes between figures."""
+_MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
+_MARKDOWN_BEGIN = re.compile(r"^(\d*)(?=[#+=.)-])")
+_SYSLOG = re.compile(r'(["\\\]])')
+
+
+def visible(text: str, kept: str = "") -> str:
+    """The whole text, each character that would not show itself written as its number. `kept` stay as they are."""
+    return text if text.isascii() and text.isprintable() else "".join(_pieces(text, kept, runs=True))
+
+
+def bounded(text: str, most: int, kept: str = "", runs: bool = False) -> str:
+    """As `visible`, in at most `most` characters: from a longer text the middle is left out.
+
+    `runs`: whether of several spaces in a row all stay as they are. Else the first does, so that they cannot move what
+    follows to where something else is expected.
+    """
+    if len(text) <= most:
+        if text.isascii() and text.isprintable() and (runs or "  " not in text):
+            return text
+        whole = "".join(_pieces(text, kept, runs))
+        if len(whole) <= most:
+            return whole
+    room = max(most - _MARK, 0)
+    head = _fitting(_pieces(text[:most], kept, runs), room - room // 3)
+    tail = _fitting(_pieces(text[len(head) :][-most:], kept, runs)[::-1], room // 3)[::-1]
+    return "".join((*head, f"[… {len(text) - len(head) - len(tail):,} characters …]", *tail))
+
+
+def for_terminal(text: str, most: int = NAME) -> str:
+    """One line that nothing in it ends, and that steers no terminal. It is not markup of any library."""
+    return bounded(text, most)
+
+
+def for_log(text: str, most: int = SENTENCE) -> str:
+    """Part of one line in a log file of the program, which nothing in it ends."""
+    return bounded(text, most)
+
+
+def for_html(text: str, most: int = SENTENCE) -> str:
+    """One text node, or the value of an attribute in quotes."""
+    return escape(bounded(text, most))
+
+
+def for_pdf(text: str, most: int = SENTENCE) -> str:
+    """Text of a PDF, in which nothing is a line's end or a mark of the program that sets it."""
+    return bounded(text, most)
+
+
+def for_markdown(text: str, most: int = SENTENCE) -> str:
+    """Words within a paragraph, a list or a table's cell that are no markup, tag or link."""
+    return _MARKDOWN_BEGIN.sub(r"\1\\", _MARKDOWN.sub(r"\\\1", bounded(text, most)))
+
+
+def for_syslog(text: str) -> str:
+    """A parameter's value: nothing in it ends the line, and then as RFC 5424 asks (6.3.3)."""
+    return _SYSLOG.sub(r"\\\1", bounded(text, SYSLOG_VALUE, runs=True))
+
+
+def for_fhir(text: str) -> str:
+    """A string of FHIR, which may hold line feeds, tabs and no other control characters."""
+    return bounded(text, FHIR_STRING, "\t\n\r", runs=True)
+
+
+def _fitting(pieces: list[str], room: int) -> list[str]:
+    """As many pieces, from the first on, as fit."""
+    for place, piece in enumerate(pieces):
+        room -= len(piece)
+        if room < 0:
+            return pieces[:place]
+    return pieces
+
+
+def _pieces(text: str, kept: str, runs: bool) -> list[str]:
+    """What is shown of each character."""
+    pieces, marks, before = list[str](), 0, ""
+    for letter in text:
+        marks = marks + 1 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Mn", "Me") else 0
+        if letter in _SPACES:
+            hidden = before in _SPACES and not runs
+        else:
+            hidden = not letter.isprintable() or letter in _BLANK or marks > _MOST_MARKS or (marks > 0 and not pieces)
+        pieces.append(number(letter) if hidden and letter not in kept else letter)
+        before = letter
+    return pieces
+
+
+def number(letter: str) -> str:
+    """A character as it stands where it would not show itself."""
+    return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"

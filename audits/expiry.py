@@ -1,0 +1,59 @@
+"""What an entry of the event `expired` says of the lines that were deleted."""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from audits.lines import Line
+
+_SENTENCE = re.compile(
+    r"the lines of entries 0 to ([0-9]{1,18}) are past the retention of ([0-9]{1,9}) days and .{1,200}"
+)
+
+
+class Basis(StrEnum):
+    """What shows that the retention has passed."""
+
+    COSIGNED = "cosigned"
+    """Times that other parties have signed."""
+    DATE = "date"
+    """Today's date, as a person at the site gave it."""
+    CLOCK = "clock"
+    """The site's own clock: in logs of earlier versions, which have a sentence only."""
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """The first `entries` of the log lose their lines, after at least `days`."""
+
+    entries: int
+    days: int
+    basis: Basis
+    date: str | None = None
+    """The date that a person gave, such as 2032-11-23."""
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON, for programs."""
+        return {"entries": self.entries, "days": self.days, "basis": self.basis.value, "date": self.date}
+
+    def __str__(self) -> str:
+        shown = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
+        last = self.entries - 1
+        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {shown}"
+
+    @classmethod
+    def of(cls, line: Line) -> "Expiry | None":
+        """What an entry of that event says; None if it says nothing of the kind."""
+        record = json.loads(line.expiry or b"null")
+        if record is None:
+            found = _SENTENCE.fullmatch(json.loads(line.reason) or "")
+            return cls(int(found[1]) + 1, int(found[2]), Basis.CLOCK) if found else None
+        numbers = record.get("entries"), record.get("days")
+        if not all(type(number) is int and number > 0 for number in numbers):
+            return None
+        basis, date = record.get("basis"), record.get("date")
+        if basis not in list(Basis) or not isinstance(date, str | None):
+            return None
+        return cls(*numbers, Basis(basis), date)

@@ -1,0 +1,43 @@
+"""What is said of each thing that is checked about a log or a report: shown, not shown or broken."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
+
+    SHOWN = "shown"
+    NOT_SHOWN = "not shown"
+    BROKEN = "broken"
+
+
+EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that was checked; `entry` is the first that shows the damage."""
+
+    name: str
+    state: State
+    said: str
+    entry: int | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One of the three verdicts."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def state(self) -> State:
+        """The worst of the parts."""
+        return worst(part.state for part in self.parts)
+
+
+def worst(states: Iterable[State]) -> State:
+    """The one that counts for all of them together."""
+    return max(states, key=list(State).index)

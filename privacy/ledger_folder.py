@@ -1,0 +1,45 @@
+"""What a folder says of the ledger in it, without opening it for a site."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from privacy.book import Book
+from privacy.cohorts import KEY_NAME, SiteKey, load_key
+from privacy.journal import Head, Journal, reported
+
+LEDGER_NAME = "ledger.sqlite"
+
+
+@dataclass(frozen=True)
+class LedgerFolder:
+    """A folder with a ledger's key, and the ledger's journal if it has one yet."""
+
+    key: SiteKey
+    store: str | None
+    """The fingerprint of the key of the store to which the ledger is bound."""
+    head: Head
+
+    @property
+    def fingerprint(self) -> str:
+        """As `Ledger.fingerprint`."""
+        return self.key.fingerprint()
+
+
+def read_folder(folder: Path) -> LedgerFolder | None:
+    """What is in that folder; None if it holds no ledger and no key of one. Raises `LedgerError`."""
+    journal = folder / LEDGER_NAME
+    if not journal.exists():
+        key = load_key(folder, create=False) if (folder / KEY_NAME).exists() else None
+        return LedgerFolder(key, None, Head()) if key else None
+    book = Book()
+    with closing(Journal(journal)) as opened:
+        book.apply(opened.rows(Head()))
+    return LedgerFolder(load_key(folder, create=False), book.store, book.head)
+
+
+def make_folder(folder: Path) -> LedgerFolder:
+    """As `read_folder`, with a new key where there is none. Raises `LedgerError`."""
+    with reported("opened"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return read_folder(folder) or LedgerFolder(load_key(folder, create=True), None, Head())

@@ -1,0 +1,122 @@
+"""Texts of others in the pages of a report: shown by their numbers where they hide, and never slow to set."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from fpdf.fonts import TTFFont
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pypdf import PdfReader
+
+from audits.escaping import NAME, bounded
+from medfedvqa.evaluation.privacy_report.document import compose
+from medfedvqa.evaluation.privacy_report.html import page
+from medfedvqa.evaluation.privacy_report.paper import paper
+from medfedvqa.evaluation.privacy_report.parts import MOST, Document, Section, Table, row
+from privacy.report.model import Report
+
+REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
+PLAIN = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
+HIDDEN = st.sampled_from("\x00\x07\t\n\r\x1b\x7f\x9b\u061c\u200b\u200e\u2028\u202e\u2066\ufeff\ue000\U000e0001")
+LACKED = st.sampled_from("漢字かな한")
+"""Letters that the PDF's fonts do not have."""
+
+
+def bare(*texts: str) -> Document:
+    """A report whose only section has a table of these texts."""
+    table = Table("Texts", ("Text",), tuple(row(text) for text in texts), "none")
+    return replace(compose(REPORT), sections=(Section("texts", "Texts", (table,)),), cards=())
+
+
+def numbered(text: str) -> str:
+    """The text as the PDF has it: letters that its fonts lack by their numbers, too."""
+    return "".join(f"\\u{ord(one):04x}" if one in "漢字かな한" else one for one in bounded(text, MOST))
+
+
+def extracted(document: Document) -> str:
+    """All text of the PDF without white space: lines are broken wherever they have to be."""
+    sheets = PdfReader(BytesIO(paper(document))).pages
+    return "".join("".join(sheet.extract_text().split()) for sheet in sheets)
+
+
+class Cells(HTMLParser):
+    """The text of each cell, and the names of all elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells, self.tags = list[str](), Counter[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        if attrs and ("scope", "row") in attrs:
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells:
+            self.cells[-1] += data
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(PLAIN | HIDDEN | LACKED, min_size=1, max_size=60))
+@example("{nb}\x1b[2J\u202egnitset")
+def test_the_pdf_shows_what_hides_by_its_number(text: str) -> None:
+    """Extracted again, the escaped form is there; `{nb}` is no mark of the program that sets the page."""
+    found = extracted(bare(text))
+    assert "".join(numbered(text).split()) in found and found.endswith("1/1")
+    assert not any(one in found for one in text if not one.isprintable())
+
+
+@given(st.text(st.characters(exclude_categories=())))
+@example("</th><script>alert(1)</script>{{ 7 * 7 }}")
+def test_the_page_has_one_text_node_for_a_text(text: str) -> None:
+    """No element, and no character that hides, comes from it."""
+    source = page(bare(text))
+    found = Cells(source)
+    assert found.tags == Cells(page(bare("name"))).tags
+    assert found.cells[0].split("\n")[0].strip() == bounded(text, MOST).strip(" \u00a0")
+    assert all(one.isprintable() or one in "\n\u00a0" for one in source)
+
+
+def renamed(name: str) -> Document:
+    """The sections on identity and claims of a report whose job, site and tensors have this name."""
+    told = json.loads(REPORT.model_dump_json())
+    identity = told["sections"]["identity"]
+    identity |= {"job": name, "site": name, "sites": [name], "method": name}
+    identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
+    whole = compose(Report.model_validate_json(json.dumps(told)))
+    return replace(whole, sections=whole.sections[:2])
+
+
+def test_the_work_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted in letters whose width is looked up: four times as long is at most five times the work beyond that for a
+    short name, and beyond the longest name that is shown there is no more of it."""
+    looked_up, width = Counter[str](), TTFFont.get_text_width
+
+    def counted(font: TTFFont, text: str, *more: object) -> tuple[int, float]:
+        looked_up["letters"] += len(text)
+        return width(font, text, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TTFFont, "get_text_width", counted)
+
+    def work(length: int) -> int:
+        looked_up.clear()
+        paper(renamed("w" * length))
+        return looked_up["letters"]
+
+    short, once, fourfold = (work(length) for length in (1, 1_000, 4_000))
+    assert once > short and fourfold - short <= 5 * (once - short)
+    assert work(100_000) <= 1.1 * fourfold
+
+
+def test_a_title_names_a_job_and_a_site_shortly() -> None:
+    """It stands on every page."""
+    title = renamed("w" * 100_000).title
+    assert len(title) < 2 * NAME + 20 and "characters …" in title

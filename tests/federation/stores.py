@@ -1,0 +1,76 @@
+"""Stores as `medfedvqa ingest` writes them, of drawn pictures and invented patients, without reading DICOM folders."""
+
+import hashlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+from medfedvqa.ingest.keys import Pseudonyms
+from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.store import FORMAT, PICTURES, Image, StoredRow, write_store
+
+KEY = bytes(range(32))
+OTHER_KEY = bytes(range(1, 33))
+ROWS = 4
+"""Questions on each picture."""
+
+
+def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY) -> Path:
+    """A store of these patients, by organ, each with a picture and questions on it; no ledger is noted in it."""
+    keys, images, rows = Pseudonyms(key), [], []
+    (folder / PICTURES).mkdir(parents=True)
+    for organ, numbers in patients.items():
+        for number in numbers:
+            name, content = keys.digest("image", f"{organ} {number}"), _picture(number)
+            (folder / PICTURES / f"{name}.dcm").write_bytes(content)
+            facts = {"patient": keys.patient(f"P{number}"), "organ": organ, "frame": 0, "frames": 1, "boxes": []}
+            images.append(Image(id=name, sha256=hashlib.sha256(content).hexdigest(), blanked=0.0, **facts))
+            for question in range(ROWS):
+                answer = "yes" if (number + question) % 2 else "no"
+                text = {"question": f"Is it bright, {question}?", "answer": answer, "split": "train"}
+                rows.append(StoredRow(index=len(rows), image=name, organ=organ, **text))
+    write_store(folder, _manifest(keys, len(images), len(rows)), images, rows)
+    return folder
+
+
+def _picture(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (32, 32), dtype=np.uint8)
+    dataset = Dataset()
+    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, f"1.2.{number + 1}"
+    dataset.Rows = dataset.Columns = 32
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
+    dataset.PixelData = pixels.tobytes()
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    buffer = BytesIO()
+    dataset.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+def _manifest(keys: Pseudonyms, images: int, rows: int) -> dict[str, object]:
+    options = Options()
+    counts = {name: 0 for name in ("unasked", "redacted")}
+    counts |= {"files": images, "stored": images, "rows": rows, "patients": images}
+    return {
+        "format": FORMAT,
+        "made": "2026-01-02T03:04:05Z",
+        "key": keys.fingerprint(),
+        "options": {
+            "side": options.side,
+            "frame": options.frame,
+            "retain": [],
+            "max_pixels": options.max_pixels,
+            "memory": options.memory,
+            "seconds": options.seconds,
+        },
+        "deidentification": [{"value": value, "meaning": meaning} for value, meaning in options.codes],
+        "versions": {},
+        "code": "0" * 64,
+        "counts": {**counts, "quarantined": {}, "rows_left_out": {}},
+    }
