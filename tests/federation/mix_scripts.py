@@ -129,17 +129,26 @@ class MixScript(Script):
     # Checks.
 
     def exposed(self) -> list[str]:
-        equations, shown = Equations(), self.shown()
-        known = {("mask", key) for key in self.known | self.keys_of_colluders()}
-        for job, deal, owner, _ in shown:
-            row: Row = {input_of(owner, job, deal.round): 1}
-            for key in self.keys(deal, owner):
-                row["mask", key] = row.get(("mask", key), 0) + PRIME - 1
-            equations.add(row, known)
+        equations, shown = self.masked(), self.shown()
         for job, deal, site in self.mixed:
             if site in self.colluders:
                 equations.add(self.mixture(job, deal, site))
         return [*equations.exposed(), *self.exposed_in_numbers(shown)]
+
+    def exposed_by_masks(self, deal: Deal) -> list[str]:
+        """Sites that one attempt exposes by what members heard, without their own mixtures."""
+        return self.masked(deal).exposed()
+
+    def masked(self, only: Deal | None = None) -> Equations:
+        """What honest owners showed, as equations of their inputs and of masks that colluders do not know."""
+        equations, known = Equations(), {("mask", key) for key in self.known | self.keys_of_colluders()}
+        for job, deal, owner, _ in self.shown():
+            row: Row = {input_of(owner, job, deal.round): 1}
+            for key in self.keys(deal, owner):
+                row["mask", key] = row.get(("mask", key), 0) + PRIME - 1
+            if only in (None, deal):
+                equations.add(row, known)
+        return equations
 
     def shown(self) -> list[tuple[int, Deal, str, Ring]]:
         """What honest owners showed colluding members under their masks."""
