@@ -164,12 +164,12 @@ def test_entries_of_2032_and_2026_and_2016_are_found(hospital: Hospital, cosigne
 
 
 def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found(hospital: Hospital) -> None:
-    """Where all entries are dated back alike, others' times alone show it; a day is allowed for the way."""
-    hospital.write(NOW - days(3), 3)
+    """Where all entries are dated back alike, others' times alone show it; a month is allowed for the way."""
+    hospital.write(NOW - days(90), 3)
     hospital.cosign(NOW)
-    hospital.write(NOW - timedelta(hours=23))
-    hospital.write(NOW - timedelta(hours=25))
-    hospital.write(NOW - timedelta(hours=22))
+    hospital.write(NOW - days(30))
+    hospital.write(NOW - days(32))
+    hospital.write(NOW - days(29))
     hospital.log.checkpoint()
     found = verdict_on(hospital)
     assert found == {"times": (State.NOT_SHOWN, 4), "cosigned times": (State.NOT_SHOWN, 4)}
