@@ -196,6 +196,14 @@ def test_an_entry_that_others_cosigned_before_its_date_is_found(hospital: Hospit
     assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 5)
 
 
+def test_a_checkpoint_that_is_dated_before_its_entries_is_found(hospital: Hospital) -> None:
+    """Also where no entry follows it."""
+    hospital.write(NOW, 3)
+    hospital.clock.moment = NOW - days(3650)
+    hospital.log.checkpoint()
+    assert verdict_on(hospital)["times"] == (State.NOT_SHOWN, 2)
+
+
 def test_others_copies_count_where_the_log_has_lost_its_cosignatures(hospital: Hospital) -> None:
     """A file of notes and the party's key, given with `--against`."""
     hospital.write(NOW, 2)
