@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.text import Text
 
@@ -128,6 +128,8 @@ def test_a_foreign_log_that_holds_is_shown_as_text(logs: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=())))
+@example("[/]")
+@example("[bold]:warning: [link=http://example.org]here[/link]\\")
 def test_no_text_steers_a_terminal_or_is_markup(text: str) -> None:
     """Escaped where it should be, it comes out as it is shown; where that was forgotten, it still steers nothing."""
     for forced in (True, False):
