@@ -9,7 +9,18 @@ import sys
 import audits
 
 INTERNAL = {
-    *{"anchor", "checkpoint", "export_fhir", "export_syslog", "fields", "files", "lines", "note", "own_checkpoints"},
+    *{
+        "anchor",
+        "checkpoint",
+        "escaping",
+        "export_fhir",
+        "export_syslog",
+        "fields",
+        "files",
+        "lines",
+        "note",
+        "own_checkpoints",
+    },
     *{"running", "segments", "times", "tree"},
 }
 """Modules that others of the package are made of; what is not exported of them is not public."""
