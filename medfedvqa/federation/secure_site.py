@@ -158,6 +158,13 @@ class SecureSite:
     def _dealing(self) -> DealingSite:
         return DealingSite(self.config.name, self.gate, self.file)
 
+    def offered(self, saved: Saved) -> Saved:
+        """An answer with what goes beside it for the aggregation that follows."""
+        if not isinstance(self.method.on_shares.get(saved.task), MixOnShares):
+            return saved
+        with self._well_dealt():
+            return self._dealing.offered(saved)
+
     def _seed(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
         """A member's seed of what is dealt to it for an attempt in which it will take part."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
@@ -215,9 +222,11 @@ class SecureSite:
             dealt = self._dealing.checked(saved, attempt, message, layout)
         group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
+        beside = {spec.name for spec in how.beside}
+        reply = {name: array for name, array in saved.reply.items() if name not in beside}
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-            upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
+            upload = self.gate.share(mixing(task), round, reply, sharing, charge and logged(charge))
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)

@@ -87,7 +87,7 @@ class Deal:
         self.opened = self._sent("coin")
         if self.opened.keys() != set(self.members):
             return False
-        self.index = choice(Beacon.of(self.label.decode(), self._coins, self.opened).value)
+        self.index = choice(Beacon.of("toss of coins", self._coins, self.opened).value)
         return True
 
     def mix(self, parts: Parts | None = None) -> dict[str, Answer]:
