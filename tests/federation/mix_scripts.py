@@ -20,21 +20,24 @@ from privacy.secagg.tuples import mask_key
 NUMBERS = 4
 INPUTS = NUMBERS + 2
 """Of a site, in a mixture: the numbers, their norm, the accuracy."""
+CONFIRMATION = len(b"confirmed") + 32
+"""Bytes of the message that confirms a channel, and what the server said."""
 PUBLIC = {"tuple_seed", "coin_commitment", "coin", "fault", "shared_bytes", "commitment", "nonce", "beacon", "epsilon"}
 """All that the server is sent in a job that mixes."""
 
 
 class Ears:
-    """What every site unseals, by the name of the channel: `Session.open` is replaced by `open`."""
+    """What every site unseals, by number of the attempt, hearer and sender: `open` replaces `Session.open`."""
 
     def __init__(self) -> None:
-        self.heard: dict[tuple[str, str, str], list[bytes]] = {}
+        self.attempt = 0
+        self.heard: dict[tuple[int, str, str], list[bytes]] = {}
         self._unsealed = Session.open
 
     def open(self, session: Session, sealed: bytes) -> bytes:
         """See `Session.open`."""
         content = self._unsealed(session, sealed)
-        self.heard.setdefault((session._job, session.me, session.peer), []).append(content)
+        self.heard.setdefault((self.attempt, session.me, session.peer), []).append(content)
         return content
 
 
@@ -70,6 +73,7 @@ class MixScript(Script):
         if self.lying(0.2):
             deal.members = tuple(sorted(self.rng.sample(group, max(1, len(group) - 1))))
         unused = None if self.lying(0.3) or not self.deals else self.deals[-1][1].seeds
+        self.ears.attempt = len(self.deals)
         self.deals.append((self.jobs, deal))
         reached = deal.seed(unused) and deal.toss()
         self.heard(deal.answers)
@@ -153,13 +157,15 @@ class MixScript(Script):
     def shown(self) -> list[tuple[int, Deal, str, Ring]]:
         """What honest owners showed colluding members under their masks."""
         found = {}
-        for job, deal in self.deals:
-            session = f"job-{job}/{deal.round}/{deal.name}"
-            for member, owner in itertools.product(self.colluders & set(deal.members), deal.sites):
-                heard = self.ears.heard.get((session, member, owner), [])
-                # The first message confirms the channel.
-                if owner not in self.colluders and len(heard) > 1 and len(heard[1]) == 8 * INPUTS:
-                    found[heard[1]] = (job, deal, owner, np.frombuffer(heard[1], "<u8"))
+        for number, (job, deal) in enumerate(self.deals):
+            for member, owner in itertools.product(
+                self.colluders & set(deal.members), set(deal.sites) - self.colluders
+            ):
+                heard = self.ears.heard.get((number, member, owner), [])
+                for before, content in itertools.pairwise(heard):
+                    # What an owner shows follows what confirms the channel.
+                    if (len(before), len(content)) == (CONFIRMATION, 8 * INPUTS):
+                        found[content] = (job, deal, owner, np.frombuffer(content, "<u8"))
         return list(found.values())
 
     def keys(self, deal: Deal, owner: str) -> list[bytes]:
