@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits.escaping import for_log
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.admission import Admission
@@ -205,7 +206,7 @@ class SecureSite:
             try:
                 nbytes = self._mix_with_others(task, how, saved, attempt, message)
             except SiteError as error:
-                _logger.warning("round %d: %s", round, error)
+                _logger.warning("round %d: %s", round, for_log(str(error)))
                 fault = attempt.sites.index(error.site)
         elif saved.attempt != attempt.name:
             self._unmixed(task, round)
@@ -261,7 +262,7 @@ class SecureSite:
         try:
             masks, nbytes = exchange(group, self._connected(pinned, attempt, saved), secrets)
         except SiteError as error:
-            _logger.warning("round %d: %s", round, error)
+            _logger.warning("round %d: %s", round, for_log(str(error)))
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
         shares, keys = dict(masks.shares), dict(masks.opening_keys)
         kept = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
@@ -316,7 +317,7 @@ class SecureSite:
             with self._alike():
                 agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(kept.members)))
         except SecureAggregationError as error:
-            _logger.warning("%s", error)
+            _logger.warning("%s", for_log(str(error)))
             return False
         return True
 
