@@ -231,7 +231,8 @@ class SecureSite:
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)
-        mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
+        with self._well_dealt():
+            mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
             layout.check_mixture(mixture, self.method.gathering.most_norm)
