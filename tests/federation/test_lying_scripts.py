@@ -100,7 +100,7 @@ def test_the_equations_of_an_exchange_know_a_mask_by_a_threshold_of_shares() -> 
 def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the order of tasks and the memory of cohorts, as in version 0.1.0, some of a few scripts expose a site."""
+    """Without the order of tasks and the memory of cohorts, as in 0.1.0, some of a few scripts expose a site."""
     monkeypatch.setattr(Order, "repeats", lambda order, task, round, last: (task, round) == last)
     monkeypatch.setattr(SecureSite, "_check_cohort", lambda *_: None)
     with pytest.raises(AssertionError, match="are exposed"):
