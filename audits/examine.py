@@ -10,7 +10,7 @@ from typing import Any
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.cosigned_times import CosignedTimes, cosigned_times
-from audits.errors import LogError
+from audits.errors import LogError, NewerFormat
 from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
 from audits.judgement import Judgement, Part, State, worst
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
@@ -87,7 +87,9 @@ def examine(
         head=walk.head,
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
-        integrity=Judgement((_chain(walk), times_part(times), _tree(own, seen), _signature(own, known, site))),
+        integrity=Judgement(
+            (_chain(walk), *_format(walk), times_part(times), _tree(own, seen), _signature(own, known, site))
+        ),
         completeness=Judgement(
             (
                 *retention_parts(walk, times.cosigned),
@@ -131,6 +133,9 @@ class _Seen:
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
     uncounted: int | None = None
+    """The first entry of counts that are none."""
+    unread: int | None = None
+    """The first entry of which only a newer version can read everything."""
     findings: int = 0
     unlike_own: int | None = None
     unlike_others: list[int] = field(default_factory=list)
@@ -140,6 +145,9 @@ class _Seen:
         self.compare(walk)
         self.times.take(line)
         self.ledger.expired = walk.first > 0
+        if line.newer:
+            self.unread = line.seq if self.unread is None else self.unread
+            self.last_release = line.seq  # for all that is known here
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
@@ -154,6 +162,8 @@ class _Seen:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
                 self.ledger.counted(line.seq, json.loads(line.job), window)
+            except NewerFormat:
+                self.unread = line.seq if self.unread is None else self.unread
             except LogError:
                 self.uncounted = line.seq if self.uncounted is None else self.uncounted
         elif line.event == FINDING:
@@ -182,6 +192,14 @@ def _chain(walk: Walk) -> Part:
     if walk.bad:
         return Part("chain", State.BROKEN, walk.bad, walk.entries)
     return Part("chain", State.SHOWN, f"{walk.entries} entries hold, none changed, removed, added or moved")
+
+
+def _format(walk: Walk) -> Iterator[Part]:
+    if walk.newer is not None:
+        said = (
+            "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
+        )
+        yield Part("format", State.NOT_SHOWN, said, walk.newer)
 
 
 def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
@@ -234,6 +252,8 @@ def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> I
     found = seen.ledger.result(walk.counting.jobs.union(running))
     if seen.uncounted is not None:
         yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
+    elif seen.unread is not None:
+        yield Part("wire", State.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread)
     elif found.findings:
         first = found.findings[0]
         said = f"{found.unexplained} bytes on the network are not explained, in {len(found.findings)} findings, first"
@@ -295,6 +315,9 @@ def _others_receipts(walk: Walk, seen: _Seen) -> Part:
     if not missing:
         said = f"all {len(seen.receipts)} messages that the server received are in the log"
         return Part("receipts", State.SHOWN, said)
+    if seen.unread is not None:
+        said = f"{len(missing)} receipts may be of entries of a newer version"
+        return Part("receipts", State.NOT_SHOWN, said, seen.unread)
     if walk.first:
         return Part("receipts", State.NOT_SHOWN, f"{len(missing)} receipts may be of entries that are expired")
     said = f"the server received {len(missing)} messages that the log does not hold, first by receipt {min(missing)}"

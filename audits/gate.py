@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audits.entry import Event, Outcome, TensorRecord
-from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
+from audits.errors import (
+    AuditError,
+    JobRefused,
+    LogError,
+    MessageRefused,
+    NewerFormat,
+    Reason,
+    ReceiptRefused,
+    ReleaseRefused,
+)
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from audits.log import AuditLog
 from audits.policy import SitePolicy
@@ -76,9 +85,25 @@ class Sharing:
     private: bool = False
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, for programs."""
-        parts = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
-        return parts | {"dealer": self.dealer or None, "stage": self.stage.value, "private": self.private}
+        """As plain JSON, for programs; `from_record` reads it."""
+        parts: dict[str, Any] = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
+        parts |= {"dealer": self.dealer or None, "computed": self.computed}
+        return parts | {"stage": self.stage.value, "private": self.private}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Sharing":
+        """What an entry's `sharing` says; entries of format 0 do not say by whom it was computed. Raises `LogError`."""
+        try:
+            attempt, protocol, sites = record["attempt"], record["protocol"], tuple(record["sites"])
+            dealer, computed = record["dealer"] or "", record.get("computed", "")
+            if not all(isinstance(text, str) for text in (attempt, protocol, dealer, computed, *sites)):
+                raise TypeError
+            if (stage := record["stage"]) not in list(Stage):
+                raise NewerFormat("the entry of a computation on shares")
+            stage, private = Stage(stage), record["private"] is True
+        except (KeyError, TypeError, ValueError):
+            raise LogError("the entry does not say among whom values are shared") from None
+        return cls(attempt, protocol, sites, dealer, computed, stage, private)
 
     def __str__(self) -> str:
         dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"

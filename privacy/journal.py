@@ -37,6 +37,17 @@ class LedgerError(PrivacyError):
     """The ledger is damaged, rolled back, locked, or of another site or key: nothing may be trained under it."""
 
 
+class NewerRecord(LedgerError):
+    """The ledger is sound, and holds what only a newer version of this software knows: nothing may be trained under it
+    by this version."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(
+            f"record {seq} of the budget ledger was written by a newer version of this software: use that version, or "
+            "a later one"
+        )
+
+
 class BudgetRefused(PrivacyError):
     """The site does not grant what was asked for. The sentence may be shared: it names no patient and no path."""
 

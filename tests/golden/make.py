@@ -20,9 +20,9 @@ from audits.wire import FrameCount, Submitted, Traffic, WireWindow
 from audits.witness import KEYS
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
 from medfedvqa.federation.state import Contribution, Dealt, Draw, Saved, StateFile
+from privacy.book import Planned
 from privacy.ledger import Ledger
 from privacy.limits import Limits
-from privacy.book import Planned
 from privacy.mechanisms import Use
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
@@ -50,7 +50,9 @@ def log(folder: Path) -> None:
     expiry = Expiry(1, 2192, Basis.DATE, "2032-11-23")
     with closing(AuditLog(folder, "chest", KEY)) as written:
         written.append(Event.OPEN, **JOB)
-        written.append(Event.RECEIVE, **about, direction="in", tensors=(PROMPT,), nbytes=16384, outcome=Outcome.ACCEPTED)
+        written.append(
+            Event.RECEIVE, **about, direction="in", tensors=(PROMPT,), nbytes=16384, outcome=Outcome.ACCEPTED
+        )
         out = {"direction": "out", "nbytes": 16384}
         written.append(Event.RELEASE, **about, **out, tensors=(PROMPT,), outcome=Outcome.SENT, **charge)
         written.append(Event.RELEASE, **about | shared, **out, tensors=(SHARED,), outcome=Outcome.SENT, **charge)
