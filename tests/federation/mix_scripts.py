@@ -47,7 +47,7 @@ class MixScript(Script):
 
     def __post_init__(self) -> None:
         self.deals: list[tuple[int, Deal]] = []
-        self.mixed: set[tuple[int, int, str]] = set()
+        self.mixed: list[tuple[int, Deal, str]] = []
         self.known: set[bytes] = set()
         self.number = 0
         super().__post_init__()
@@ -96,7 +96,7 @@ class MixScript(Script):
         deal.answers = self.server.ask(f"{deal.task}/mix", deal.round, messages)
         self.reveal(deal, [index for index in range(SETS) if index != deal.index])
         self.heard(deal.answers)
-        self.mixed |= {(self.jobs, deal.round, site) for site in deal.completed}
+        self.mixed += [(self.jobs, deal, site) for site in deal.completed]
         self.note(f"{deal.task}/mix {deal.round}: {deal.completed} {deal.codes}")
 
     def bend(self, index: int, parts: Parts) -> Parts:
@@ -129,17 +129,26 @@ class MixScript(Script):
     # Checks.
 
     def exposed(self) -> list[str]:
-        equations, shown = Equations(), self.shown()
-        known = {("mask", key) for key in self.known | self.keys_of_colluders()}
-        for job, deal, owner, _ in shown:
+        equations, shown = self.masked(), self.shown()
+        for job, deal, site in self.mixed:
+            if site in self.colluders:
+                equations.add(self.mixture(job, deal, site))
+        return [*equations.exposed(), *self.exposed_in_numbers(shown)]
+
+    def exposed_by_masks(self, deal: Deal) -> list[str]:
+        """Sites that one attempt exposes by what members heard, without their own mixtures."""
+        return self.masked(deal).exposed()
+
+    def masked(self, only: Deal | None = None) -> Equations:
+        """What honest owners showed, as equations of their inputs and of masks that colluders do not know."""
+        equations, known = Equations(), {("mask", key) for key in self.known | self.keys_of_colluders()}
+        for job, deal, owner, _ in self.shown():
             row: Row = {input_of(owner, job, deal.round): 1}
             for key in self.keys(deal, owner):
                 row["mask", key] = row.get(("mask", key), 0) + PRIME - 1
-            equations.add(row, known)
-        for job, round, site in self.mixed:
-            if site in self.colluders:
-                equations.add(self.mixture(job, round, site))
-        return [*equations.exposed(), *self.exposed_in_numbers(shown)]
+            if only in (None, deal):
+                equations.add(row, known)
+        return equations
 
     def shown(self) -> list[tuple[int, Deal, str, Ring]]:
         """What honest owners showed colluding members under their masks."""
@@ -169,11 +178,10 @@ class MixScript(Script):
             for rank in range(len(deal.sites))
         }
 
-    def mixture(self, job: int, round: int, site: str) -> Row:
+    def mixture(self, job: int, deal: Deal, site: str) -> Row:
         """A colluder's own mixture, as if it knew all weights; they are as good as random."""
-        deal = next(d for j, d in self.deals if (j, d.round) == (job, round) and site in d.completed)
         return {
-            input_of(other, job, round): int.from_bytes(
+            input_of(other, job, deal.round): int.from_bytes(
                 hashlib.sha256(f"{job} {deal.label!r} {site} {other}".encode()).digest()[:7]
             )
             for other in deal.sites

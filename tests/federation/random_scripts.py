@@ -135,7 +135,7 @@ class Setting:
     @classmethod
     def drawn(cls, rng: random.Random, mixes: bool) -> "Setting":
         """Of a mean or of a mixture."""
-        sites, private = rng.randint(4, 8), rng.random() < 0.25
+        sites, private = rng.randint(4, 8), rng.random() < 0.1
         method = TinyMix if mixes else TinyUnweighted if private else TinyMean
         committee = rng.choice([None, None, 4]) if sites > 4 else None
         return cls(method.name, sites, rng.randint(0, 1 if sites < 6 else 2), committee, private)
