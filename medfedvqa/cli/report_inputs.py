@@ -13,6 +13,7 @@ from audits import (
     AuditKey,
     AuditLog,
     Event,
+    NewerFormat,
     SitePolicy,
     check_site,
     examine,
@@ -148,13 +149,16 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
     said = bytes_of(path)
     try:
         return made(json.loads(said), hashlib.sha256(said).hexdigest())
+    except NewerFormat:
+        raise ConfigError(
+            f"'{path}' was written by a newer version of this software: use that version, or a later one"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 
 
 def _run(told: dict[str, Any], sha256: str) -> Run:
-    if told["schema_version"] != SCHEMA_VERSION:
-        raise ValueError
+    _check_number(told["schema_version"], SCHEMA_VERSION)
     job = ("method", "options", "data", "split", "seed", "secagg", "dp")
     same = (*job, "status", "engine", "rounds_planned", "versions")
     return Run(
@@ -166,9 +170,16 @@ def _run(told: dict[str, Any], sha256: str) -> Run:
     )
 
 
-def _attack(told: dict[str, Any], sha256: str) -> Attack:
-    if told["schema"] != ATTACK:
+def _check_number(number: object, known: int) -> None:
+    """Raises `NewerFormat` for a higher number than the one that this version writes, `ValueError` for any other."""
+    if type(number) is int and number > known:
+        raise NewerFormat("the file")
+    if number != known:
         raise ValueError
+
+
+def _attack(told: dict[str, Any], sha256: str) -> Attack:
+    _check_number(told["schema"], ATTACK)
     job, claimed = told["job"], told["claimed"] or {}
     # As results.json has them: with the defaults of what was not given.
     built = JobSpec.from_dict({"method": job["method"], "options": job["options"]}).build()
