@@ -24,6 +24,7 @@ from audits import (
 )
 from audits import Evidence as Others
 from audits.files import MAX_DOCUMENT, read_bounded
+from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
@@ -158,7 +159,11 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
 
 
 def _run(told: dict[str, Any], sha256: str) -> Run:
-    _check_number(told["schema_version"], SCHEMA_VERSION)
+    number = told["schema_version"]
+    if type(number) is int and number > SCHEMA_VERSION:
+        raise NewerFormat
+    if number != SCHEMA_VERSION:
+        raise ValueError
     job = ("method", "options", "data", "split", "seed", "secagg", "dp")
     same = (*job, "status", "engine", "rounds_planned", "versions")
     return Run(
@@ -170,16 +175,9 @@ def _run(told: dict[str, Any], sha256: str) -> Run:
     )
 
 
-def _check_number(number: object, known: int) -> None:
-    """Raises `NewerFormat` for a higher number than the one that this version writes, `ValueError` for any other."""
-    if type(number) is int and number > known:
-        raise NewerFormat("the file")
-    if number != known:
-        raise ValueError
-
-
 def _attack(told: dict[str, Any], sha256: str) -> Attack:
-    _check_number(told["schema"], ATTACK)
+    if not check_number(told["schema"], ATTACK, "the file"):
+        raise ValueError
     job, claimed = told["job"], told["claimed"] or {}
     # As results.json has them: with the defaults of what was not given.
     built = JobSpec.from_dict({"method": job["method"], "options": job["options"]}).build()

@@ -17,7 +17,6 @@ from medfedvqa.errors import FederationError
 from medfedvqa.methods import Tensors
 from privacy.secagg.committee import Beacon
 
-
 FORMAT = 1
 """Of the state that this version writes."""
 

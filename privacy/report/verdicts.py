@@ -206,6 +206,8 @@ def _in_settings(facts: Facts) -> Found:
 def _hidden(facts: Facts) -> Found:
     if not facts.shared:
         return NOT_SHOWN, "the job aggregates in clear"
+    if not facts.evidence.run and not any(facts.sharings.values()):
+        return NOT_SHOWN, "no entry and no settings name the sites that computed on shares"
     if len(facts.sites) < 3:
         return BROKEN, f"{len(facts.sites)} sites computed on shares: fewer than three reveal each other"
     bare = [one.seq for one in facts.releases if any(_is_bare(tensor) for tensor in one.tensors)]

@@ -13,6 +13,7 @@ INTERNAL = {
         "anchor",
         "checkpoint",
         "cosigned_times",
+        "counted",
         "escaping",
         "expiry",
         "export_fhir",

@@ -100,7 +100,10 @@ def state(folder: Path) -> None:
     """Everything that a site may keep of a job."""
     contribution = Contribution("attempt", SITES, SITES, {"chest": b"share"}, b"group", {"head": b"open"}, SITES)
     reply = {"prompt": np.arange(6, dtype="float32").reshape(2, 3)}
-    draw, dealt = Draw(b"nonce", {"chest": b"commitment"}, b"beacon"), Dealt(b"[]", 2, 1, b"seed", b"coin", b"commit")
+    draw, dealt = (
+        Draw(b"nonce", {"chest": b"commitment"}, b"beacon"),
+        Dealt(seed=b"seed", coin=b"coin", attempt=b"[]", round=2, number=1),
+    )
     shared = {"attempt": "attempt", "mixture": {"prompt": np.ones(3, "float32")}, "mixed": 2, "number": 1}
     kept = {"contributions": (contribution,), "group": SITES, "draw": draw, "dealt": dealt}
     StateFile(folder, "state").save(Saved("train", 2, {"step": 3, "name": "chest"}, reply, **shared, **kept))
