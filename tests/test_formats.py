@@ -25,7 +25,7 @@ from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.state import StateFile
 from privacy.book import Book
 from privacy.journal import Head, LedgerError, NewerRecord, Row, link, read_export
-from privacy.report import NewerReport, ReportError, read_report, sections_of, verify_report
+from privacy.report import Joined, NewerReport, ReportError, read_report, sections_of, verify_joined, verify_report
 from privacy.report.files import ENVELOPE, JSON, MAX_REPORT
 from privacy.report.replay import same
 from privacy.report.wording import differences, figures_of
@@ -99,13 +99,13 @@ def test_any_changed_byte_of_a_golden_log_is_broken_and_never_newer(folder: Path
 
 @every_format
 def test_a_golden_ledger_is_read_and_a_changed_byte_is_found(folder: Path, tmp_path: Path) -> None:
-    """Its own and one that took charges over; each 13th byte of the file, flipped, is an error with a sentence."""
+    """Its own and one that took charges over; each 5th byte of the file, flipped, is an error with a sentence."""
     for name in ("ledger.jsonl", "imported.jsonl"):
         book = Book()
         book.apply(read_export(folder / name))
         assert book.debits or book.jobs
         whole = (folder / name).read_bytes()
-        for offset in range(0, len(whole), 13):
+        for offset in range(0, len(whole), 5):
             (tmp_path / name).write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
             with pytest.raises(LedgerError):
                 Book().apply(read_export(tmp_path / name))
@@ -171,8 +171,8 @@ def edit(document: Any, path: tuple[str | int, ...]) -> Any:
 
 @every_report
 def test_every_figure_digest_and_proof_of_a_golden_report_counts(folder: Path) -> None:
-    """Each figure of the sections, one by one, is unlike what the evidence gives; each part of the evidence gives another
-    report identity, or no report at all. None of it needs the signature, which covers every byte."""
+    """Each figure of the sections, one by one, is unlike what the evidence gives; each changed part of the evidence
+    gives the report another identity. None of it needs the signature, which covers every byte."""
     document = json.loads((folder / JSON).read_text("utf-8"))
     report = read_report((folder / JSON).read_bytes())
     figures = figures_of(sections_of(report.evidence), whole=True)
@@ -207,8 +207,8 @@ def test_a_flipped_leaf_of_a_golden_report_never_verifies(folder: Path, tmp_path
 
 
 def test_a_reworded_report_still_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sentence of the code, a rule's statement, the title of a section, a whole section of explanations: figures hold,
-    and the verdict on wording is that it was not compared. The same change under the report's own code is broken."""
+    """A sentence of the code, a rule's statement, the letter of a section, whole sections of explanations: figures
+    hold, and wording is not compared. The same under the report's own code is broken."""
     folder = REPORTS[-1]
     key = VerifierKey.parse((folder / "chest.key").read_text().strip())
     digest = read_report((folder / JSON).read_bytes()).evidence.tool.code_digest
@@ -409,6 +409,23 @@ def test_a_proof_of_a_newer_format_is_called_so() -> None:
         check(json.dumps(bundle | {"format": "medfedvqa audit proof 2"}).encode(), [key])
     with pytest.raises(NoteError):
         check(json.dumps(bundle | {"format": "medfedvqa audit proof 0"}).encode(), [key])
+
+
+def test_a_joined_report_is_compared_by_its_figures() -> None:
+    """Not signed, so that a changed sentence is not shown to be anybody's; a changed figure is broken, a higher number
+    of the format is a newer version."""
+    content = (GOLDEN / "formats-0" / "joined.json").read_bytes()
+    made = Joined.model_validate_json(content)
+    assert verify_joined(content, made).state is State.SHOWN
+    for old, new, state in (
+        (b"At none of these", b"At each of these", State.NOT_SHOWN),
+        (b'"nbytes": 49260', b'"nbytes": 49261', State.BROKEN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/2", State.NOT_SHOWN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/0", State.BROKEN),
+        (b'"job"', b'"jab"', State.BROKEN),
+    ):
+        assert old in content
+        assert verify_joined(content.replace(old, new), made).state is state, new
 
 
 def test_figures_of_reports_are_alike_to_the_last_digits_only() -> None:
