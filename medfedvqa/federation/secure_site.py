@@ -170,9 +170,7 @@ class SecureSite:
         """A member's seed of what is dealt to it for an attempt in which it will take part."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(seeding(task), round, {})
-        _, rule = self._admitted(attempt, saved)
-        with self._earlier.locked():
-            self._check_cohort(self._sharing(attempt, saved, "mix", rule), round)
+        self._check_attempt(attempt, saved)
         with self._well_dealt():
             return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
 
@@ -180,7 +178,14 @@ class SecureSite:
         """A member's coin, once the dealer has committed to what it deals."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(tossing(task), round, {})
+        self._check_attempt(attempt, saved)
         return self._dealing.toss(task, saved, attempt, message)
+
+    def _check_attempt(self, attempt: Attempt, saved: Saved) -> None:
+        """Before anything is done for it: whether the site would share its input in it. Raises as `_admitted` does."""
+        _, rule = self._admitted(attempt, saved)
+        with self._earlier.locked():
+            self._check_cohort(self._sharing(attempt, saved, "mix", rule), saved.round)
 
     @contextmanager
     def _well_dealt(self) -> Iterator[None]:
@@ -231,7 +236,8 @@ class SecureSite:
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)
-        mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
+        with self._well_dealt():
+            mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
             layout.check_mixture(mixture, self.method.gathering.most_norm)

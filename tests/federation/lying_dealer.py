@@ -124,8 +124,8 @@ class Deal:
         return attempt_message(self.name, self.sites, self.members, self.number, dealt)
 
     def _sent(self, array: str) -> dict[str, bytes]:
-        found = {site: answer.tensors.get(array) for site, answer in self.answers.items()}
-        return {site: np.asarray(sent, "<i8").tobytes() for site, sent in found.items() if sent is not None}
+        arrays = {site: answer.tensors.get(array) for site, answer in self.answers.items()}
+        return {site: np.asarray(sent, "<i8").tobytes() for site, sent in arrays.items() if sent is not None}
 
 
 def _digest_of(parts: Parts) -> bytes:

@@ -91,7 +91,7 @@ class Federation:
     def fresh(self, folder: Path, script: "Setting") -> dict[str, SiteConfig]:
         """The script's sites, with policies for its number of colluders."""
         fewest = script.colluders + 2
-        found = {}
+        configs = {}
         for name in NAMES[: script.sites]:
             policy = replace(
                 self.configs[name].policy,
@@ -105,8 +105,8 @@ class Federation:
                 repeats=1000,
             )
             places = {place: folder / name / place for place in ("state", "audit", "ledger")}
-            found[name] = self.configs[name].model_copy(update={**places, "policy": policy})
-        return found
+            configs[name] = self.configs[name].model_copy(update={**places, "policy": policy})
+        return configs
 
     def job(self, script: "Setting") -> JobSpec:
         """The script's job."""
