@@ -5,17 +5,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries, refuses_job
+from audits import (
+    AuditError,
+    Entry,
+    Event,
+    Held,
+    Kind,
+    NewerFormat,
+    Outcome,
+    Sharing,
+    TensorRecord,
+    held,
+    quoted_entries,
+    refuses_job,
+    sharing_of,
+)
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
 from privacy.book import JobKey
 from privacy.errors import PrivacyError
+from privacy.journal import NewerRecord
 from privacy.report.evidence import Evidence
 from privacy.report.replay import Charged, Replay
 
 
 class ReportError(PrivacyError):
     """The report, or what it is to be made of, does not hold. The sentence names no patient and no path."""
+
+
+class NewerReport(ReportError):
+    """The report, or a part of its evidence, holds what only a newer version of this software knows."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +48,22 @@ class Facts:
 
     @classmethod
     def of(cls, evidence: Evidence) -> "Facts":
-        """Raises `ReportError`."""
+        """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
+        newer: Exception | None = None
         try:
             shown = held(evidence.log, evidence.site)
-            return cls(evidence, shown, quoted_entries(evidence.log), Replay(evidence.ledger, evidence.site))
+            try:
+                replay = Replay(evidence.ledger, evidence.site)
+            except NewerRecord as error:
+                newer = error
+            entries = quoted_entries(evidence.log)
+            if newer is None:
+                return cls(evidence, shown, entries, replay)
+        except NewerFormat as error:
+            newer = error
         except (AuditError, PrivacyError) as error:
             raise ReportError(f"the report's evidence does not hold: {error}") from None
+        raise NewerReport(str(newer))
 
     @cached_property
     def own(self) -> tuple[Entry, ...]:
@@ -104,14 +133,19 @@ class Facts:
         """All of the job, as far as the run or the entries of computations on shares tell."""
         if self.evidence.run:
             return tuple(sorted(self.evidence.run.sites))
-        told = {name for entry in self.shared for name in _among(entry.reason or "")}
-        return tuple(sorted(told | {self.evidence.site}))
+        named = {site for one in self.sharings.values() if one for site in one.sites}
+        return tuple(sorted(named | {self.evidence.site}))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:
         """Releases that are part of a computation on shares."""
         tensors = ((entry, [one.protection.masked for one in entry.tensors]) for entry in self.releases)
         return tuple(entry for entry, masked in tensors if entry.peer == SITES or any(masked))
+
+    @cached_property
+    def sharings(self) -> dict[int, Sharing | None]:
+        """What these entries say of their computations, by the entry's number. Raises `LogError`."""
+        return {entry.seq: sharing_of(entry) for entry in self.shared}
 
     def latest(self, name: str) -> str | None:
         """A field of the job's last entry that has it."""
@@ -121,14 +155,6 @@ class Facts:
     def every(self, name: str) -> tuple[str, ...]:
         """All values of a field over the job's entries, in order, each once."""
         return tuple(dict.fromkeys(str(value) for entry in self.own if (value := getattr(entry, name)) is not None))
-
-
-def _among(reason: str) -> list[str]:
-    """The sites that a computation on shares names."""
-    _, _, rest = reason.partition(" among ")
-    names, _, _ = rest.partition(", dealt by")
-    names, _, _ = names.partition(", without a dealer")
-    return [name for name in names.split(", ") if name and " " not in name]
 
 
 def plain(value: object) -> bytes:
