@@ -12,6 +12,7 @@ from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.fed.client.communicator import Communicator
 
 from audits import Refusal
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -45,7 +46,7 @@ def answered(task: str, reply: Shareable) -> None:
 
 def check_results(ledger: WireLedger) -> None:
     """From now on this process submits what was answered, and the ledger knows how much that is."""
-    submit = Communicator.submit_update
+    submit = patches.SUBMIT.current()
 
     def submit_update(  # type: ignore[no-untyped-def]
         communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
@@ -56,7 +57,7 @@ def check_results(ledger: WireLedger) -> None:
         ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
         return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
 
-    Communicator.submit_update = submit_update
+    patches.SUBMIT.replace(submit_update)
 
 
 def leaving(result: Shareable) -> Shareable:
@@ -74,7 +75,7 @@ def leaving(result: Shareable) -> Shareable:
 
 def check_questions() -> None:
     """FLARE's own auxiliary requests to the server carry a few named headers; one that carries more is not sent."""
-    send = AuxRunner._send_to_cell
+    send = patches.QUESTION.current()
 
     def send_to_cell(runner: AuxRunner, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
         headers = request.get(ReservedHeaderKey.HEADERS, {})
@@ -83,7 +84,7 @@ def check_questions() -> None:
             return {}
         return send(runner, targets, channel, topic, request, *more, **named)
 
-    AuxRunner._send_to_cell = send_to_cell
+    patches.QUESTION.replace(send_to_cell)
 
 
 def _is_answer(shareable: Shareable) -> bool:
