@@ -99,7 +99,7 @@ class PinnedAddress:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         allowed = self._allowed.get(event)
         if allowed is not None and not allowed(*arguments):
-            if event != "socket.connect" or arguments[1] != _FLARES_LOOK:
+            if not (event == "socket.connect" and _looks_for_itself(*arguments)):
                 self._note((event, arguments[1] if event in _OF_SOCKETS else arguments[0]))
             raise ConnectionForbidden("this process connects to one pinned address only")
 
@@ -130,9 +130,15 @@ class PinnedAddress:
 
 
 _OF_SOCKETS = ("socket.connect", "socket.sendto", "socket.sendmsg")
-_FLARES_LOOK = ("10.255.255.255", 1)
-"""FLARE (2.9) connects a datagram socket, which sends nothing, to find out the machine's address for the server. It is
-refused as any other, so that the server gets the loopback address, and is not noted: it happens at every start."""
+_FAR = ("10.255.255.255", 1)
+
+
+def _looks_for_itself(opened: socket.socket, place: Any) -> bool:
+    """FLARE (2.9) connects a datagram socket, which sends nothing, to find out the machine's address for the server.
+
+    It is refused as any other, so that the server gets the loopback address; it is not noted, as every start has it.
+    """
+    return bool(opened.type == socket.SOCK_DGRAM and place == _FAR)
 
 
 def _never(place: Any) -> bool:

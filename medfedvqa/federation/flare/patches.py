@@ -194,7 +194,7 @@ HEADERS = Reach(
     {"ed3bd87be39c66ccb32f5dc07896881435a062e188751afc26a686bc2bbc8ed1": _ALL},
 )
 SEND_BLOB = Reach(
-    "nvflare.fuel.f3.cellnet.cell:StreamCell.send_blob",
+    "nvflare.fuel.f3.stream_cell:StreamCell.send_blob",
     "replaced",
     SITE,
     "Filters see the parts of a stream, and not the result that it carries.",
@@ -295,7 +295,14 @@ REACHES = (
     DISPATCH,
 )
 
-PRIVATE_MODULES = frozenset({})
+PRIVATE_MODULES = frozenset(
+    {
+        *("nvflare.private.admin_defs", "nvflare.private.defs", "nvflare.private.privacy_manager"),
+        "nvflare.private.fed.client.client_engine_executor_spec",
+        "nvflare.private.fed.client.client_req_processors",
+        *("nvflare.private.fed.simulator.simulator_const", "nvflare.private.fed.utils.app_authz"),
+    }
+)
 """Modules of `nvflare.private` that are imported for classes and names, and not changed."""
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
-from nvflare.private.aux_runner import AuxRunner
-from nvflare.private.fed.client.communicator import Communicator
 
 from audits import Refusal
 from medfedvqa.federation.flare import patches
@@ -49,7 +47,7 @@ def check_results(ledger: WireLedger) -> None:
     submit = patches.SUBMIT.current()
 
     def submit_update(  # type: ignore[no-untyped-def]
-        communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
+        communicator: Any, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
     ):
         shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
@@ -77,7 +75,7 @@ def check_questions() -> None:
     """FLARE's own auxiliary requests to the server carry a few named headers; one that carries more is not sent."""
     send = patches.QUESTION.current()
 
-    def send_to_cell(runner: AuxRunner, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
+    def send_to_cell(runner: Any, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
         headers = request.get(ReservedHeaderKey.HEADERS, {})
         if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")

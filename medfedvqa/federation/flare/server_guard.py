@@ -15,7 +15,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
-from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedvqa.federation.flare import checks, patches, pinned
@@ -98,7 +97,7 @@ def _leave_nothing_of_refused_jobs() -> None:
     """FLARE (2.9) keeps the deployed files of a job that a site, or a check of its signature, refused."""
     deploy = patches.DEPLOY_JOB.current()
 
-    def deploy_job(runner: JobRunner, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
+    def deploy_job(runner: Any, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
         try:
             return deploy(runner, job, sites, fl_ctx)
         except Exception:
