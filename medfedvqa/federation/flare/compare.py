@@ -119,10 +119,8 @@ def main(arguments: list[str]) -> int:
 def _summary(version: str, changed: int) -> str:
     tested = " or ".join(TESTED)
     if changed:
-        return (
-            f"{changed} of {len(_places())} reached sources differ from {tested}: sites refuse to start with {version}"
-        )
-    return f"All {len(_places())} reached sources of {version} are those of {tested}: sites start with it"
+        return f"{changed} places differ from {tested}: sites and servers refuse to start with {version}"
+    return f"all {len(_places())} sources are those of {tested}: sites and servers start with {version}"
 
 
 if __name__ == "__main__":

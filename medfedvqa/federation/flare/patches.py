@@ -135,6 +135,21 @@ DEPLOY_JOB = Reach(
     "FLARE keeps the files of a job that was refused, and has no event for it.",
     {"ba1138cb6fade9cf2c05499b245c68426270cf00c205f1e94c3455e96be54ecf": _ALL},
 )
+CLIENT_ACTIVE = Reach(
+    "nvflare.apis.impl.wf_comm_server:WFCommServer.client_is_active",
+    "written",
+    SERVER,
+    "One communicator's function: FLARE tells it of each heartbeat of a site, and fires no event.",
+    {"f1c0044211ab41d09c498fe36b5bbf8ce8b7bfbad70b40a9bbebb0b96b3953a4": _ALL},
+)
+CLIENT_TASKS = Reach(
+    "nvflare.apis.controller_spec:Task.client_tasks",
+    "written",
+    SERVER,
+    "FLARE lists an assignment twice if a site asks for it again, and its monitor thread dies of it.",
+    {"a0f091727fcae8425eaa925f6ff51907fdc6635b595e0e7739d8453cd38ab50a": _ALL},
+    source="nvflare.apis.impl.wf_comm_server:WFCommServer._do_process_task_request",
+)
 START = Reach(
     "nvflare.fuel.f3.cellnet.core_cell:CoreCell.start",
     "replaced",
@@ -276,6 +291,8 @@ REACHES = (
     VALIDATE_APP,
     DEPLOY_APP,
     DEPLOY_JOB,
+    CLIENT_ACTIVE,
+    CLIENT_TASKS,
     START,
     RECEIVED,
     REQUESTED,
