@@ -3,10 +3,12 @@
 import ast
 import hashlib
 import inspect
+import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,9 @@ import nvflare
 import pytest
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from packaging.requirements import Requirement
+from typer.testing import CliRunner
 
+from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.checks import broken, server_broken
@@ -57,6 +61,19 @@ def test_the_tested_versions_are_in_the_required_range() -> None:
     assert all(wanted.specifier.contains(version, prereleases=True) for version in patches.TESTED)
     locked = re.search(r"^nvflare==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
     assert locked is not None and locked[1] in patches.TESTED
+
+
+def test_the_page_lists_the_table() -> None:
+    """Each row with its kind, party and reason, and the numbers of rows of each kind."""
+    page = (ROOT / "docs" / "flare.md").read_text(encoding="utf-8")
+    for row in patches.REACHES:
+        assert f"| `{row.name}` | {row.kind} | {' and '.join(sorted(row.parties))} | {row.why} |" in page
+    count = Counter(row.kind for row in patches.REACHES)
+    assert f"| functions replaced | 23 | {count['replaced']} |" in page
+    assert f"| states of FLARE written | 7 | {count['written']} |" in page
+    assert f"| private modules imported | 16 | {len(patches.PRIVATE_MODULES)} |" in page
+    assert f"| sources whose digest is held | 0 | {len(patches.REACHES)} |" in page
+    assert all(version in page for version in patches.TESTED)
 
 
 def root_name(node: ast.AST) -> str | None:
@@ -187,6 +204,19 @@ def test_another_source_refuses_and_what_this_project_replaced_does_not(
     assert "CoreCell.start" in str(broken(kits["site"])) and not patches.START.replaced()
     monkeypatch.delattr(CoreCell, "start")
     assert "CoreCell.start" in str(broken(kits["site"]))
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_a_version_whose_reached_code_is_known_starts_and_the_doctor_says_that_it_is_untested(
+    monkeypatch: pytest.MonkeyPatch, kits: dict[str, Path], party: str
+) -> None:
+    """So that a hospital can install FLARE's fixes at once, and knows what it relies on."""
+    monkeypatch.setattr(patches, "TESTED", ("2.8.0",))
+    assert PARTIES[party](kits[party]) is None
+    result = CliRunner().invoke(app, ["doctor", str(kits[party]), "--json"])
+    checks = json.loads(result.stdout)["checks"]
+    (check,) = [check for check in checks if check["name"] == "FLARE's version" and check["problem"]]
+    assert check["ok"] and "tests" in check["problem"] and check["remedy"]
 
 
 CHANGED = """
