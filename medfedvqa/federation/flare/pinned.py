@@ -54,14 +54,14 @@ def pin_settings(kit: Path) -> None:
     patches.INITIALIZE.replace(in_kit)
     ConfigService.initialize({}, folders)
     CommConfigurator.reset()  # it reads the file of the kit again, once
-    for name in SETTINGS:
-        _setting(name)
+    for name, value in SETTINGS.items():
+        _setting(name, value)
 
 
 def not_pinned(kit: Path) -> list[str]:
     """Which of the fixed settings do not hold, asked of what FLARE itself goes by."""
     comm = CommConfigurator()
-    changed = {name for name in SETTINGS if _setting(name) != SETTINGS[name]}
+    changed = {name for name, value in SETTINGS.items() if _setting(name, value + 1) != value}
     holding = {
         "transport": comm.get_config() == TRANSPORT and not changed & TRANSPORT.keys(),
         "log streaming": "allow_log_streaming" not in changed,
@@ -76,7 +76,7 @@ def _folders(kit: Path) -> list[str]:
     return [str(kit / "local"), str(kit / "startup")]
 
 
-def _setting(name: str) -> Any:
-    """A setting's value. FLARE keeps the first value that it is asked for, so the first call of this one fixes it."""
+def _setting(name: str, value: int) -> int:
+    """The value that FLARE goes by if a file asks for this one. FLARE keeps the first: a later one changes nothing."""
     read = ConfigService.get_bool_var if isinstance(SETTINGS[name], bool) else ConfigService.get_int_var
-    return read(name, {name: SETTINGS[name]})
+    return int(read(name, {name: value}))
