@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DATA   := $(or $(MEDFEDVQA_DATA),../shared/data)
 
-.PHONY: demo test test-fast lint wheel-test docs clean
+.PHONY: demo test test-fast test-flare lint wheel-test docs clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo --data-root $(DATA)
@@ -14,6 +14,21 @@ test: $(VENV)/ready lint wheel-test
 
 test-fast: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+# The tests of all that reaches into FLARE, with another version of it: `make test-flare VERSION=2.9.1rc5`. That version
+# goes into an environment of its own, which takes everything else from the usual one. Not part of `make test`: slow.
+FLARE_ENV   := build/flare-$(VERSION)
+FLARE_TESTS := $(addprefix tests/federation/test_,patches.py hardening.py server_guard.py connections.py job_schema.py \
+	flare_streams.py flare_egress.py flare_hostile.py flare_hostile_jobs.py flare_steering.py flare_server_guard.py)
+
+test-flare: $(VENV)/ready
+	@test -n "$(VERSION)" || { echo "say which version of NVIDIA FLARE: make test-flare VERSION=2.9.1rc5"; exit 1; }
+	$(BIN)/python -m venv $(FLARE_ENV)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$($(FLARE_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
+	$(FLARE_ENV)/bin/python -m pip install --quiet --disable-pip-version-check nvflare==$(VERSION)
+	$(FLARE_ENV)/bin/python -c "import nvflare; assert nvflare.__version__ == '$(VERSION)', nvflare.__version__"
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(FLARE_ENV)/bin/python -m pytest $(FLARE_TESTS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -14,12 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from flare_cells import LoneCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.communicator import Communicator, Mode
-from nvflare.fuel.f3.message import Message
-from nvflare.private.fed import authenticator
 
 from audits import AuditKey, AuditLog, Event, Refusal, origin_of, read, verify
 from medfedvqa.errors import ConfigError
@@ -220,20 +218,22 @@ def test_refusals_are_counted_and_few_are_logged_without_what_others_wrote(tmp_p
 def cells(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """FLARE's cells after pinning, with what reached FLARE itself; put back after the test."""
     found = SimpleNamespace(noted=[], received=[], added=[])
-    monkeypatch.setattr(CoreCell, "_process_received_msg", lambda cell, *message: found.received.append(message[2]))
     monkeypatch.setattr(Communicator, "add_connector", lambda cell, url, *more: found.added.append(url))
-    monkeypatch.setattr(CoreCell, "change_server_root", CoreCell.change_server_root)
-    monkeypatch.setattr(authenticator, "_get_client_ip", authenticator._get_client_ip)
-    pin_cells("http://server:8002", found.noted.append)
+    found.cell = LoneCell(monkeypatch, "chest", lambda: pin_cells("http://server:8002", found.noted.append))
+    found.cell.cell.register_request_cb(channel="*", topic="*", cb=found.received.append)
+    found.cell.start()
     return found
 
 
 def test_the_address_is_taken_out_of_a_message_before_flare_sees_it(cells: SimpleNamespace) -> None:
     """All other headers stay, and messages without it pass as they are."""
-    for headers in ({MessageHeaderKey.CONN_URL: "tcp://other:1", "kept": 1}, {"kept": 1}, None):
-        CoreCell._process_received_msg(SimpleNamespace(), None, None, Message(headers, b""))
-    assert [message.headers for message in cells.received] == [{"kept": 1}, {"kept": 1}, None]
-    assert cells.noted == ["tcp://other:1"]
+    asked = list[str]()
+    cells.cell.cell._add_adhoc_connector = lambda to_cell, url: asked.append(url)
+    for headers in ({MessageHeaderKey.CONN_URL: "tcp://other:1", "kept": 1}, {"kept": 2}, {}):
+        # FLARE looks at the address in messages only that seem to have come by another cell.
+        cells.cell.take("server", "channel", "topic", **{MessageHeaderKey.FROM_CELL: "elsewhere", **headers})
+    assert [message.get_header("kept") for message in cells.received] == [1, 2, None]
+    assert cells.noted == ["tcp://other:1"] and not asked
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,18 @@ def test_flare_adds_no_connector_to_another_address(cells: SimpleNamespace, url:
     """By none of its transports, also those whose sockets Python does not open; listeners and the server pass."""
     with pytest.raises(CommError, match="one pinned address"):
         Communicator.add_connector(SimpleNamespace(), url, Mode.ACTIVE)
-    CoreCell.change_server_root(SimpleNamespace(), url)
+    cells.cell.cell.root_url = "http://server:8002"
+    with pytest.raises(RuntimeError, match="cannot create"):
+        cells.cell.cell.change_server_root(url)
     assert cells.noted == [url, url] and not cells.added
     Communicator.add_connector(SimpleNamespace(), "http://server:8002", Mode.ACTIVE)
     Communicator.add_connector(SimpleNamespace(), "tcp://localhost:0", Mode.PASSIVE)
-    CoreCell.change_server_root(SimpleNamespace(), "http://server:8002")
     assert len(cells.added) == 2 and len(cells.noted) == 2
 
 
-def test_the_machines_address_is_not_sent_to_the_server(cells: SimpleNamespace) -> None:
-    """FLARE registers with an address that it finds out by a datagram socket to the outside."""
-    assert authenticator._get_client_ip() == "127.0.0.1"
+def test_the_machines_address_is_not_sent_to_the_server(server: socket.socket) -> None:
+    """FLARE looks for it by a datagram socket to the outside: refused, and no entry of the log at every start."""
+    look = "from nvflare.private.fed.authenticator import _get_client_ip\nfound = _get_client_ip()"
+    url = f"http://localhost:{port_of(server)}"
+    done = in_process(f"{look}\nassert found == '127.0.0.1', found", url, port_of(server), 0)
+    assert (done["error"], done["noted"]) == (None, 0), done

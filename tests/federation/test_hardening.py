@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flare_cells import LoneCell
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import decode_payload
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
@@ -173,8 +175,6 @@ def test_a_sites_process_ends_with_one_sentence_if_its_kit_is_not_hardened(kit: 
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test changes in FLARE's classes is put back."""
-    monkeypatch.setattr(CoreCell, "_process_request", CoreCell._process_request)
-    monkeypatch.setattr(FedAdminAgent, "_dispatch_request", FedAdminAgent._dispatch_request)
     monkeypatch.setattr(FLContext, "get_all_public_props", FLContext.get_all_public_props)
     monkeypatch.setattr(AuthorizationService, "the_authorizer", None)
 
@@ -191,9 +191,6 @@ class Engine:
     def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Nobody listens."""
 
-    def register_request_cb(self, channel: str, topic: str, cb: object) -> None:
-        """Nobody sends."""
-
 
 POLICIES: dict[str, dict[str, Any] | None] = {
     "ours": dict(FILES["authorization.json"]),
@@ -209,6 +206,7 @@ POLICIES: dict[str, dict[str, Any] | None] = {
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
     unguarded: None,
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     policy: str,
@@ -227,14 +225,38 @@ def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
     asked.set_headers({RequestHeader.USER_NAME: "a", RequestHeader.USER_ORG: "o"})
     if flag is not None:
         asked.set_header(RequestHeader.REQUIRE_AUTHZ, flag)
-    engine = Engine()
-    agent = FedAdminAgent(SITE, engine, engine)
-    agent.register_processor(ShellCommandProcessor())
-    before = agent._dispatch_request(Message({}, asked)).payload.body
+    lone = LoneCell(monkeypatch, SITE, lambda: hardening._answer_only_what_is_listed(SITE, None))
+    FedAdminAgent(SITE, lone.cell, Engine()).register_processor(ShellCommandProcessor())
+    lone.take("server", "admin", "admin", asked)
     if flag != "true":
-        assert before == "SECRET"
-    hardening._answer_only_what_is_listed(SITE, None)
-    assert agent._dispatch_request(Message({}, asked)).payload.body == "this site does not answer that"
+        assert lone.sent[0].payload.body == "SECRET"
+    lone.start()
+    lone.take("server", "admin", "admin", asked)
+    assert lone.sent[1].payload.body == "this site does not answer that"
+
+
+def test_a_request_that_is_not_listed_reaches_nothing_that_decodes_or_answers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the payload cannot be decoded; what is only passed on is left to the byte ledger."""
+    called = list[Message]()
+    lone = LoneCell(monkeypatch, SITE, lambda: hardening._answer_only_what_is_listed(SITE, None))
+    lone.cell.register_request_cb(channel="*", topic="*", cb=called.append)
+    decoded = list[Message]()
+
+    def decode(message: Message) -> None:
+        decoded.append(message)
+        decode_payload(message)
+
+    monkeypatch.setattr("nvflare.fuel.f3.cellnet.core_cell.decode_payload", decode)
+    lone.start()
+    lone.take("server", "_net_manager", "config_vars")
+    assert not called and not decoded
+    assert lone.sent[0].get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
+    lone.take("chest.job", "server_command", "get_task", to="server")
+    assert not called and not decoded
+    lone.take("chest.job", "admin", "train.notify_job_status", admin_defs.Message("train.notify_job_status", ""))
+    assert len(called) == len(decoded) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from nvflare.apis.fl_constant import SiteType
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.utils import app_deployer
+from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin_of, read, verify
 from medfedvqa.data import Split
@@ -33,7 +34,7 @@ from medfedvqa.federation.flare.job_schema import (
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.strict_json import NotAllowed
-from medfedvqa.federation.flare.validator import ConfigurationOnly
+from medfedvqa.federation.flare.validator import ConfigurationOnly, ask_own_validator_first
 from medfedvqa.federation.flare.wire import WireLedger
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.status import STATUS_JOB as REAL_STATUS_JOB
@@ -153,11 +154,12 @@ def test_a_job_outside_of_the_schema_is_refused_before_flare_parses_it(
     parsed: list[object] = []
     monkeypatch.setattr(ConfigFactory, "load_config", lambda *given: parsed.append(given) or {})
     for kind in (SiteType.CLIENT, SiteType.SERVER):
-        flares = FLAppValidator(kind, [ConfigurationOnly()])
-        assert flares.validate(str(app)) == ("", {}) and len(parsed) == 1
+        monkeypatch.setattr(AppAuthzService, "app_validator", FLAppValidator(kind, [ConfigurationOnly()]))
+        ask_own_validator_first()
+        assert AppAuthzService.validate_app(str(app)) == ("", {}) and len(parsed) == 1
         parsed.clear()
     edit(app, EDITS[change])
-    assert flares.validate(str(app)) == (f"refused: schema: {Refusal.SCHEMA.sentence}", {}) and not parsed
+    assert AppAuthzService.validate_app(str(app)) == (f"refused: schema: {Refusal.SCHEMA.sentence}", {}) and not parsed
     with pytest.raises(JobRefused):
         read_job(app)
 

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nvflare
 import yaml
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare import patches
 
-FLARE = "2.9.0"
-"""The only version that the egress tests have run with; the hardening reaches into it."""
-
-CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
@@ -169,10 +165,6 @@ def _checked(name: str, remedy: str, look: Look, kit: Path) -> Check:
     return Check(name, problem, remedy if problem else "")
 
 
-def _version(local: Path) -> str | None:
-    return None if nvflare.__version__ == FLARE else f"NVIDIA FLARE {nvflare.__version__} is installed"
-
-
 def resources(local: Path) -> dict[str, Any]:
     """What FLARE takes for a site's resources. Raises `ConfigError`."""
     own = local / OWN_RESOURCES
@@ -265,10 +257,10 @@ def _same(name: str, files: Mapping[str, Mapping[str, Any]]) -> Look:
 
 
 _AGAIN = "put back the file that provisioning wrote into local/"
-_VERSION = ("FLARE's version", f"install nvflare=={FLARE}, which this release was tested with", _version)
+_VERSION = f"install nvflare {' or '.join(patches.TESTED)}, or a release of medfedvqa that was tested with it"
 _CODE = ("no code of the kit's own", "remove local/custom: all code comes from the installed package", _custom)
 _LOOKS: tuple[tuple[str, str, Look], ...] = (
-    _VERSION,
+    ("FLARE's version", _VERSION, lambda local: patches.problem("site")),
     ("class allow-list", _AGAIN, _classes(EXECUTOR)),
     ("log streaming", _AGAIN, _streaming),
     ("job validator", _AGAIN, _validator),
@@ -282,7 +274,7 @@ _LOOKS: tuple[tuple[str, str, Look], ...] = (
     ("server's address", "ask the coordinator for a kit with scheme http, which is FLARE's default", _server),
 )
 _SERVER_LOOKS: tuple[tuple[str, str, Look], ...] = (
-    _VERSION,
+    ("FLARE's version", _VERSION, lambda local: patches.problem("server")),
     ("class allow-list", _AGAIN, _classes(CONTROLLER)),
     ("log streaming", _AGAIN, _streaming),
     ("job validator", _AGAIN, _validator),

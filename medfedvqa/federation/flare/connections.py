@@ -16,17 +16,15 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.communicator import Communicator, Mode
-from nvflare.fuel.f3.connection import Connection
-from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
-from nvflare.private.fed import authenticator
 
 from audits import AuditLog, Event, LogError, Outcome, Refusal
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare import patches
+from medfedvqa.federation.flare.cells import before_start
 
 NOTED = 20
 """A process writes at most this many entries about refused connections into the audit log."""
@@ -101,7 +99,8 @@ class PinnedAddress:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         allowed = self._allowed.get(event)
         if allowed is not None and not allowed(*arguments):
-            self._note((event, arguments[1] if event in _OF_SOCKETS else arguments[0]))
+            if not (event == "socket.connect" and _looks_for_itself(*arguments)):
+                self._note((event, arguments[1] if event in _OF_SOCKETS else arguments[0]))
             raise ConnectionForbidden("this process connects to one pinned address only")
 
     def _may_connect(self, opened: socket.socket, place: Any) -> bool:
@@ -131,6 +130,15 @@ class PinnedAddress:
 
 
 _OF_SOCKETS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+_FAR = ("10.255.255.255", 1)
+
+
+def _looks_for_itself(opened: socket.socket, place: Any) -> bool:
+    """FLARE (2.9) connects a datagram socket, which sends nothing, to find out the machine's address for the server.
+
+    It is refused as any other, so that the server gets the loopback address; it is not noted, as every start has it.
+    """
+    return bool(opened.type == socket.SOCK_DGRAM and place == _FAR)
 
 
 def _never(place: Any) -> bool:
@@ -159,14 +167,13 @@ def _numeric(host: str) -> IPv4Address | IPv6Address | None:
 
 def pin_cells(url: str, note: Note) -> None:
     """From now on FLARE's cells of this process connect to `url` only, and no message tells them otherwise."""
-    process, add = CoreCell._process_received_msg, Communicator.add_connector
+    add = patches.ADD_CONNECTOR.current()
 
-    def process_received(cell: CoreCell, endpoint: Endpoint, connection: Connection, message: Message) -> Any:
+    def without_address(message: Message) -> None:
         elsewhere = message.get_header(MessageHeaderKey.CONN_URL)
         if elsewhere is not None:
             message.remove_header(MessageHeaderKey.CONN_URL)
             note(elsewhere)
-        return process(cell, endpoint, connection, message)
 
     def add_connector(communicator: Communicator, target: str, mode: Mode, *more: Any, **named: Any) -> Any:
         if mode == Mode.ACTIVE and target != url:
@@ -174,12 +181,5 @@ def pin_cells(url: str, note: Note) -> None:
             raise CommError(CommError.NOT_SUPPORTED, "this site connects to one pinned address only")
         return add(communicator, target, mode, *more, **named)
 
-    def change_server_root(cell: CoreCell, to_url: str) -> None:
-        if to_url != url:
-            note(to_url)
-
-    CoreCell._process_received_msg = process_received
-    CoreCell.change_server_root = change_server_root
-    Communicator.add_connector = add_connector
-    # FLARE finds out the machine's address by a datagram socket, and sends it to the server.
-    authenticator._get_client_ip = lambda: "127.0.0.1"
+    before_start(lambda cell: cell.add_incoming_filter(channel="*", topic="*", cb=without_address))
+    patches.ADD_CONNECTOR.replace(add_connector)

@@ -15,6 +15,8 @@ from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecompose
 from nvflare.fuel.utils.fobs import fobs, lobs
 from nvflare.fuel.utils.fobs.datum import DatumManager
 
+from medfedvqa.federation.flare import patches
+
 LISTED = frozenset(
     {
         *("nvflare.apis.shareable.Shareable", "nvflare.apis.fl_context.FLContext", "nvflare.apis.client.Client"),
@@ -43,7 +45,7 @@ def decode_listed_only(*also: str) -> None:
     An error of decoding, which FLARE tells the sender, says nothing of the message; the local log has the error's name.
     """
     allowed = LISTED.union(also)
-    unpack, section, load = fobs.Packer.unpack, lobs._get_one_section, lobs.load_from_stream
+    unpack, section, load = patches.UNPACK.current(), patches.SECTION.current(), patches.LOAD.current()
 
     def listed(packer: fobs.Packer, found: Any) -> Any:
         if type(found) is dict and fobs.FOBS_TYPE in found:
@@ -65,10 +67,10 @@ def decode_listed_only(*also: str) -> None:
             _logger.warning("a message was not decoded: %s", type(error).__name__)
             raise UndecodedError("a message could not be decoded") from None
 
-    fobs.Packer.unpack = listed
-    lobs._get_one_section = get_one_section
-    lobs.load_from_stream = load_from_stream
-    NumpyArrayDecomposer.native_recompose = _native_recompose
+    patches.UNPACK.replace(listed)
+    patches.SECTION.replace(get_one_section)
+    patches.LOAD.replace(load_from_stream)
+    patches.RECOMPOSE.replace(_native_recompose)
 
 
 def _native_recompose(decomposer: NumpyArrayDecomposer, data: bytes, manager: DatumManager | None = None) -> np.ndarray:

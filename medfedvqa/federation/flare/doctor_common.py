@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.checks import Check, changed
 
 SKEW = timedelta(minutes=5)
@@ -66,6 +67,14 @@ def unchanged(kit: Path) -> Check:
         return changed(kit)
     except (RecursionError, TypeError):
         return Check("files as provisioned", "'local/hardening.json' is damaged", NEW_KIT)
+
+
+def untested_version() -> list[Check]:
+    """A caution if the installed FLARE is a version that this release was not tested with."""
+    if patches.is_tested():
+        return []
+    problem = "it is newer than this release's tests, which know all the code of it that is reached into"
+    return [Caution("FLARE's version", problem, "update medfedvqa once a release names this version as tested")]
 
 
 def unreadable_files(kit: Path) -> list[Check]:

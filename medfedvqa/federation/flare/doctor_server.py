@@ -18,6 +18,7 @@ from medfedvqa.federation.flare.doctor_common import (
     space,
     subject_of,
     unchanged,
+    untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, OtherParty, ask, server_checks
 
@@ -32,7 +33,13 @@ def examine_server(kit: Path, server: bool, running: bool) -> list[Check]:
     address, places = _address(startup, party), _store(kit)
     # The key has a line of its own, which says more.
     checks = [check for check in hardened(kit, server_hardening) if check.name != KEY]
-    checks += [unchanged(kit), closed_to_others(kit), *credentials(startup, "server", party), file_times(kit)]
+    checks += [
+        *untested_version(),
+        unchanged(kit),
+        closed_to_others(kit),
+        *credentials(startup, "server", party),
+        file_times(kit),
+    ]
     checks += [folder_check(kit, "folder of the kit", private=False), *_storage(places), space((kit, *(places or ())))]
     checks += server_checks(startup, "server", address) if server or running else [_port(startup, address)]
     return checks

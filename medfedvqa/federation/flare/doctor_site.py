@@ -24,6 +24,7 @@ from medfedvqa.federation.flare.doctor_common import (
     private_file,
     space,
     unchanged,
+    untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
@@ -38,7 +39,7 @@ def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
     """All that can be seen of a site's kit from outside."""
     startup, settings = kit / "startup", _settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
-    checks = [*hardened(kit, hardening), unchanged(kit), closed_to_others(kit)]
+    checks = [*hardened(kit, hardening), *untested_version(), unchanged(kit), closed_to_others(kit)]
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
     checks += [check, *credentials(startup, "client", name)]
     checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]

@@ -22,8 +22,6 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL
 from nvflare.private import admin_defs
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
-from nvflare.private.fed.app import fl_conf
-from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.privacy_manager import PrivacyService
@@ -31,12 +29,14 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare import checks, pinned
+from medfedvqa.federation.flare import checks, patches, pinned
+from medfedvqa.federation.flare.cells import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
 from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.results import check_questions, check_results
 from medfedvqa.federation.flare.streams import forget_ended_streams
 from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.validator import ask_own_validator_first
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
 ADMIN_TOPICS = frozenset(
@@ -100,6 +100,7 @@ class SiteGuard(FLComponent):
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             if reason := _not_in_force(self.kit, fl_ctx):
                 _refuse(reason)
+            ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
             if not isinstance(config, dict) or config.get("path") != checks.EXECUTOR:
@@ -122,8 +123,10 @@ def _pin(kit: Path) -> None:
     # Weights come from the site's own disk; without this, huggingface_hub asks its server even for those that it has.
     os.environ["HF_HUB_OFFLINE"] = "1"
     pinned.pin_settings(kit)
+    if missing := pinned.not_pinned(kit):
+        _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
     # FLARE sends what a site's resources.json holds to the server, which tells all sites.
-    fl_conf.project_site_config = lambda config_data: {}
+    patches.SITE_CONFIG.replace(lambda config_data: {})
     processors = ClientRequestProcessors.request_processors
     processors[:] = [one for one in processors if ADMIN_TOPICS.issuperset(one.get_topics())]
 
@@ -141,13 +144,13 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
         "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
         "byte ledger": installed() is not None,
     }
-    missing = pinned.not_pinned(kit) + [name for name, holds in held.items() if not holds]
+    missing = pinned.not_pinned(kit) + patches.missing("site") + [name for name, holds in held.items() if not holds]
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
 
 def _tell_nothing(site: str) -> None:
     """Contexts of this site that go along with messages hold names and ids only."""
-    public = FLContext.get_all_public_props
+    public = patches.PUBLIC_PROPS.current()
 
     def get_all_public_props(context: FLContext) -> dict[str, Any]:
         found = public(context)
@@ -155,28 +158,33 @@ def _tell_nothing(site: str) -> None:
             return dict(found)  # another party's
         return {name: value for name, value in found.items() if name in _PUBLIC and isinstance(value, str | bool)}
 
-    FLContext.get_all_public_props = get_all_public_props
+    patches.PUBLIC_PROPS.replace(get_all_public_props)
 
 
 def _answer_only_what_is_listed(site: str, job: str | None) -> None:
-    """At the function that all requests pass before they are even decoded, and once more for administration."""
-    process, dispatch = CoreCell._process_request, FedAdminAgent._dispatch_request
+    """By the hook that all requests pass before they are even decoded, and once more for administration."""
 
-    def process_request(cell: CoreCell, origin: str, message: Message) -> Message | None:
-        if not _listed(subject(message.headers), str(message.get_header(MessageHeaderKey.ORIGIN)), site, job):
-            _logger.warning("a request that this site does not answer was refused")
-            return make_reply(ReturnCode.INVALID_REQUEST)
-        return process(cell, origin, message)
+    def unlisted(message: Message, cell: str) -> Message | None:
+        if message.get_header(MessageHeaderKey.DESTINATION) != cell:
+            return None  # it is passed on, and the byte ledger looks at it
+        if _listed(subject(message.headers), str(message.get_header(MessageHeaderKey.ORIGIN)), site, job):
+            return None
+        _logger.warning("a request that this site does not answer was refused")
+        return make_reply(ReturnCode.INVALID_REQUEST)
 
-    def dispatch_request(agent: FedAdminAgent, request: Message) -> Message:
-        asked = request.payload
-        if not isinstance(asked, admin_defs.Message) or not _permitted(asked):
-            _logger.warning("an administrative request that this site does not answer was refused")
-            return Message({}, admin_defs.error_reply("this site does not answer that"))
-        return dispatch(agent, request)
+    def administration(message: Message) -> Message | None:
+        if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
+            return None
+        if isinstance(message.payload, admin_defs.Message) and _permitted(message.payload):
+            return None
+        _logger.warning("an administrative request that this site does not answer was refused")
+        return Message({}, admin_defs.error_reply("this site does not answer that"))
 
-    CoreCell._process_request = process_request
-    FedAdminAgent._dispatch_request = dispatch_request
+    def set_hooks(cell: CoreCell) -> None:
+        cell.set_message_interceptor(unlisted, cell.get_fqcn())
+        cell.add_incoming_request_filter(channel="*", topic="*", cb=administration)
+
+    before_start(set_hooks)
 
 
 def _listed(asked: tuple[str, str], origin: str, site: str, job: str | None) -> bool:

@@ -16,6 +16,7 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_service import ConfigService
 
 from audits.escaping import SENTENCE, for_terminal
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.checks import TRANSPORT
 
 SETTINGS: Mapping[str, Any] = {
@@ -43,27 +44,39 @@ def stop(sentence: str) -> NoReturn:
 
 
 def pin_settings(kit: Path) -> None:
-    """Fix FLARE's settings in this process, and where it looks for others."""
-    CommConfigurator._configuration = dict(TRANSPORT)
-    CommConfigurator._config_loaded = True
-    ConfigService._var_values.update(SETTINGS)
-    folders = [str(kit / "startup"), str(kit / "local")]
-    initialize = ConfigService.initialize
+    """Fix FLARE's settings in this process, and where it looks for others; `not_pinned` says whether that worked."""
+    folders = _folders(kit)
+    initialize = patches.INITIALIZE.current()
 
     def in_kit(section_files: dict[str, str], config_path: list[str], parsed_args: Any = None, var_dict: Any = None):  # type: ignore[no-untyped-def]
         initialize(section_files, folders, parsed_args, var_dict)
 
-    ConfigService.initialize = in_kit
+    patches.INITIALIZE.replace(in_kit)
+    ConfigService.initialize({}, folders)
+    CommConfigurator.reset()  # it reads the file of the kit again, once
+    for name, value in SETTINGS.items():
+        _setting(name, value)
 
 
 def not_pinned(kit: Path) -> list[str]:
     """Which of the fixed settings do not hold, asked of what FLARE itself goes by."""
     comm = CommConfigurator()
-    folders = {str(kit / "startup"), str(kit / "local")}
+    changed = {name for name, value in SETTINGS.items() if _setting(name, value + 1) != value}
     holding = {
-        "transport": comm.get_backbone_connection_generation(2) == 1 and not comm.allow_adhoc_connections(True),
-        "log streaming": not ConfigService.get_bool_var("allow_log_streaming", default=True),
-        "arrays inside messages": ConfigService.get_int_var("np_download_chunk_size", default=1) == 0,
-        "settings of the kit only": folders.issuperset(ConfigService._config_path),
+        "transport": comm.get_config() == TRANSPORT and not changed & TRANSPORT.keys(),
+        "log streaming": "allow_log_streaming" not in changed,
+        "arrays inside messages": not changed - TRANSPORT.keys() - {"allow_log_streaming"},
+        "settings of the kit only": set(_folders(kit)).issuperset(ConfigService._config_path),
     }
     return [name for name, holds in holding.items() if not holds]
+
+
+def _folders(kit: Path) -> list[str]:
+    """Where no job writes."""
+    return [str(kit / "local"), str(kit / "startup")]
+
+
+def _setting(name: str, value: int) -> int:
+    """The value that FLARE goes by if a file asks for this one. FLARE keeps the first: a later one changes nothing."""
+    read = ConfigService.get_bool_var if isinstance(SETTINGS[name], bool) else ConfigService.get_int_var
+    return int(read(name, {name: value}))

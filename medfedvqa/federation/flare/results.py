@@ -8,10 +8,9 @@ from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
-from nvflare.private.aux_runner import AuxRunner
-from nvflare.private.fed.client.communicator import Communicator
 
 from audits import Refusal
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
 from medfedvqa.federation.flare.wire import WireLedger, installed
 
@@ -45,10 +44,10 @@ def answered(task: str, reply: Shareable) -> None:
 
 def check_results(ledger: WireLedger) -> None:
     """From now on this process submits what was answered, and the ledger knows how much that is."""
-    submit = Communicator.submit_update
+    submit = patches.SUBMIT.current()
 
     def submit_update(  # type: ignore[no-untyped-def]
-        communicator: Communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
+        communicator: Any, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
     ):
         shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
@@ -56,7 +55,7 @@ def check_results(ledger: WireLedger) -> None:
         ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
         return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
 
-    Communicator.submit_update = submit_update
+    patches.SUBMIT.replace(submit_update)
 
 
 def leaving(result: Shareable) -> Shareable:
@@ -74,16 +73,16 @@ def leaving(result: Shareable) -> Shareable:
 
 def check_questions() -> None:
     """FLARE's own auxiliary requests to the server carry a few named headers; one that carries more is not sent."""
-    send = AuxRunner._send_to_cell
+    send = patches.QUESTION.current()
 
-    def send_to_cell(runner: AuxRunner, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
+    def send_to_cell(runner: Any, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
         headers = request.get(ReservedHeaderKey.HEADERS, {})
         if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
             return {}
         return send(runner, targets, channel, topic, request, *more, **named)
 
-    AuxRunner._send_to_cell = send_to_cell
+    patches.QUESTION.replace(send_to_cell)
 
 
 def _is_answer(shareable: Shareable) -> bool:

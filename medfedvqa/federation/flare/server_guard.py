@@ -15,13 +15,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
-from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medfedvqa.federation.flare import checks, pinned
+from medfedvqa.federation.flare import checks, patches, pinned
 from medfedvqa.federation.flare.decoding import decode_listed_only
 from medfedvqa.federation.flare.heaps import return_free_memory
 from medfedvqa.federation.flare.streams import forget_ended_streams
+from medfedvqa.federation.flare.validator import ask_own_validator_first
 
 _STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
 """Types that FLARE decodes from the server's own files."""
@@ -39,6 +39,7 @@ class ServerGuard(FLComponent):
         if reason := checks.server_broken(self.kit):
             _refuse(reason)
         pinned.pin_settings(self.kit)
+        self._require(pinned.not_pinned(self.kit))
         return_free_memory()
         forget_ended_streams()
         decode_listed_only(*_STORED)
@@ -49,6 +50,7 @@ class ServerGuard(FLComponent):
         """Before the server takes jobs all is looked at once more; in a job's process, each class before it is made."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             self._require(not_in_force(self.kit, fl_ctx))
+            ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             self._require(pinned.not_pinned(self.kit))
             config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
@@ -84,7 +86,7 @@ def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
         "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
         "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
     }
-    return pinned.not_pinned(kit) + [name for name, holds in holding.items() if not holds]
+    return pinned.not_pinned(kit) + patches.missing("server") + [name for name, holds in holding.items() if not holds]
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -93,9 +95,9 @@ def _refuse(reason: str) -> NoReturn:
 
 def _leave_nothing_of_refused_jobs() -> None:
     """FLARE (2.9) keeps the deployed files of a job that a site, or a check of its signature, refused."""
-    deploy = JobRunner._deploy_job
+    deploy = patches.DEPLOY_JOB.current()
 
-    def deploy_job(runner: JobRunner, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
+    def deploy_job(runner: Any, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
         try:
             return deploy(runner, job, sites, fl_ctx)
         except Exception:
@@ -103,4 +105,4 @@ def _leave_nothing_of_refused_jobs() -> None:
             shutil.rmtree(workspace.get_run_dir(job.job_id), ignore_errors=True)
             raise
 
-    JobRunner._deploy_job = deploy_job
+    patches.DEPLOY_JOB.replace(deploy_job)

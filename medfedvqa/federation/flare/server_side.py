@@ -13,6 +13,7 @@ from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
@@ -74,7 +75,7 @@ class _Heard:
         self._patience = float(os.environ.get(SITE_PATIENCE, _PATIENCE))
         self._last = dict.fromkeys(sites, time.monotonic())
         # FLARE tells its communicator, and nobody else.
-        communicator = controller.communicator
+        communicator: WFCommServer = controller.communicator
         told = communicator.client_is_active
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:

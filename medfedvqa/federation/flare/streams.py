@@ -12,6 +12,8 @@ import time
 
 from nvflare.fuel.f3.streaming.byte_receiver import COMPLETED_TASK_TTL, RETRY_WAIT, RxTask
 
+from medfedvqa.federation.flare import patches
+
 _LONGEST = COMPLETED_TASK_TTL + RETRY_WAIT
 """Seconds that an ended stream is remembered, whatever its sender wishes."""
 
@@ -80,4 +82,4 @@ def _schedule_remove_task(task: RxTask, ttl: float | None = None) -> None:
 
 def forget_ended_streams() -> None:
     """From now on one thread of this process forgets all streams that have ended."""
-    RxTask._schedule_remove_task = _schedule_remove_task
+    patches.FORGET.replace(_schedule_remove_task)

@@ -12,12 +12,11 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.private.fed.app.fl_app_validator import FLAppValidator
-from nvflare.private.fed.client import training_cmds
-from nvflare.private.fed.utils import app_deployer
+from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from audits import JobRefused, LogError, Refusal
 from audits.escaping import for_log
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.job_folder import check_folder, definition
 from medfedvqa.federation.flare.wire import installed
 
@@ -32,8 +31,8 @@ class ConfigurationOnly(AppValidator):
 
     def __init__(self) -> None:
         super().__init__()
-        FLAppValidator.validate = _own_first
-        training_cmds.unzip_all_from_bytes = app_deployer.unzip_all_from_bytes = _unzip
+        patches.UNZIP.replace(_unzip)
+        patches.UNZIP_STAGED.replace(_unzip)
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """A code with its sentence, or an empty text, and no properties: see FLARE's `AppValidator`."""
@@ -46,18 +45,33 @@ class ConfigurationOnly(AppValidator):
         return "", {}
 
 
-def _own_first(validators: FLAppValidator, app_folder: str) -> tuple[str, dict[str, Any]]:
+class OwnFirst(AppValidator):
     """FLARE (2.9) asks its own validator first, which parses JSON, HOCON with includes, or YAML: whichever is there."""
-    properties: dict[str, Any] = {}
-    for validator in reversed(validators.validators):
-        error, found = validator.validate(app_folder)
-        if error:
-            return error, found
-        properties.update(found or {})
-    return "", properties
+
+    def __init__(self, validators: list[AppValidator]) -> None:
+        """`validators`: in FLARE's order."""
+        super().__init__()
+        self.validators = validators[::-1]
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """The first error, or the properties that all found: see FLARE's `AppValidator`."""
+        properties: dict[str, Any] = {}
+        for validator in self.validators:
+            error, found = validator.validate(app_folder)
+            if error:
+                return error, found
+            properties.update(found or {})
+        return "", properties
 
 
-_flares_unzip = app_deployer.unzip_all_from_bytes
+def ask_own_validator_first() -> None:
+    """From now on a job is refused by `ConfigurationOnly` before FLARE parses anything of it."""
+    flares = AppAuthzService.app_validator
+    if not isinstance(flares, OwnFirst):
+        AppAuthzService.initialize(OwnFirst(flares.validators))
+
+
+_flares_unzip = patches.UNZIP.current()
 
 
 def _unzip(content: bytes, folder: str) -> None:

@@ -32,6 +32,7 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from audits import AuditKey, AuditLog, Event, LogError, Refusal
 from audits.wire import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
+from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.traffic import RESULT, classify
 from medfedvqa.federation.live_processes import FOLDER
@@ -264,19 +265,19 @@ def _boot() -> str:
 
 
 def _count_frames(ledger: WireLedger) -> None:
-    send = SfmConnection.send_frame
+    send = patches.SEND_FRAME.current()
 
     def send_frame(connection: SfmConnection, prefix: Prefix, headers: Any, payload: Any) -> None:
         far = connection.sfm_endpoint.endpoint.name if connection.sfm_endpoint else None
         ledger.admit(prefix, headers, len(payload) if payload else 0, far)
         send(connection, prefix, headers, payload)
 
-    SfmConnection.send_frame = send_frame
+    patches.SEND_FRAME.replace(send_frame)
 
 
 def _announce_payloads(ledger: WireLedger) -> None:
     """At the last point that sees messages; errors leave it without the text, which may quote what it is about."""
-    send = CoreCell._send_to_endpoint
+    send = patches.SEND.current()
 
     def send_to_endpoint(cell: CoreCell, to_endpoint: Endpoint, message: Message) -> str:
         for name in _HIDDEN:
@@ -286,15 +287,15 @@ def _announce_payloads(ledger: WireLedger) -> None:
         ledger.announce(buffer_len(message.payload))
         return str(send(cell, to_endpoint, message))
 
-    CoreCell._send_to_endpoint = send_to_endpoint
+    patches.SEND.replace(send_to_endpoint)
 
 
 def _count_results(ledger: WireLedger) -> None:
-    send = StreamCell.send_blob
+    send = patches.SEND_BLOB.current()
 
     def send_blob(cell: StreamCell, channel: str, topic: str, target: str, message: Message, *more: Any, **named: Any):  # type: ignore[no-untyped-def]
         if (channel, topic) == RESULT:
             ledger.encoded(buffer_len(message.payload))
         return send(cell, channel, topic, target, message, *more, **named)
 
-    StreamCell.send_blob = send_blob
+    patches.SEND_BLOB.replace(send_blob)
