@@ -1,14 +1,13 @@
 """The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter, index
-from typing import Any, NoReturn, SupportsIndex
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from audits.entry import Event, Outcome, TensorRecord
 from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
@@ -16,6 +15,9 @@ from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from audits.log import AuditLog
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -257,11 +259,11 @@ class Gate:
 
 def round_number(value: object) -> int | None:
     """The number of a round; None for anything else, truth values and floats included."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
         number = index(value)
-    except TypeError:  # such as an array of several numbers
+    except TypeError:  # such as an array of several numbers, or a truth value of NumPy
         return None
     return number if 0 <= number < _ROUNDS else None
 
