@@ -42,7 +42,7 @@ def cosigned_times_parts(times: Times) -> Iterator[Part]:
         said = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
         yield Part(name, State.NOT_SHOWN, said, times.cosigned_earlier)
     elif times.cosigned_later is not None:
-        said = f"the entry is dated more than {TRAVEL.days} day before others cosigned what precedes it"
+        said = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
         yield Part(name, State.NOT_SHOWN, said, times.cosigned_later)
     else:
         yield Part(name, State.SHOWN, "the dates of the entries fit the times at which others cosigned them")

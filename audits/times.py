@@ -15,9 +15,8 @@ from audits.lines import Line
 
 LEAP = timedelta(days=366)
 """A longer time between two entries is a leap, unless others' signed times reach it."""
-TRAVEL = timedelta(days=1)
-"""A checkpoint reaches the first party that cosigns it within this time; entries that follow it may be older by that.
-"""
+TRAVEL = timedelta(days=31)
+"""A checkpoint is cosigned within this time: the server may wait for the slowest site of a round."""
 _TIME = re.compile(
     rb'"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T'
     rb'(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z"'

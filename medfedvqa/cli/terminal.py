@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
-from audits.escaping import NAME, SENTENCE, for_terminal, visible
+from audits.escaping import NAME, SENTENCE, for_terminal, number, visible
 
 HANGING = 8
 """Columns before what is left of a line that is longer than the terminal is wide; lines begin further to the left."""
@@ -43,8 +43,12 @@ class Terminal(Console):
 
 
 def plain(text: str, most: int = NAME) -> str:
-    """A text of others for rich, in one line: neither markup nor control sequences, and no longer than that."""
-    return escape(for_terminal(text, most))
+    """A text of others for rich, in one line: neither markup nor control sequences, and no longer than that.
+
+    A backslash at the end is written as its number: rich (14) shows two of them unless markup follows.
+    """
+    shown = for_terminal(text, most)
+    return escape(shown[:-1] + number(shown[-1]) if shown.endswith("\\") else shown)
 
 
 def sentence(text: object) -> str:

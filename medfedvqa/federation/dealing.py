@@ -1,6 +1,7 @@
 """The dealing for one attempt at a mixture: the sites' part, and the server's.
 
-The members send seeds, from which the server makes several dealings and shows their digests. Then the members open
+The members send seeds, with what they answer to the task whose uploads are mixed, and in a task of its own for another
+attempt. From them the server makes several dealings and shows their digests. Then the members open
 coins, which choose the one that is used; of all others the seeds are shown, and the members make them again. Where an
 attempt ends after that choice and before it is used, all of its seeds are shown: nobody tries until a choice suits.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audits import Gate, Tensors
 from medfedvqa.errors import FederationError
@@ -27,6 +29,9 @@ from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, che
 COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
 """Arrays by which the server shows what it and the members have committed to, all that was opened since, and the seeds
 of the attempt before if its dealing was not used."""
+
+_TOSS = "toss of coins"
+"""In place of a job: a coin is for one toss."""
 
 Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
 
@@ -58,28 +63,43 @@ class DealingSite:
         if self.name not in attempt.members:
             raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
         if kept is None or kept.attempt != label:
-            if kept is not None and (kept.round, kept.number) >= (saved.round, attempt.number):
-                raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
-            if kept is not None and kept.committed is not None:
-                self._check_unused(kept, kept.committed, message, layout)
-            kept = Dealt(label, saved.round, attempt.number, new_seed(), secrets.token_bytes(NONCE_BYTES))
+            if kept is not None and kept.attempt is not None:
+                self._check_before(kept, saved.round, attempt.number)
+                self._check_unused(kept, kept.attempt, message, layout)
+            kept = _bound(_fresh(), saved.round, attempt)
             self.file.save(replace(saved, dealt=kept))
-        commitment = _coin(label, self.name, kept.coin).commitment
-        sent = {TUPLE_SEED.name: kept.seed, COIN_COMMITMENT.name: commitment}
-        return self._released(seeding(task), saved.round, sent)
+        return self.gate.release(seeding(task), saved.round, self._offered(kept))
+
+    def offered(self, saved: Saved) -> Saved:
+        """With a seed and the hash of a coin in the answer, for the first attempt to mix it.
+
+        Raises `MisdealtError` if an attempt before ended once this site's coin was open.
+        """
+        if saved.dealt is not None and saved.dealt.committed is not None:
+            raise MisdealtError("the server goes on without showing a dealing that it did not use: refuse the job")
+        kept = _fresh()
+        return replace(saved, dealt=kept, reply={**saved.reply, **self._offered(kept)})
+
+    def _offered(self, kept: Dealt) -> Tensors:
+        commitment = Nonce(_TOSS, self.name, kept.coin).commitment
+        return {TUPLE_SEED.name: _array(kept.seed), COIN_COMMITMENT.name: _array(commitment)}
 
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
-        """The coin, under one set of commitments. Raises `FederationError`."""
+        """The coin, for one attempt and under one set of commitments. Raises `FederationError`."""
+        if self.name not in attempt.members:
+            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+        if saved.dealt is not None and saved.dealt.attempt is None:
+            saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
         if kept.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
         _, coins = _committed(message)
-        if coins.get(self.name) != _coin(kept.attempt, self.name, kept.coin).commitment:
+        if coins.get(self.name) != Nonce(_TOSS, self.name, kept.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
             raise FederationError("the dealing has coins of other sites than the attempt's members")
         self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
-        return self._released(tossing(task), saved.round, {COIN.name: kept.coin})
+        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(kept.coin)})
 
     def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Checked:
         """Once what was dealt to this site is right.
@@ -91,7 +111,7 @@ class DealingSite:
         if coins.keys() != set(attempt.members):
             raise FederationError("the dealing has coins of other sites than the attempt's members")
         try:
-            index = choice(Beacon.of(label.decode(), coins, opened.coins).value)
+            index = choice(Beacon.of(_TOSS, coins, opened.coins).value)
         except SiteError as error:
             raise MisdealtError(f"a coin of the dealing is not as it was committed to: {error}") from None
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
@@ -105,24 +125,27 @@ class DealingSite:
             seed = set_seed(kept.seed, label, index)
         return Checked(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
 
-    def _check_unused(self, kept: Dealt, committed: bytes, message: Tensors, layout: Layout) -> None:
-        """Of the attempt before, for which this member has opened its coin, and in which it computed nothing."""
-        _, _, sites, members, _ = json.loads(kept.attempt)
-        sets, _ = _committed({COMMITTED: np.frombuffer(committed, np.uint8)})
+    def _check_before(self, kept: Dealt, round: int, number: int) -> None:
+        if (kept.round, kept.number) >= (round, number):
+            raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
+
+    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: Layout) -> None:
+        """Of the attempt before, in which it computed nothing, if this member has opened its coin for it."""
+        if kept.committed is None:
+            return
+        _, _, sites, members, _ = json.loads(label)
+        sets, _ = _committed({COMMITTED: np.frombuffer(kept.committed, np.uint8)})
         shown = from_array(message, UNUSED)
         try:
             seeds = _unhex(shown)
         except (TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not show the seeds of the dealing before") from None
-        check_unused(sites, members, layout, kept.attempt, (self.name, kept.seed), seeds, sets)
+        check_unused(sites, members, layout, label, (self.name, kept.seed), seeds, sets)
 
     def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
         if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
             raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
         return saved.dealt
-
-    def _released(self, task: str, round: int, sent: Mapping[str, bytes]) -> Tensors:
-        return self.gate.release(task, round, {name: np.frombuffer(value, "<i8") for name, value in sent.items()})
 
 
 class Dealer:
@@ -131,6 +154,11 @@ class Dealer:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._unused: Tensors = {}
+        self._offers: dict[str, Tensors] = {}
+
+    def offered(self, answers: Mapping[str, Tensors]) -> None:
+        """What came with the answers that are to be mixed: seeds for the first attempt."""
+        self._offers = dict(answers)
 
     def deal(self, task: str, round: int, attempt: Attempt, layout: Layout) -> dict[str, Tensors]:
         """The message to each site of the attempt.
@@ -139,14 +167,16 @@ class Dealer:
         """
         label, members = attempt.label(round), attempt.members
         described = {"attempt": attempt.message()["attempt"]}
-        seeded = self._ask(seeding(task), dict.fromkeys(members, {**described, **self._unused}))
-        seeds, commitments = _values(members, seeded, TUPLE_SEED.name), _values(members, seeded, COIN_COMMITMENT.name)
+        offers, self._offers = self._offers, {}  # A seed serves one attempt.
+        if not offers:
+            offers = self._answers(seeding(task), members, {**described, **self._unused})
+        seeds, commitments = _values(members, offers, TUPLE_SEED.name), _values(members, offers, COIN_COMMITMENT.name)
         dealing = Dealing.of(attempt.sites, members, layout, label, seeds)
         committed = as_array({"sets": [digest.hex() for digest in dealing.digests], "coins": _hex(commitments)})
         self._unused = {UNUSED: as_array(_hex(seeds))}
-        tossed = self._ask(tossing(task), dict.fromkeys(members, {**described, COMMITTED: committed}))
+        tossed = self._answers(tossing(task), members, {**described, COMMITTED: committed})
         coins = _values(members, tossed, COIN.name)
-        chosen = dealing.chosen(choice(Beacon.of(label.decode(), commitments, coins).value))
+        chosen = dealing.chosen(choice(Beacon.of(_TOSS, commitments, coins).value))
         self._unused = {}
         revealed = {member: [seed.hex() for seed in seeds] for member, seeds in chosen.revealed.items()}
         opened = as_array({"coins": _hex(coins), "parts": _hex(chosen.digests), "seeds": revealed})
@@ -154,6 +184,10 @@ class Dealer:
             site: {**replace(attempt, dealt=part).message(), COMMITTED: committed, OPENED: opened}
             for site, part in chosen.parts.items()
         }
+
+    def _answers(self, task: str, members: tuple[str, ...], message: Tensors) -> dict[str, Tensors]:
+        replies = self._ask(task, dict.fromkeys(members, message))
+        return {member: reply.tensors for member, reply in replies.items()}
 
 
 @dataclass(frozen=True)
@@ -186,13 +220,22 @@ def _committed(message: Tensors) -> tuple[list[bytes], dict[str, bytes]]:
     return sets, coins
 
 
-def _coin(label: bytes, site: str, value: bytes) -> Nonce:
-    return Nonce(label.decode(), site, value)
+def _fresh() -> Dealt:
+    return Dealt(new_seed(), secrets.token_bytes(NONCE_BYTES))
 
 
-def _values(members: tuple[str, ...], replies: Mapping[str, Reply], name: str) -> dict[str, bytes]:
+def _bound(kept: Dealt, round: int, attempt: Attempt) -> Dealt:
+    """For this attempt and no other."""
+    return replace(kept, attempt=attempt.label(round), round=round, number=attempt.number)
+
+
+def _array(value: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(value, "<i8")
+
+
+def _values(members: tuple[str, ...], answers: Mapping[str, Tensors], name: str) -> dict[str, bytes]:
     """32 bytes of each member. Raises `SiteError` naming one that sent none."""
-    arrays = {site: np.asarray(reply.tensors.get(name, ()), "<i8") for site, reply in replies.items()}
+    arrays = {site: np.asarray(tensors.get(name, ()), "<i8") for site, tensors in answers.items()}
     for member in members:
         if member not in arrays or arrays[member].shape != (4,):
             raise SiteError(member, "took no part in the dealing of tuples: repeat the round without it")

@@ -16,8 +16,9 @@ from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
-from medfedvqa.ingest.binding import default_ledger
+from medfedvqa.ingest.binding import check_binding, default_ledger
 from medfedvqa.models import load_backbone
+from privacy import LedgerError
 from privacy.secagg import Identity
 
 Engine = Literal["local", "simulator", "provisioned"]
@@ -77,10 +78,20 @@ def plan(
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
+    launch = Launch(job, root, out, sites, threads, backbone_files, ledger)
+    if job.dp is not None and job.data == "store" and root is not None:
+        _check_ledger(root, launch.ledger_of(sites[0]))
     for site in sites:
         method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
     load_backbone(job.backbone, backbone_files or {})
-    return Launch(job, root, out, sites, threads, backbone_files, ledger)
+    return launch
+
+
+def _check_ledger(store: Path, ledger: Path) -> None:
+    try:
+        check_binding(store, ledger)
+    except LedgerError as error:
+        raise ConfigError(str(error)) from None
 
 
 def write_sites(launch: Launch) -> dict[str, Path]:

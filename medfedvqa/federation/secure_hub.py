@@ -83,7 +83,7 @@ class SecureHub(ServerHub):
         part in no second attempt of the round: then the others keep the one that they had.
         Raises `FederationError` when too few sites are left.
         """
-        self.collect(task)
+        self._dealer.offered(self.collect(task))
         self._number = 0
         while not self._mixed(task):
             pass

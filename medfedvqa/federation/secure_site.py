@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits.escaping import for_log
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import attempt as attempts
 from medfedvqa.federation.admission import Admission
@@ -158,13 +159,18 @@ class SecureSite:
     def _dealing(self) -> DealingSite:
         return DealingSite(self.config.name, self.gate, self.file)
 
+    def offered(self, saved: Saved) -> Saved:
+        """An answer with what goes beside it for the aggregation that follows."""
+        if not isinstance(self.method.on_shares.get(saved.task), MixOnShares):
+            return saved
+        with self._well_dealt():
+            return self._dealing.offered(saved)
+
     def _seed(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
         """A member's seed of what is dealt to it for an attempt in which it will take part."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(seeding(task), round, {})
-        _, rule = self._admitted(attempt, saved)
-        with self._earlier.locked():
-            self._check_cohort(self._sharing(attempt, saved, "mix", rule), round)
+        self._check_attempt(attempt, saved)
         with self._well_dealt():
             return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
 
@@ -172,7 +178,14 @@ class SecureSite:
         """A member's coin, once the dealer has committed to what it deals."""
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(tossing(task), round, {})
+        self._check_attempt(attempt, saved)
         return self._dealing.toss(task, saved, attempt, message)
+
+    def _check_attempt(self, attempt: Attempt, saved: Saved) -> None:
+        """Before anything is done for it: whether the site would share its input in it. Raises as `_admitted` does."""
+        _, rule = self._admitted(attempt, saved)
+        with self._earlier.locked():
+            self._check_cohort(self._sharing(attempt, saved, "mix", rule), saved.round)
 
     @contextmanager
     def _well_dealt(self) -> Iterator[None]:
@@ -198,7 +211,7 @@ class SecureSite:
             try:
                 nbytes = self._mix_with_others(task, how, saved, attempt, message)
             except SiteError as error:
-                _logger.warning("round %d: %s", round, error)
+                _logger.warning("round %d: %s", round, for_log(str(error)))
                 fault = attempt.sites.index(error.site)
         elif saved.attempt != attempt.name:
             self._unmixed(task, round)
@@ -215,13 +228,16 @@ class SecureSite:
             dealt = self._dealing.checked(saved, attempt, message, layout)
         group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
+        beside = {spec.name for spec in how.beside}
+        reply = {name: array for name, array in saved.reply.items() if name not in beside}
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-            upload = self.gate.share(mixing(task), round, saved.reply, sharing, charge and logged(charge))
+            upload = self.gate.share(mixing(task), round, reply, sharing, charge and logged(charge))
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)
-        mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
+        with self._well_dealt():
+            mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
             layout.check_mixture(mixture, self.method.gathering.most_norm)
@@ -251,7 +267,7 @@ class SecureSite:
         try:
             masks, nbytes = exchange(group, self._connected(pinned, attempt, saved), secrets)
         except SiteError as error:
-            _logger.warning("round %d: %s", round, error)
+            _logger.warning("round %d: %s", round, for_log(str(error)))
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
         shares, keys = dict(masks.shares), dict(masks.opening_keys)
         kept = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
@@ -306,7 +322,7 @@ class SecureSite:
             with self._alike():
                 agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(kept.members)))
         except SecureAggregationError as error:
-            _logger.warning("%s", error)
+            _logger.warning("%s", for_log(str(error)))
             return False
         return True
 

@@ -182,6 +182,7 @@ class SiteRuntime:
                 saved = self._secure.read_hidden(saved, hidden) if hidden else saved
                 received = received | self._secure.results(task, saved)
             saved = self._run(spec, round, saved, received)
+            saved = self._secure.offered(saved) if self._secure else saved
             self._file.save(saved)
         return self._release(spec, saved)
 

@@ -50,14 +50,14 @@ class Draw:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What a member keeps of the dealing for an attempt at a mixture, from its seed on until it shares its input."""
+    """What a site keeps of a dealing for a mixture, from the seed that it sends on until it shares its input."""
 
-    attempt: bytes
-    """All that the server said of the attempt."""
-    round: int
-    number: int
     seed: bytes
     coin: bytes
+    attempt: bytes | None = None
+    """All that the server said of the attempt that the seed is for; None until it has one."""
+    round: int = 0
+    number: int = 0
     committed: bytes | None = None
     """What the dealer committed to when this member opened its coin; None before."""
 

@@ -25,8 +25,8 @@ from privacy.ledger_folder import LedgerFolder, read_folder
 BINDING, BINDING_LOCK = "ledger.json", "ledger.lock"
 FORMAT: Literal["medfedvqa-binding/1"] = "medfedvqa-binding/1"
 ELSEWHERE = (
-    "the patients of this store are charged to another ledger: write its folder under 'ledger' in site.yml, or restore "
-    "that folder from the backup"
+    "the patients of this store are charged to another ledger: write its folder under 'ledger' in site.yml, or give it "
+    "by --ledger; if it is lost, restore it from the backup"
 )
 
 

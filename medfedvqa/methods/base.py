@@ -222,6 +222,8 @@ class Method(ABC, Generic[Config]):
     def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
         in_clear = task.name in self.in_clear
         up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
+        if task.name in self.on_shares:
+            up += self.on_shares[task.name].beside
         yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
         if task.name in self.on_shares:
             yield from self.on_shares[task.name].tasks(task)

@@ -51,6 +51,11 @@ class MixOnShares:
 
     by_block: bool = False
 
+    @property
+    def beside(self) -> tuple[TensorSpec, ...]:
+        """What goes to the server with the answer to the task."""
+        return TUPLE_SEED, COIN_COMMITMENT
+
     def layout(self, task: TaskSpec) -> Layout:
         """What of the task's upload is mixed: everything but the accuracy."""
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
@@ -76,7 +81,7 @@ class MixOnShares:
             for spec in shared
             if spec.kind is Kind.PARAMETERS
         )
-        yield TaskSpec(seeding(task.name), (TUPLE_SEED, COIN_COMMITMENT), ())
+        yield TaskSpec(seeding(task.name), self.beside, ())
         yield TaskSpec(tossing(task.name), (COIN,), ())
         yield TaskSpec(mixing(task.name), (*shared, FAULT, SHARED_BYTES), result, task.most_norm)
 
@@ -90,6 +95,11 @@ class MeanOnShares:
 
     weight: str | None = None
     to: Literal["server", "sites"] = "server"
+
+    @property
+    def beside(self) -> tuple[TensorSpec, ...]:
+        """What goes to the server with the answer to the task."""
+        return ()
 
     @property
     def hidden(self) -> bool:

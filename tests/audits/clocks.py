@@ -10,7 +10,7 @@ from test_anchor import key_of, opened
 
 import audits.checkpoint
 import audits.log
-from audits import AuditLog, Event, Note, VerifierKey, Witness
+from audits import AuditLog, Checkpoint, Event, Note, VerifierKey, Witness
 
 
 @dataclass
@@ -47,6 +47,13 @@ class Hospital:
         cosigned = note.joined(key.cosign(note, int(moment.timestamp())))
         assert self.log.cosigned([cosigned], [key.public]) == 1
         return cosigned
+
+    def forged(self, root: bytes, moment: datetime) -> Note:
+        """A checkpoint of as many entries with another root, signed by the site's key and by a witness."""
+        key, size = key_of(self.place, "head"), Checkpoint.parse(self.log.checkpoint().text).size
+        Witness(self.place / "audit", key_of(self.place)).introduce(key.public)
+        note = audits.checkpoint.signed_checkpoint(key_of(self.place), size, root)
+        return note.joined(key.cosign(note, int(moment.timestamp())))
 
     def key(self, party: str) -> VerifierKey:
         return key_of(self.place, party).public

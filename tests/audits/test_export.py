@@ -190,3 +190,14 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
     for form in ExportFormat:
         assert peak(partial(export_logs, {"chest": tmp_path / "audit"}, form, tmp_path / form)) < 3 << 19
         assert (tmp_path / form).stat().st_size > 4_000_000
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_time_that_is_none_is_no_part_of_a_syslog_header(text: str) -> None:
+    """It stands among the parameters, where nothing in it ends the line or the header."""
+    entry = Entry(
+        seq=0, prev_hash="0", leaf_hash="1", time=text, monotonic=1, site="chest", event=Event.OPEN,
+    )  # fmt: skip
+    (line,) = syslog_lines(entry)
+    assert line.startswith("<110>1 - chest medfedvqa - open [entry@32473 ") and len(line.splitlines()) == 1
+    assert params(line.replace("1 - chest", "1 2026-03-01T08:00:00.000250Z chest", 1))["time"] == visible(text)

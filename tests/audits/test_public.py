@@ -13,6 +13,7 @@ INTERNAL = {
         "anchor",
         "checkpoint",
         "cosigned_times",
+        "escaping",
         "expiry",
         "export_fhir",
         "export_syslog",

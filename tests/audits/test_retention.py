@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_examine import states
 
 from audits import RETENTION_DAYS, Event, ExpiryResult, LogError, State, examine, expire, read, verify
+from audits.checkpoint import NoteFile
 from audits.expiry import Basis, Expiry
 
 NOW = datetime.now(UTC)
@@ -133,6 +134,16 @@ def test_an_expiry_of_an_earlier_version_still_holds(hospital: Hospital) -> None
     hospital.log.close()
     found = states(examine(hospital.place / "audit", "chest", network=False))
     assert verify(hospital.place / "audit").ok and State.BROKEN not in found.values()
+
+
+def test_a_cosignature_of_another_history_shows_nothing(hospital: Hospital) -> None:
+    """The site's key signed it, and a witness cosigned it in time; the log that is there has other entries."""
+    hospital.write(OLD, 6)
+    other = hospital.forged(bytes(32), OLD)
+    hospital.write(NOW, 3)
+    NoteFile(hospital.place / "audit" / "checkpoints").append([other])
+    hospital.cosign(NOW, "heart")
+    assert expire(hospital.log_again()).deleted == 0
 
 
 @pytest.mark.parametrize(

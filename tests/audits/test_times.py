@@ -164,12 +164,12 @@ def test_entries_of_2032_and_2026_and_2016_are_found(hospital: Hospital, cosigne
 
 
 def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found(hospital: Hospital) -> None:
-    """Where all entries are dated back alike, others' times alone show it; a day is allowed for the way."""
-    hospital.write(NOW - days(3), 3)
+    """Where all entries are dated back alike, others' times alone show it; a month is allowed for the way."""
+    hospital.write(NOW - days(90), 3)
     hospital.cosign(NOW)
-    hospital.write(NOW - timedelta(hours=23))
-    hospital.write(NOW - timedelta(hours=25))
-    hospital.write(NOW - timedelta(hours=22))
+    hospital.write(NOW - days(30))
+    hospital.write(NOW - days(32))
+    hospital.write(NOW - days(29))
     hospital.log.checkpoint()
     found = verdict_on(hospital)
     assert found == {"times": (State.NOT_SHOWN, 4), "cosigned times": (State.NOT_SHOWN, 4)}
@@ -194,6 +194,14 @@ def test_an_entry_that_others_cosigned_before_its_date_is_found(hospital: Hospit
     hospital.write(NOW - timedelta(minutes=5), 2)
     hospital.cosign(NOW - timedelta(minutes=11))
     assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 5)
+
+
+def test_a_checkpoint_that_is_dated_before_its_entries_is_found(hospital: Hospital) -> None:
+    """Also where no entry follows it."""
+    hospital.write(NOW, 3)
+    hospital.clock.moment = NOW - days(3650)
+    hospital.log.checkpoint()
+    assert verdict_on(hospital)["times"] == (State.NOT_SHOWN, 2)
 
 
 def test_others_copies_count_where_the_log_has_lost_its_cosignatures(hospital: Hospital) -> None:

@@ -84,13 +84,15 @@ def test_the_page_has_one_text_node_for_a_text(text: str) -> None:
 
 
 def renamed(name: str) -> Document:
-    """The sections on identity and claims of a report whose job, site and tensors have this name."""
+    """The sections on identity and claims of a report whose job, site and tensors have this name, which is its title
+    as well: that stands on every page.
+    """
     told = json.loads(REPORT.model_dump_json())
     identity = told["sections"]["identity"]
     identity |= {"job": name, "site": name, "sites": [name], "method": name}
     identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
     whole = compose(Report.model_validate_json(json.dumps(told)))
-    return replace(whole, sections=whole.sections[:2])
+    return replace(whole, title=name, sections=whole.sections[:2])
 
 
 def test_the_work_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_square(
@@ -118,5 +120,7 @@ def test_the_work_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_squar
 
 def test_a_title_names_a_job_and_a_site_shortly() -> None:
     """It stands on every page."""
-    title = renamed("w" * 100_000).title
+    identity = REPORT.sections.identity.model_copy(update={"job": "w" * 100_000, "site": "w" * 100_000})
+    sections = REPORT.sections.model_copy(update={"identity": identity})
+    title = compose(REPORT.model_copy(update={"sections": sections})).title
     assert len(title) < 2 * NAME + 20 and "characters …" in title

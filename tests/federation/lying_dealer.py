@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from lying_server import Answer, LyingServer, as_json, attempt_message, hex_message
+from lying_server import Answer, Liar, as_json, attempt_message, hex_message
 
 from audits import canonical
 from medfedvqa.federation.job import JobSpec
@@ -43,7 +43,7 @@ def mixed_layout(job: JobSpec, task: str) -> Layout:
 class Deal:
     """One attempt at a mixture as its dealer plays it, step by step; `answers` are those of the last step."""
 
-    server: LyingServer
+    server: Liar
     task: str
     round: int
     sites: tuple[str, ...]
@@ -87,7 +87,7 @@ class Deal:
         self.opened = self._sent("coin")
         if self.opened.keys() != set(self.members):
             return False
-        self.index = choice(Beacon.of(self.label.decode(), self._coins, self.opened).value)
+        self.index = choice(Beacon.of("toss of coins", self._coins, self.opened).value)
         return True
 
     def mix(self, parts: Parts | None = None) -> dict[str, Answer]:
@@ -124,8 +124,8 @@ class Deal:
         return attempt_message(self.name, self.sites, self.members, self.number, dealt)
 
     def _sent(self, array: str) -> dict[str, bytes]:
-        found = {site: answer.tensors.get(array) for site, answer in self.answers.items()}
-        return {site: np.asarray(sent, "<i8").tobytes() for site, sent in found.items() if sent is not None}
+        arrays = {site: answer.tensors.get(array) for site, answer in self.answers.items()}
+        return {site: np.asarray(sent, "<i8").tobytes() for site, sent in arrays.items() if sent is not None}
 
 
 def _digest_of(parts: Parts) -> bytes:
@@ -144,7 +144,7 @@ def bent(part: bytes, members: int, size: int, vector: np.ndarray) -> bytes:
     return part[:start] + correction.tobytes() + part[end:]
 
 
-def draw(server: LyingServer, round: int, sites: Collection[str]) -> tuple[dict[str, bytes], set[str]]:
+def draw(server: Liar, round: int, sites: Collection[str]) -> tuple[dict[str, bytes], set[str]]:
     """One whole draw of a committee: the beacons by site, and the codes of refusals on the way."""
     codes: set[str] = set()
 

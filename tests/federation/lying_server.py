@@ -7,6 +7,7 @@ malicious server computes from that.
 import json
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,8 +51,37 @@ class Answer:
     code: str = ""
 
 
-class LyingServer:
-    """Asks the sites of one job. A site keeps its runtime until it is restarted."""
+class Liar(ABC):
+    """A server without its transport."""
+
+    job: JobSpec
+
+    @abstractmethod
+    def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
+        """One task at each of these sites, each with its own message. Raises `AssertionError` if one hangs."""
+
+    def tell(self, task: str, round: int, sites: Collection[str], message: Tensors | None = None) -> dict[str, Answer]:
+        """One task at each of these sites, with the same message for all."""
+        return self.ask(task, round, {site: dict(message or {}) for site in sites})
+
+    def mean(
+        self, task: str, round: int, sites: Collection[str], names: Sequence[str], weight: str, number: int = 1
+    ) -> Ring | None:
+        """Asks for one sum over the saved answers to a task, and opens it; None if it does not come to that.
+
+        `names`: of the tensors that are averaged.
+        """
+        name, group = secrets.token_hex(8), sorted(sites)
+        answers = self.tell(f"{task}/mean", round, group, attempt_message(name, group, group, number))
+        uploads = {site: upload for site, answer in answers.items() if (upload := read_upload(answer, names, weight))}
+        if len(uploads) < threshold(len(group)):
+            return None
+        openings = self.tell(f"{task}/unmask", round, sorted(uploads), opening_message(name, uploads))
+        return opened_sum(group, group, uploads, {member: read_opening(answer) for member, answer in openings.items()})
+
+
+class LyingServer(Liar):
+    """Asks sites of this process. A site keeps its runtime until it is restarted."""
 
     def __init__(
         self,
@@ -67,7 +97,7 @@ class LyingServer:
         self._runtimes: dict[str, SiteRuntime] = {}
 
     def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
-        """One task at each of these sites, each with its own message. Raises `AssertionError` if one hangs."""
+        """See `Liar.ask`; sites that talk to each other work at once."""
         answers: dict[str, Answer] = {}
 
         def work(site: str) -> None:
@@ -86,10 +116,6 @@ class LyingServer:
                 thread.join(DEADLINE)
             assert not any(thread.is_alive() for thread in threads), f"a site hangs in the task {task}"
         return {site: answers[site] for site in messages}
-
-    def tell(self, task: str, round: int, sites: Collection[str], message: Tensors | None = None) -> dict[str, Answer]:
-        """One task at each of these sites, with the same message for all."""
-        return self.ask(task, round, {site: dict(message or {}) for site in sites})
 
     def _answer(self, site: str, task: str, round: int, message: Tensors) -> Answer:
         """As a site answers in a federation: a failure is logged as a refusal, and ends the site's part."""
@@ -131,21 +157,6 @@ class LyingServer:
         for runtime in self._runtimes.values():
             runtime.close(ended)
         self._runtimes.clear()
-
-    def mean(
-        self, task: str, round: int, sites: Collection[str], names: Sequence[str], weight: str, number: int = 1
-    ) -> Ring | None:
-        """Asks for one sum over the saved answers to a task, and opens it; None if it does not come to that.
-
-        `names`: of the tensors that are averaged.
-        """
-        name, group = secrets.token_hex(8), sorted(sites)
-        answers = self.tell(f"{task}/mean", round, group, attempt_message(name, group, group, number))
-        uploads = {site: upload for site, answer in answers.items() if (upload := read_upload(answer, names, weight))}
-        if len(uploads) < threshold(len(group)):
-            return None
-        openings = self.tell(f"{task}/unmask", round, sorted(uploads), opening_message(name, uploads))
-        return opened_sum(group, group, uploads, {member: read_opening(answer) for member, answer in openings.items()})
 
 
 def _shared_backbone(name: str, files: Mapping[str, Path], device: str) -> Backbone:

@@ -76,16 +76,16 @@ class MeanScript(Script):
         answers = self.server.ask(f"{task}/mean", round, messages)
         self.hear(answers)
         self.note(f"{task}/mean {round} {set(views.values())}: {[answer.code for answer in answers.values()]}")
-        told: dict[tuple[tuple[str, ...], tuple[str, ...]], Held] = {}
+        exchanges: dict[tuple[tuple[str, ...], tuple[str, ...]], Held] = {}
         for site, answer in answers.items():
             upload = read_upload(answer, ["prompt.x"], weight)
             if upload is not None:
                 _, sites, computing, _ = views[site]
-                held = told.setdefault((sites, computing), Held(Exchange(self.occasion, round, sites, computing)))
+                held = exchanges.setdefault((sites, computing), Held(Exchange(self.occasion, round, sites, computing)))
                 held.uploads[site] = upload
                 held.exchange.uploaded.add(site)
                 self.last[site] = held
-        self.held += told.values()
+        self.held += exchanges.values()
         for site in self.colluders & set(group):
             self.collude(site)
 
@@ -168,13 +168,13 @@ class MeanScript(Script):
             for site in set(self.sites) - self.colluders
             for round in range(1, ROUNDS + 1)
         }
-        found = set()
+        exposed = set()
         for count in range(1, COMBINED + 1):
             for chosen in itertools.combinations(honest, count):
                 for signs in itertools.product((1, -1), repeat=count):
                     total = np.sum([s * v.view(np.int64) for s, v in zip(signs, chosen, strict=True)], axis=0)
-                    found.add(planted.get(total[:-1].tobytes()))
-        return sorted(found - {None})
+                    exposed.add(planted.get(total[:-1].tobytes()))
+        return sorted(exposed - {None})
 
     def reduced(self, round: int, sites: frozenset[str], total: Ring) -> Ring:
         """A sum without what colluders put in."""
@@ -191,7 +191,7 @@ class MeanScript(Script):
 
 def opened_sums(held: Held) -> list[tuple[int, frozenset[str], Ring]]:
     """Every sum of one exchange whose masks the server can take away, with its round and sites."""
-    exchange, found = held.exchange, []
+    exchange, sums = held.exchange, []
     needed = threshold(len(exchange.members))
     keys = {
         owner: shamir.to_bytes(
@@ -203,8 +203,8 @@ def opened_sums(held: Held) -> list[tuple[int, frozenset[str], Ring]]:
     for count in range(1, len(held.uploads) + 1):
         for sites in map(frozenset, itertools.combinations(sorted(held.uploads), count)):
             if all((site, OWN) in keys for site in sites) and _cancels(exchange, sites, keys):
-                found.append((exchange.round, sites, _total(held, sites, keys)))
-    return found
+                sums.append((exchange.round, sites, _total(held, sites, keys)))
+    return sums
 
 
 def _cancels(exchange: Exchange, sites: frozenset[str], keys: Mapping[tuple[str, int], bytes]) -> bool:

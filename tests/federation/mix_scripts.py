@@ -2,7 +2,8 @@
 
 import hashlib
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from lying_dealer import Deal, Parts, bent
@@ -20,35 +21,43 @@ from privacy.secagg.tuples import mask_key
 NUMBERS = 4
 INPUTS = NUMBERS + 2
 """Of a site, in a mixture: the numbers, their norm, the accuracy."""
+CONFIRMATION = len(b"confirmed") + 32
+"""Bytes of the message that confirms a channel, and what the server said."""
 PUBLIC = {"tuple_seed", "coin_commitment", "coin", "fault", "shared_bytes", "commitment", "nonce", "beacon", "epsilon"}
 """All that the server is sent in a job that mixes."""
 
 
 class Ears:
-    """What every site unseals, by the name of the channel: `Session.open` is replaced by `open`."""
+    """What every site unseals, by number of the attempt, hearer and sender."""
 
     def __init__(self) -> None:
-        self.heard: dict[tuple[str, str, str], list[bytes]] = {}
+        self.attempt = 0
+        self.heard: dict[tuple[int, str, str], list[bytes]] = {}
         self._unsealed = Session.open
 
-    def open(self, session: Session, sealed: bytes) -> bytes:
-        """See `Session.open`."""
-        content = self._unsealed(session, sealed)
-        self.heard.setdefault((session._job, session.me, session.peer), []).append(content)
-        return content
+    @property
+    def listening(self) -> Callable[[Session, bytes], bytes]:
+        """`Session.open`, whose results are kept."""
+
+        def unseal(session: Session, sealed: bytes) -> bytes:
+            content = self._unsealed(session, sealed)
+            self.heard.setdefault((self.attempt, session.me, session.peer), []).append(content)
+            return content
+
+        return unseal
 
 
 @dataclass
 class MixScript(Script):
     """The server of a mixture, whose colluders are members or owners that do what they are told."""
 
-    ears: Ears = None  # type: ignore[assignment]
+    ears: Ears = field(default_factory=Ears)
     mixes = True
 
     def __post_init__(self) -> None:
         self.deals: list[tuple[int, Deal]] = []
-        self.mixed: set[tuple[int, int, str]] = set()
-        self.known: set[bytes] = set()
+        self.mixed: list[tuple[int, Deal, str]] = []
+        self.public_keys: set[bytes] = set()
         self.number = 0
         super().__post_init__()
 
@@ -70,6 +79,7 @@ class MixScript(Script):
         if self.lying(0.2):
             deal.members = tuple(sorted(self.rng.sample(group, max(1, len(group) - 1))))
         unused = None if self.lying(0.3) or not self.deals else self.deals[-1][1].seeds
+        self.ears.attempt = len(self.deals)
         self.deals.append((self.jobs, deal))
         reached = deal.seed(unused) and deal.toss()
         self.heard(deal.answers)
@@ -96,7 +106,7 @@ class MixScript(Script):
         deal.answers = self.server.ask(f"{deal.task}/mix", deal.round, messages)
         self.reveal(deal, [index for index in range(SETS) if index != deal.index])
         self.heard(deal.answers)
-        self.mixed |= {(self.jobs, deal.round, site) for site in deal.completed}
+        self.mixed += [(self.jobs, deal, site) for site in deal.completed]
         self.note(f"{deal.task}/mix {deal.round}: {deal.completed} {deal.codes}")
 
     def bend(self, index: int, parts: Parts) -> Parts:
@@ -118,7 +128,7 @@ class MixScript(Script):
     def reveal(self, deal: Deal, sets: range | list[int] | tuple[()]) -> None:
         """Mask keys that everybody knows: those of dealings whose seeds were shown."""
         for index, seed, rank in itertools.product(sets, deal.seeds.values(), range(len(deal.sites))):
-            self.known.add(mask_key(set_seed(seed, deal.label, index), rank))
+            self.public_keys.add(mask_key(set_seed(seed, deal.label, index), rank))
 
     def heard(self, answers: dict[str, Answer]) -> None:
         """Remembers who refuses, and that the server was sent nothing but what is public."""
@@ -129,29 +139,40 @@ class MixScript(Script):
     # Checks.
 
     def exposed(self) -> list[str]:
-        equations, shown = Equations(), self.shown()
-        known = {("mask", key) for key in self.known | self.keys_of_colluders()}
-        for job, deal, owner, _ in shown:
+        equations, shown = self.masked(), self.shown()
+        for job, deal, site in self.mixed:
+            if site in self.colluders:
+                equations.add(self.mixture(job, deal, site))
+        return [*equations.exposed(), *self.exposed_in_numbers(shown)]
+
+    def exposed_by_masks(self, deal: Deal) -> list[str]:
+        """Sites that one attempt exposes by what members heard, without their own mixtures."""
+        return self.masked(deal).exposed()
+
+    def masked(self, only: Deal | None = None) -> Equations:
+        """What honest owners showed, as equations of their inputs and of masks that colluders do not know."""
+        equations, known = Equations(), {("mask", key) for key in self.public_keys | self.keys_of_colluders()}
+        for job, deal, owner, _ in self.shown():
             row: Row = {input_of(owner, job, deal.round): 1}
             for key in self.keys(deal, owner):
                 row["mask", key] = row.get(("mask", key), 0) + PRIME - 1
-            equations.add(row, known)
-        for job, round, site in self.mixed:
-            if site in self.colluders:
-                equations.add(self.mixture(job, round, site))
-        return [*equations.exposed(), *self.exposed_in_numbers(shown)]
+            if only in (None, deal):
+                equations.add(row, known)
+        return equations
 
     def shown(self) -> list[tuple[int, Deal, str, Ring]]:
         """What honest owners showed colluding members under their masks."""
-        found = {}
-        for job, deal in self.deals:
-            session = f"job-{job}/{deal.round}/{deal.name}"
-            for member, owner in itertools.product(self.colluders & set(deal.members), deal.sites):
-                heard = self.ears.heard.get((session, member, owner), [])
-                # The first message confirms the channel.
-                if owner not in self.colluders and len(heard) > 1 and len(heard[1]) == 8 * INPUTS:
-                    found[heard[1]] = (job, deal, owner, np.frombuffer(heard[1], "<u8"))
-        return list(found.values())
+        showings = {}
+        for number, (job, deal) in enumerate(self.deals):
+            for member, owner in itertools.product(
+                self.colluders & set(deal.members), set(deal.sites) - self.colluders
+            ):
+                heard = self.ears.heard.get((number, member, owner), [])
+                for before, content in itertools.pairwise(heard):
+                    # What an owner shows follows what confirms the channel.
+                    if (len(before), len(content)) == (CONFIRMATION, 8 * INPUTS):
+                        showings[content] = (job, deal, owner, np.frombuffer(content, "<u8"))
+        return list(showings.values())
 
     def keys(self, deal: Deal, owner: str) -> list[bytes]:
         """Of the shares of the mask that an owner used: those that were dealt to it."""
@@ -169,11 +190,10 @@ class MixScript(Script):
             for rank in range(len(deal.sites))
         }
 
-    def mixture(self, job: int, round: int, site: str) -> Row:
+    def mixture(self, job: int, deal: Deal, site: str) -> Row:
         """A colluder's own mixture, as if it knew all weights; they are as good as random."""
-        deal = next(d for j, d in self.deals if (j, d.round) == (job, round) and site in d.completed)
         return {
-            input_of(other, job, round): int.from_bytes(
+            input_of(other, job, deal.round): int.from_bytes(
                 hashlib.sha256(f"{job} {deal.label!r} {site} {other}".encode()).digest()[:7]
             )
             for other in deal.sites
@@ -182,12 +202,12 @@ class MixScript(Script):
 
     def exposed_in_numbers(self, shown: list[tuple[int, Deal, str, Ring]]) -> list[str]:
         """Honest owners of whom a member saw the input itself, or the difference of two inputs, or one mask twice."""
-        found = [owner for _, deal, owner, ring in shown if np.array_equal(ring, planted(owner, deal.round))]
+        exposed = [owner for _, deal, owner, ring in shown if np.array_equal(ring, planted(owner, deal.round))]
         for one, other in itertools.combinations(shown, 2):
             if one[2] == other[2]:
                 apart = planted(one[2], one[1].round) - planted(other[2], other[1].round)
-                found += [one[2]] if np.array_equal(one[3] - other[3], apart) else []
-        return found
+                exposed += [one[2]] if np.array_equal(one[3] - other[3], apart) else []
+        return exposed
 
 
 def planted(site: str, round: int) -> Ring:

@@ -91,7 +91,7 @@ class Federation:
     def fresh(self, folder: Path, script: "Setting") -> dict[str, SiteConfig]:
         """The script's sites, with policies for its number of colluders."""
         fewest = script.colluders + 2
-        found = {}
+        configs = {}
         for name in NAMES[: script.sites]:
             policy = replace(
                 self.configs[name].policy,
@@ -105,8 +105,8 @@ class Federation:
                 repeats=1000,
             )
             places = {place: folder / name / place for place in ("state", "audit", "ledger")}
-            found[name] = self.configs[name].model_copy(update={**places, "policy": policy})
-        return found
+            configs[name] = self.configs[name].model_copy(update={**places, "policy": policy})
+        return configs
 
     def job(self, script: "Setting") -> JobSpec:
         """The script's job."""
@@ -135,7 +135,7 @@ class Setting:
     @classmethod
     def drawn(cls, rng: random.Random, mixes: bool) -> "Setting":
         """Of a mean or of a mixture."""
-        sites, private = rng.randint(4, 8), rng.random() < 0.25
+        sites, private = rng.randint(4, 8), rng.random() < 0.1
         method = TinyMix if mixes else TinyUnweighted if private else TinyMean
         committee = rng.choice([None, None, 4]) if sites > 4 else None
         return cls(method.name, sites, rng.randint(0, 1 if sites < 6 else 2), committee, private)

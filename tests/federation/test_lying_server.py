@@ -6,13 +6,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 from lying_server import LyingServer, numbers
+from lying_sums import ROWS, averaged_shapes, mean_of
 
 from audits import Event, read, verify
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import Tensors
-from medfedvqa.models import shape_of
 from privacy import DPSettings, Ledger, spent
 from privacy.secagg.ring import Ring
 
@@ -20,7 +20,6 @@ Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 FOUR = organs(4)
 THREE, VICTIM = FOUR[:3], FOUR[3]
-ROWS = "train_rows"
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 
 
@@ -33,20 +32,6 @@ def averaging(introduced: Sites) -> Iterator[LyingServer]:
     server = LyingServer(configs, JobSpec.from_dict(job))
     yield server
     server.close()
-
-
-def averaged_shapes(job: JobSpec) -> dict[str, tuple[int, ...]]:
-    """What the job averages, in the order in which a sum holds it."""
-    down = job.build().exchange(shape_of(job.backbone)).task("evaluate").down
-    return {spec.name: spec.shape for spec in sorted(down, key=lambda spec: spec.name)}
-
-
-def mean_of(total: Ring, shapes: dict[str, tuple[int, ...]]) -> Tensors:
-    """What the server sends to sites as the mean."""
-    values, weight = numbers(total)[:-1], numbers(total)[-1]
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
-    parts = np.split(np.float32(values / weight), ends)
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def refusals(config: SiteConfig) -> list[str]:

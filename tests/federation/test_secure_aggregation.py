@@ -82,7 +82,7 @@ def test_the_log_says_what_was_shared_among_whom_and_who_dealt(job_on_shares: Ma
     for config in configs.values():
         assert verify(config.audit).ok
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT]
-        dealing = [("start/seed", "server"), ("start/coin", "server")]
+        dealing = [("start/coin", "server")]
         tasks = [("start", "server"), *dealing, ("start/mix", "sites"), ("start/mix", "server")]
         tasks += [(task.replace("start", "train"), peer) for task, peer in tasks]
         assert [(entry.task, entry.peer) for entry in sent] == [*tasks, ("evaluate", "server")]
@@ -106,7 +106,8 @@ def test_after_differential_privacy_what_is_shared_carries_both(
     results = serve_job(job, SITES, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     exchange = job.build().final_exchange(shape_of(job.backbone))
-    assert [spec.name for spec in exchange.task("train").up] == ["epsilon"] and exchange.task("evaluate").up == ()
+    sent = [spec.name for spec in exchange.task("train").up]
+    assert sent == ["epsilon", "tuple_seed", "coin_commitment"] and exchange.task("evaluate").up == ()
     protections = {spec.protection for spec in exchange.task("train/mix").up if spec.name.startswith("prompt")}
     assert protections == {Protection.DP_MASKED}
     for config in configs.values():

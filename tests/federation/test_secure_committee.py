@@ -41,7 +41,7 @@ def test_a_drawn_committee_gives_every_site_the_plain_mixture(job_on_shares: Mak
     for config in configs.values():
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT]
         drawing = ["committee/commit", "committee/open", "committee/check"]
-        dealing = ["start/seed", "start/coin"] if config.name in beacon.committee(1, 3) else []
+        dealing = ["start/coin"] if config.name in beacon.committee(1, 3) else []
         assert [e.task for e in sent] == ["start", *drawing, *dealing, "start/mix", "start/mix", "evaluate"]
         assert {record.nbytes for e in sent[1:4] for record in e.tensors} == {32}
         assert str(sent[-3].reason).endswith(

@@ -25,7 +25,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.status import EXCHANGE, NAME, StatusRuntime, serve_status
+from medfedvqa.federation.status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
 from medfedvqa.methods import Tensors, method_names
 from privacy import Ledger, Limits, Planned, SampledGaussian
 
@@ -177,3 +177,11 @@ def test_a_ledger_that_lacks_a_logged_charge_is_refused(lost: str, sites: Sites,
 def test_it_is_no_method() -> None:
     """It trains nothing, so that no benchmark and no matrix lists it."""
     assert NAME not in method_names()
+
+
+def test_a_name_or_a_refusal_is_no_markup_of_the_table() -> None:
+    """A name with a bar is one cell, and a refusal with a link, a tag and a line's end is one item of the list."""
+    figures = {"spent": 0.0, "authorised": 0.0, "limit": None, "delta": 1e-5, "jobs": 0, "entries": 1, "head": "00"}
+    text = markdown({"a|b\x1b": figures, "c": {"refused": "[x](http://example.org)\n# <b>no</b>"}})
+    assert "| a\\|b\\\\u001b | 0.0000 |" in text
+    assert text.endswith("- \\[x\\](http\\://example.org)\\\\u000a# \\<b\\>no\\</b\\>\n")

@@ -1,5 +1,6 @@
 """The ledger belongs to the hospital: all sites of a store share one, and another ledger grants no second budget."""
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from stores import OTHER_KEY, make_store
 
 from audits import JobRefused, Outcome, Refusal, read, verify
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation import budget
 from medfedvqa.federation.budget import check_ledger, look_into
 from medfedvqa.federation.closing import close_ended
@@ -131,6 +133,22 @@ def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
     assert check_binding(store, default_ledger(store))
 
 
+def test_a_run_on_a_copied_store_asks_for_its_ledger(
+    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+) -> None:
+    """Before anything is written, with the option that names it; a ledger is nothing for data that are no store."""
+    job, files = private_job(), {private_job().backbone: random_backbone}
+    open_ledger(store, default_ledger(store), "chest").close()
+    copy = shutil.copytree(store, tmp_path / "copy")
+    with pytest.raises(ConfigError, match="give it by --ledger"):
+        plan(job, copy, tmp_path / "run", (), 1, files)
+    assert not (tmp_path / "run").exists()
+    launch = plan(job, copy, tmp_path / "run", (), 1, files, default_ledger(store))
+    assert {launch.ledger_of(site) for site in launch.sites} == {default_ledger(store)}
+    with pytest.raises(ConfigError, match="leave --ledger out"):
+        plan(job.model_copy(update={"data": "phantom"}), None, tmp_path / "run", (), 1, files, default_ledger(store))
+
+
 def test_another_path_in_site_yml_grants_no_second_budget(organ_sites: Sites, private_job: Job, tmp_path: Path) -> None:
     """A store that is bound to one ledger is not trained on under another, and no other is made."""
     work(organ_sites()["chest"], private_job(), "first")
@@ -178,11 +196,17 @@ def test_a_copied_store_names_the_same_ledger(
     assert_refused(organ_sites(**changed)["abdomen"], job, "third", "with those before it")
 
 
-def test_a_copied_ledger_that_went_its_own_way_is_refused(organ_sites: Sites, private_job: Job, tmp_path: Path) -> None:
-    """The store has noted the newest record, and the other site's copy lacks it."""
+@pytest.mark.parametrize("records", [0, 20])
+def test_a_copied_ledger_that_went_its_own_way_is_refused(
+    organ_sites: Sites, private_job: Job, tmp_path: Path, records: int
+) -> None:
+    """The store has noted the newest record, and the other site's copy lacks it, however long the copy has grown."""
     configs, job = organ_sites(), private_job()
     work(configs["chest"], job, "first")
     copy = shutil.copytree(configs["chest"].ledger, tmp_path / "copied")
+    with closing(Ledger(copy, "chest")) as ledger:
+        for number in range(records):
+            ledger.reserve(f"own-{number}", "prompt_pfl", ["somebody"], PLAN, Limits(1e9, 1e-3))
     work(configs["chest"], private_job(rounds=3), "second")
     assert_refused(organ_sites(ledger=str(copy))["abdomen"], job, "third", "lacks a record that the store has noted")
 
@@ -193,21 +217,25 @@ def test_a_copy_that_is_used_at_the_same_time_is_refused_before_data_are_touched
     """Both were the same when they were opened; the site that reserves second loads no picture."""
     configs, job = organ_sites(), private_job()
     work(configs["chest"], job, "first")
+    open_ledger(configs["abdomen"].data.root, configs["abdomen"].ledger, "abdomen").close()
     copy = shutil.copytree(configs["chest"].ledger, tmp_path / "copied")
     other = organ_sites(ledger=str(copy))["abdomen"]
-    real = budget.JobBudget.check
+    check, begin, began = budget.JobBudget.check, budget.JobBudget.begin, []
 
     def overtaken(self: budget.JobBudget) -> None:
-        real(self)
+        check(self)
         if self._config.ledger == copy:
             work(configs["chest"], private_job(rounds=3), "overtaking")
 
+    def noticed(self: budget.JobBudget, task: str, round: int) -> None:
+        began.append(self._config.name)
+        begin(self, task, round)
+
     monkeypatch.setattr(budget.JobBudget, "check", overtaken)
-    began = []
-    monkeypatch.setattr(budget.JobBudget, "begin", lambda self, *_: began.append(self._config.name))
+    monkeypatch.setattr(budget.JobBudget, "begin", noticed)
     with pytest.raises(JobRefused), closing(SiteRuntime(other, job, "second")) as runtime:
         runtime.handle("start", 1, {})
-    assert "abdomen" not in began
+    assert set(began) == {"chest"} and "lacks a record that the store has noted" in str(list(read(other.audit)))
 
 
 def test_a_store_that_cannot_note_its_ledger_is_not_charged(organ_sites: Sites, private_job: Job, store: Path) -> None:
@@ -232,6 +260,25 @@ def test_a_crash_between_ledger_and_store_leaves_one_ledger(
     assert check_binding(store, config.ledger)
     with closing(Ledger(config.ledger, "chest")) as ledger:
         assert [row.record["event"] for row in ledger.rows()].count("bound") == 1
+
+
+def test_a_store_is_bound_by_one_process_at_a_time(
+    organ_sites: Sites, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sites that bring two ledgers at once cannot both find the store unbound."""
+    config, bind, tried = organ_sites()["chest"], Ledger.bind, []
+
+    def meanwhile(self: Ledger) -> None:
+        with (store / binding.BINDING_LOCK).open("a") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(read_binding(store))
+        bind(self)
+
+    monkeypatch.setattr(Ledger, "bind", meanwhile)
+    open_ledger(store, config.ledger, "chest").close()
+    assert tried == [None]
+    with (store / binding.BINDING_LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_ledger_of_an_earlier_version_is_bound_at_its_next_use(

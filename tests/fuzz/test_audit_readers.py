@@ -126,10 +126,16 @@ def test_mutated_notes_and_keys_are_read_or_refused(tmp_path: Path) -> None:
                 refused(number, lambda path=path: [*NoteFile(path)], LogError)
                 refused(number, lambda path=path: read_keys(path), LogError)
             path.write_bytes(original)
-    note = originals[files[2]].decode()
+    note = originals[files[2]].decode().removesuffix("\n")
     key = str(key_of(tmp_path).public)
+    assert VerifierKey.parse(key).signed(Note.parse(note))
     for bad in ("\ud800", "\udfff", "9" * 4400, "1" + "0" * 400, "\x00"):
-        for whole in (note.replace("\n7\n", f"\n{bad}\n"), note.replace("chest", f"chest{bad}"), f"{note}{bad}", bad):
+        for whole in (
+            note.replace("\n7\n", f"\n{bad}\n"),
+            note.replace("\ntime ", f"\ntime {bad}"),
+            f"{note}{bad}",
+            bad,
+        ):
             refused(0, lambda whole=whole: told(whole, VerifierKey.parse(key)), NoteError)
         assert refused(0, lambda bad=bad: VerifierKey.parse(key.replace("chest", f"chest{bad}")), NoteError)
 

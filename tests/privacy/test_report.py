@@ -125,7 +125,8 @@ def test_every_release_is_listed_with_its_entry_its_proof_and_its_charge(report:
     charges = {one.record for one in report.sections.accounting.charges}
     assert egress.nbytes == sum(row.nbytes for row in egress.releases) == sum(one.nbytes for one in egress.by_kind)
     assert {row.tensor for row in egress.releases} == {
-        "epsilon", "prompt.image", "prompt.text", "accuracy", "fault", "shared_bytes"
+        "epsilon", "prompt.image", "prompt.text", "accuracy", "fault", "shared_bytes",
+        "tuple_seed", "coin_commitment", "coin",
     }  # fmt: skip
     for row in egress.releases:
         assert row.tensor in [tensor["name"] for tensor in quoted[row.entry]["tensors"]]
