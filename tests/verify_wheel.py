@@ -16,9 +16,9 @@ from medfedvqa.cli.missing import TRAINING
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-verify.lock"
-RUN = ["run", "fedavg", "--data", "phantom", "--epsilon", "3", "--secagg", "-O", "rounds=1", "-O", "local_epochs=1"]
-QUICK = ["-O", "answers=closed", "-O", "local_baseline=false", "--site", "site-001", "--site", "site-002"]
-QUICK += ["--site", "site-003"]
+RUN = ["run", "prompt_pfl", "--data", "phantom", "--epsilon", "3", "--secagg", "--rounds", "1", "--local-epochs", "1"]
+QUICK = ["-O", "local_unit=batches", "-O", "answers=closed", "-O", "local_baseline=false", "--site", "site-001"]
+QUICK += ["--site", "site-002", "--site", "site-003"]
 SITE = "site-001"
 FULL = [sys.executable, "-c", "from medfedvqa.cli import main; main()"]
 KEY = "medfedvqa/audit/chest+1f5ce755+ARCS6m623c9FPqhguv+KSYe0IoYBwR+gBrMMgL07+Nra"
