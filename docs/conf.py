@@ -42,7 +42,15 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Privacy": [
             *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
         ],
-        "Hospital IT": ["hospital-it", "site", "hardening", "audit-log", "audit-tools", "hospital-it-transcript"],
+        "Hospital IT": [
+            "hospital-it",
+            "site",
+            "hardening",
+            "audit-log",
+            "audit-tools",
+            "verifier",
+            "hospital-it-transcript",
+        ],
         "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
         "Inside": ["architecture", "api/index"],
     },

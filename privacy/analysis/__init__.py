@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+LEAST_DELTA = 1e-7
+"""Below this the rounding of probabilities alone moves epsilon by more than a report's tolerance, and by another amount
+in each implementation."""
 
 
 class PrivacyLoss(Protocol):
@@ -77,3 +80,8 @@ def analysis() -> Analysis:
     from privacy.analysis import with_opacus
 
     return with_opacus
+
+
+def recomputes_at(delta: float) -> bool:
+    """Whether the figures of a site, which come from Opacus, can be had again here within a report's tolerance."""
+    return delta >= LEAST_DELTA or find_spec("opacus") is not None

@@ -17,6 +17,7 @@ from audits.entry import parse_line
 from audits.files import MAX_DOCUMENT, read_bounded
 from audits.segments import lines_from
 from audits.witness import KEYS, read_keys
+from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.journal import read_export
 from privacy.report.build import sections_of
@@ -144,6 +145,12 @@ def _figures(report: Report) -> Part:
     except (PrivacyError, AuditError):
         return Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
     where = next(differences(report.sections.model_dump(mode="json"), made.model_dump(mode="json"), ""), None)
+    charged = [made.accounting.delta, *(one.delta for one in made.accounting.charges if one.delta is not None)]
+    if where and not recomputes_at(min(charged)):
+        said = (
+            f"{where} cannot be recomputed at so small a delta without Opacus: verify with medfedvqa[train] installed"
+        )
+        return Part("figures", State.NOT_SHOWN, said)
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
         return Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from audits import State
 from medfedvqa.cli import COMMANDS, GROUPS
 from medfedvqa.cli.lazy import Source
 from medfedvqa.cli.missing import TRAINING
+from privacy import analysis
+from privacy.report import read_report, verify
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "docs" / "examples" / "report" / "chest"
@@ -138,6 +141,21 @@ def test_an_edited_figure_is_noticed_without_the_packages_for_training(number: s
     (tmp_path / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     done = without("privacy", "verify-report", str(tmp_path), "--json")
     assert done.returncode == 1 and '"broken"' in done.stdout
+
+
+def test_a_figure_at_a_delta_below_rounding_is_not_called_broken_without_opacus(monkeypatch: Any) -> None:
+    """There both implementations differ by more than the tolerance of a report; with Opacus it is compared."""
+    assert analysis.recomputes_at(1e-9) and analysis.recomputes_at(1e-5)
+    monkeypatch.setattr(analysis, "find_spec", lambda name: None)
+    assert not analysis.recomputes_at(1e-9) and analysis.recomputes_at(1e-5)
+    report = read_report((REPORT / "report.json").read_bytes())
+    accounting = report.sections.accounting.model_copy(update={"remaining": 0.123})
+    sections = report.sections.model_copy(update={"accounting": accounting})
+    lowered = report.model_copy(update={"sections": sections})
+    assert verify._figures(lowered).state is State.BROKEN
+    monkeypatch.setattr(analysis, "LEAST_DELTA", 1e-4)
+    assert verify._figures(lowered).state is State.NOT_SHOWN
+    assert verify._figures(report).state is State.SHOWN
 
 
 def edited(value: Any, name: str, change: Callable[[float], float]) -> bool:
