@@ -145,11 +145,9 @@ def _figures(report: Report) -> Part:
     except (PrivacyError, AuditError):
         return Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
     where = next(differences(report.sections.model_dump(mode="json"), made.model_dump(mode="json"), ""), None)
-    charged = [made.accounting.delta, *(one.delta for one in made.accounting.charges if one.delta is not None)]
-    if where and not recomputes_at(min(charged)):
-        said = (
-            f"{where} cannot be recomputed at so small a delta without Opacus: verify with medfedvqa[train] installed"
-        )
+    deltas = made.accounting.delta, *(one.delta for one in made.accounting.charges)
+    if where and not recomputes_at(min(delta for delta in deltas if delta is not None)):
+        said = f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
         return Part("figures", State.NOT_SHOWN, said)
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
