@@ -146,7 +146,7 @@ def _figures(report: Report) -> Part:
         return Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
     where = next(differences(report.sections.model_dump(mode="json"), made.model_dump(mode="json"), ""), None)
     deltas = made.accounting.delta, *(one.delta for one in made.accounting.charges)
-    if where and not recomputes_at(min(delta for delta in deltas if delta is not None)):
+    if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
         said = f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
         return Part("figures", State.NOT_SHOWN, said)
     if where:
