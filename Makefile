@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TOOLS  := build/tools
 DATA   := $(or $(MEDFEDVQA_DATA),../shared/data)
 
-.PHONY: demo test test-fast test-flare lint wheel-test docs clean
+.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs sbom hashes clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo --data-root $(DATA)
@@ -37,8 +38,34 @@ lint: $(VENV)/ready
 wheel-test: $(VENV)/ready
 	$(BIN)/python tests/wheel.py
 
+# Not part of `test`: it installs the verifier's dependencies from the package index.
+verify-wheel-test: $(VENV)/ready
+	$(BIN)/python tests/verify_wheel.py
+
 docs: $(VENV)/ready
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --doctree-dir build/doctrees docs site
+
+# Bills of materials (CycloneDX): of the development environment, and of what a verifier installs.
+sbom: $(VENV)/ready $(TOOLS)/ready
+	mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
+	    requirements-verify.lock
+
+# The locked requirements with the hashes of their files; the whole list is long and is not committed.
+hashes: $(TOOLS)/ready
+	printf '%s\n' '# What a verifier installs, with the hashes of every file on the package index, for Python 3.11 to 3.13 on any system.' \
+	    '# Renew: make hashes' > requirements-verify.lock
+	$(TOOLS)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate \
+	    --no-header --quiet >> requirements-verify.lock
+	mkdir -p dist
+	$(TOOLS)/bin/uv pip compile requirements.lock --no-deps --python-version 3.11 --generate-hashes --no-annotate \
+	    --quiet --output-file dist/requirements.hashed.lock > /dev/null
+
+$(TOOLS)/ready:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0
+	touch $@
 
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -1,18 +1,10 @@
 """What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from audits.checkpoint import Checkpoint, origin_of
 from audits.earlier_sums import EarlierSums
-from audits.empirical import (
-    EmpiricalError,
-    Guesses,
-    binomial,
-    epsilon_lower_bound,
-    guess,
-    log_odds,
-    p_value,
-    rate_interval,
-    rate_p_value,
-)
 from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
@@ -55,6 +47,34 @@ from audits.wire import (
     reconcile,
 )
 from audits.witness import Witness
+
+if TYPE_CHECKING:
+    from audits.empirical import (
+        EmpiricalError,
+        Guesses,
+        binomial,
+        epsilon_lower_bound,
+        guess,
+        log_odds,
+        p_value,
+        rate_interval,
+        rate_p_value,
+    )
+
+_WITH_NUMPY = frozenset(
+    {
+        *("EmpiricalError", "Guesses", "binomial", "epsilon_lower_bound", "guess", "log_odds", "p_value"),
+        *("rate_interval", "rate_p_value"),
+    }
+)
+"""Names of `audits.empirical`, which needs NumPy: a verifier of logs starts without."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_NUMPY:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module("audits.empirical"), name)
+
 
 __all__ = [
     "AuditError",

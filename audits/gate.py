@@ -1,13 +1,12 @@
 """The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, index
-from typing import Any, NoReturn, SupportsIndex
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from audits.entry import Event, Outcome, TensorRecord
 from audits.errors import (
@@ -23,6 +22,9 @@ from audits.log import AuditLog
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
 from audits.sharing import Sharing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -224,11 +226,11 @@ class Gate:
 
 def round_number(value: object) -> int | None:
     """The number of a round; None for anything else, truth values and floats included."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
         number = index(value)
-    except TypeError:  # such as an array of several numbers
+    except TypeError:  # such as an array of several numbers, or a truth value of NumPy
         return None
     return number if 0 <= number < _ROUNDS else None
 

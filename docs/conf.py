@@ -49,6 +49,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "flare",
             "audit-log",
             "audit-tools",
+            "verifier",
             "hospital-it-transcript",
         ],
         "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],

@@ -3,7 +3,7 @@
 Neighbours differ by one patient, added or removed. Each mechanism (`privacy.mechanisms`) brings its Renyi divergence
 and the variable of its privacy loss; here they are composed and turned into epsilon. Sources: Mironov, "Renyi
 Differential Privacy", 2017, and Gopi, Lee and Wutschitz, "Numerical Composition of Differential Privacy", 2021, both
-with the functions of Opacus.
+with the functions of Opacus where it is installed (`privacy.analysis`).
 """
 
 import math
@@ -16,12 +16,15 @@ from functools import lru_cache
 
 import numpy as np
 
+from privacy.analysis import PrivacyLoss, analysis
 from privacy.errors import AccountingError
 from privacy.mechanisms import DPEvent
 from privacy.mechanisms.base import LEAST_NOISE, MOST_NOISE, is_number
 
 LARGE_ORDERS = (72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
-ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 64), *LARGE_ORDERS)
+OPACUS_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 64))
+"""The default orders of Opacus' RDPAccountant."""
+ORDERS = (*OPACUS_ORDERS, *LARGE_ORDERS)
 """Renyi orders: Opacus' own, and larger ones that bind where the noise is large (above 1024 binomials overflow)."""
 PRV_ERROR = 0.01
 """Discretisation error of PRV's epsilon, Opacus' default ..."""
@@ -144,12 +147,8 @@ def _rdp(history: Canonical, delta: float) -> float:
 
 
 def _rdp_epsilon(history: Canonical, delta: float, orders: Sequence[float]) -> float:
-    # Opacus takes seconds to import, and jobs without differential privacy do without it.
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
-    divergence = sum(event.rdp(orders) * event.steps for event in history)
-    epsilon, _ = get_privacy_spent(orders=list(orders), rdp=divergence, delta=delta)
-    return float(epsilon)
+    divergence = sum((event.rdp(orders) * event.steps for event in history), np.zeros(len(orders)))
+    return analysis().epsilon_of(divergence, orders, delta)
 
 
 def _prv(history: Canonical, delta: float, rdp: float) -> float:
@@ -161,30 +160,27 @@ def _prv(history: Canonical, delta: float, rdp: float) -> float:
 
 def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
     """As Opacus' PRVAccountant, which knows one mechanism; here each brings the variable of its own loss."""
-    from opacus.accountants.analysis.prv import Domain, compose_heterogeneous, discretize
+
+    def losses(least: float, most: float) -> list[PrivacyLoss]:
+        return [event.loss(least, most) for event in history]
 
     delta_error, steps = delta / PRV_DELTA_PARTS, [event.steps for event in history]
-    largest = _largest_loss(history, delta_error, error)
-    mesh = error / np.sqrt(sum(steps) * np.log(12 / delta_error) / 2)
-    domain = Domain.create_aligned(-largest, largest, mesh)
-    losses = [discretize(event.loss(domain.t_min, domain.t_max), domain) for event in history]
-    _, _, upper = compose_heterogeneous(losses, steps).compute_epsilon(delta, delta_error, error)
-    return float(upper)
+    reach = _largest_loss(history, delta_error, error)
+    mesh = error / math.sqrt(sum(steps) * math.log(12 / delta_error) / 2)
+    return analysis().composed_epsilon(losses, steps, reach, mesh, delta, (delta_error, error))
 
 
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
     """The losses outside of this may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
-    from opacus.accountants import RDPAccountant
-
-    orders, steps = RDPAccountant.DEFAULT_ALPHAS, sum(event.steps for event in history)
-    whole = _rdp_epsilon(history, delta_error / 4, orders)
-    each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), orders) for event in history]
+    steps = sum(event.steps for event in history)
+    whole = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
+    each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), OPACUS_ORDERS) for event in history]
     bounded = [event.pure_epsilon for event in history if math.isfinite(event.pure_epsilon)]
     return max(whole, *each, *bounded, error) + 3
 
 
 def _epsilon(figure: Callable[[], float]) -> float:
-    """Infinite where Opacus finds no figure."""
+    """Infinite where the analysis finds no figure."""
     # PRV takes the logarithm of 0 at a rate of 1, as it should; what is not finite in the end is caught below.
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # With so much or so little noise that an extreme order is the best one, the bound is loose, not wrong.

@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"audits", "medfedvqa.bounds", "medfedvqa.errors", "medfedvqa.files", "medfedvqa.version"},
+    {
+        *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.errors", "medfedvqa.files"),
+        *("medfedvqa.public_answers", "medfedvqa.version"),
+    },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},

@@ -22,6 +22,7 @@ import audits
 import privacy
 from medfedvqa import data, methods, models, training
 from medfedvqa.cli import app
+from medfedvqa.cli.lazy import LazyCommand
 from privacy import Reliability, reliability_weights
 from privacy.report.mappings import mappings
 
@@ -57,7 +58,7 @@ def resolved(words: list[str]) -> tuple[TyperGroup | TyperCommand, list[str]]:
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command '{words[0]}'"
         command, words = command.commands[words[0]], words[1:]
-    return command, words
+    return command.loaded() if isinstance(command, LazyCommand) else command, words
 
 
 def slugs(text: str) -> set[str]:

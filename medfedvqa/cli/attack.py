@@ -23,7 +23,7 @@ from medfedvqa.models import bundled_for
 ConfidenceOption = Annotated[float, typer.Option(help="Of all bounds together.")]
 
 
-def attack(
+def attack_command(
     method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
     out: Annotated[Path, typer.Option(help="Folder for the findings and the runs; new or empty.")],
     data: DataOption = "",
@@ -67,7 +67,7 @@ def attack(
     raise typer.Exit(1 if findings["contradicted"] else 0)
 
 
-def controls(
+def controls_command(
     epsilon: Annotated[float, typer.Option(help="What each mechanism claims.")] = 1.0,
     canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
     repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,

@@ -1,7 +1,6 @@
 """`medfedvqa audit`: what left each site, and whether its log is whole, complete and what others hold of it."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,42 +9,27 @@ from rich.table import Table
 
 from audits import (
     EXIT_CODES,
-    RETENTION_DAYS,
-    AuditKey,
-    AuditLog,
     Examination,
     Row,
     State,
     VerifierKey,
     check,
     describe,
-    expire,
     find_logs,
     known_code,
-    origin_of,
     prove,
 )
-from medfedvqa.cli import attack
-from medfedvqa.cli.audit_export import export_command
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
-from medfedvqa.cli.audit_ui import ui_command
-from medfedvqa.cli.display import show_log_totals
-from medfedvqa.cli.report_inputs import bytes_of
-from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.documents import bytes_of
+from medfedvqa.cli.log_totals import show_log_totals
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
-app = typer.Typer(help="What left each site, and whether its log is whole.", no_args_is_help=True)
-app.command("attack")(attack.attack)
-app.command("controls")(attack.controls)
-app.command("export")(export_command)
-app.command("ui")(ui_command)
 CELL = 400
 """Characters of a cell in the table of what passed: the longest holds the sentence that explains a refusal."""
 _MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
 
 
-@app.command("verify")
 def verify_command(
     folder: Folder,
     against: Against = None,
@@ -70,8 +54,7 @@ def verify_command(
     raise typer.Exit(EXIT_CODES[worst])
 
 
-@app.command()
-def show(folder: Folder) -> None:
+def show_command(folder: Folder) -> None:
     """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
     console, logs = Terminal(), find_logs(folder)
     console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
@@ -85,8 +68,7 @@ def show(folder: Folder) -> None:
     show_log_totals(console, logs)
 
 
-@app.command()
-def proof(
+def proof_command(
     folder: Annotated[Path, typer.Argument(help="One site's audit folder.")],
     seq: Annotated[int, typer.Argument(help="Number of the entry, from 0.")],
     out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
@@ -98,7 +80,6 @@ def proof(
     Terminal().write_line(0, f"Entry {seq} is proven by '{sentence(out)}'")
 
 
-@app.command("check")
 def check_command(
     file: Annotated[Path, typer.Argument(help="A bundle that `medfedvqa audit proof` wrote.")],
     key: Annotated[
@@ -111,50 +92,6 @@ def check_command(
     where = f"{plain(proven.checkpoint.origin)}, {proven.checkpoint.size} entries"
     Terminal().write_line(0, f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
     typer.echo(json.dumps(proven.record, indent=2))
-
-
-@app.command("key")
-def key_command(site: SiteFile) -> None:
-    """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
-    config = config_of(site)
-    typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
-
-
-@app.command("expire")
-def expire_command(
-    site: SiteFile,
-    days: Annotated[
-        int, typer.Option(help="Closed files of the log older than this many days lose their lines.", min=1, max=36500)
-    ] = RETENTION_DAYS,
-    date: Annotated[
-        datetime | None,
-        typer.Option(
-            formats=["%Y-%m-%d"],
-            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
-        ),
-    ] = None,
-) -> None:
-    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so.
-
-    Times that other parties signed have to show the retention to have passed, not this machine's clock alone. Exit code
-    2: files are kept that are past it by the clock alone.
-    """
-    config = config_of(site)
-    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
-    try:
-        pinned = [VerifierKey.parse(key) for key in config.audit_peers.values()]
-        result = expire(log, days, pinned, date.date() if date else None)
-    finally:
-        log.close()
-    terminal = Terminal()
-    terminal.print(f"{result.deleted} files of the log expired", highlight=False)
-    if result.waiting:
-        terminal.print(
-            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in "
-            "a job, whose sites sign the time, or give today's date yourself with --date",
-            highlight=False,
-        )
-        raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])
 
 
 def _show(terminal: Terminal, found: Examination) -> None:

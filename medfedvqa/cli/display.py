@@ -1,7 +1,6 @@
 """What the terminal shows: progress while a run goes on, tables when it is over."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +8,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from audits import totals
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.table import accuracy_cell, answering
 from medfedvqa.federation.hub import Event
@@ -55,19 +53,6 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     console.print(table)
     for note in results["notes"]:
         console.print(f"Note: {sentence(note)}", soft_wrap=True)
-
-
-def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
-    """What left each site in all, by tensor, from the site's own log."""
-    table = Table("site", "tensor", "releases", "bytes", title="What left each site (from its audit log)")
-    for site, folder in folders.items():
-        total = totals(folder)
-        for tensor in total.tensors:
-            if tensor.direction == "out":
-                table.add_row(plain(site), plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
-        whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
-        table.add_row(plain(site), *whole, end_section=True)
-    console.print(table)
 
 
 def _cell(entry: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""`medfedvqa jobs`: job folders for `nvflare job submit`."""
+"""`medfedvqa jobs export`: job folders for `nvflare job submit`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +20,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.terms import Terms
 
-app = typer.Typer(help="Job folders for `nvflare job submit`.", no_args_is_help=True)
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps `export` a subcommand."""
-
-
-@app.command()
-def export(
+def export_command(
     method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist.")],
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE; repeatable.")] = None,

@@ -7,11 +7,8 @@ import typer
 
 from medfedvqa.cli.terminal import Terminal, sentence
 
-app = typer.Typer(help="FLARE startup kits: those of the dashboard, and keys that stay.", no_args_is_help=True)
 
-
-@app.command()
-def prepare(
+def prepare_command(
     folder: Annotated[Path, typer.Argument(help="A site's or server's startup kit, unpacked.")],
     storage: Annotated[
         Path | None, typer.Option(help="Of a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
@@ -27,7 +24,6 @@ def prepare(
         console.print("The kit is prepared already; nothing was changed.")
 
 
-@app.command("root")
 def root_command(
     project: Annotated[Path, typer.Argument(help="A project's folder as `nvflare provision` made it, with `state`.")],
     out: Annotated[

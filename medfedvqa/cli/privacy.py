@@ -1,4 +1,4 @@
-"""`medfedvqa privacy`: what a job would cost, what a site's patients have spent, the ledger that says so, reports."""
+"""`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, and the ledger that says so."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -10,33 +10,23 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from audits import SitePolicy, read
-from medfedvqa.cli import report
-from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
+from audits import read
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
-from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
+from privacy import DPSettings, JobAccount, Ledger, Spent
 from privacy.ledger_folder import read_folder
 from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
 
-app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
-app.command("report")(report.report_command)
-app.command("verify-report")(report.verify_command)
-app.command("join-reports")(report.join_command)
-app.command("verify-joined")(report.verify_joined_command)
-app.command("registry-entry")(report.registry_command)
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """Columns; mu is exact without sampling, else the central limit's."""
 
 
-@app.command()
-def settings() -> None:
+def settings_command() -> None:
     """List the settings of differential privacy with their defaults."""
     table = Table("setting", "default")
     for field in fields(DPSettings):
@@ -44,40 +34,6 @@ def settings() -> None:
     Terminal().print(table)
 
 
-@app.command()
-def plan(
-    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
-    option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE; repeatable.")] = None,
-    epsilon: EpsilonOption = None,
-    dp: DPOption = None,
-    site: Annotated[Path | None, typer.Option("--site", help="A site.yml: would this policy allow the job?")] = None,
-) -> None:
-    """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
-    wanted = named_values(dp or [], epsilon=epsilon)
-    job = JobSpec.from_dict({"method": method, "options": named_values(option or []), "dp": wanted or None})
-    if job.dp is None:
-        raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
-    built, console = job.build(), Terminal()
-    rounds = [one.events for one in built.plan()]
-    for event in summed(event for events in rounds for event in events):
-        console.print(
-            f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
-        )
-    table = Table("after task", *SPENT)
-    for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
-        events = [event for one in rounds[:done] for event in one]
-        table.add_row(f"{done} of {len(rounds)}", *_cells(spent(events, job.dp.delta)))
-    console.print(table)
-    if site is not None:
-        policy = config_of(site).policy
-        refused = policy.refusal(job.offer())
-        refusal = refused[1] if refused else _over(policy, rounds, job.dp.delta)
-        if refusal:
-            raise ConfigError(f"the site would refuse this job: {refusal}")
-        console.print("The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left.")
-
-
-@app.command("spent")
 def spent_command(site: SiteFile) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
     config, console = config_of(site), Terminal()
@@ -89,8 +45,8 @@ def spent_command(site: SiteFile) -> None:
     for account in accounts:
         console.print(f"[bold]cohort {plain(account.cohort[:16])}[/], {account.patients} patients", highlight=False)
         table = Table("", *SPENT)
-        table.add_row("spent", *_cells(account.spent))
-        table.add_row("with what is reserved", *_cells(account.authorised))
+        table.add_row("spent", *cells(account.spent))
+        table.add_row("with what is reserved", *cells(account.authorised))
         console.print(table)
         if config.policy.epsilon_limit is not None:
             left = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
@@ -102,7 +58,6 @@ def spent_command(site: SiteFile) -> None:
         )
 
 
-@app.command("ledger")
 def ledger_command(
     site: SiteFile,
     export: Annotated[Path | None, typer.Option(help="Write all records to this new file, as JSON lines.")] = None,
@@ -169,18 +124,9 @@ def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
     return table
 
 
-def _cells(one: Spent) -> list[str]:
+def cells(one: Spent) -> list[str]:
+    """The row of a table with columns `SPENT`."""
     return [f"{one.epsilon:.4f}", f"{one.rdp:.4f}", f"{one.prv:.4f}", f"{one.mu:.4f}", f"{one.delta:g}"]
-
-
-def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -> str | None:
-    """Why a job goes over a policy's limit by itself, or None."""
-    limits = [limit for limit in (policy.epsilon_limit, policy.max_epsilon_per_job) if limit is not None]
-    cost = spent([event for one in rounds for event in one], delta).epsilon
-    if not limits or cost <= min(limits):
-        return None
-    fit = fitting(min(limits), delta, [], rounds)
-    return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(rounds)} tasks would fit"
 
 
 @contextmanager

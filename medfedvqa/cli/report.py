@@ -1,48 +1,21 @@
-"""`medfedvqa privacy report`, `verify-report`, `join-reports`, `verify-joined` and `registry-entry`."""
+"""`medfedvqa privacy report` and `join-reports`."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
-from audits import EXIT_CODES, AuditKey, Judgement, State, VerifierKey, origin_of
+from audits import EXIT_CODES, AuditKey, State, origin_of
 from medfedvqa.cli.audit_options import Against, Network
-from medfedvqa.cli.report_inputs import bytes_of, evidence_of
+from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.errors import ConfigError
 from medfedvqa.federation.launch import check_new
 from medfedvqa.files import write_whole
-from medfedvqa.version import code_digest
-from privacy.report import (
-    Given,
-    Joined,
-    encoded,
-    join,
-    read_report,
-    registry_entry,
-    report_of,
-    signed,
-    verify_joined,
-    verify_report,
-    written,
-)
+from privacy.report import encoded, report_of, signed, written
 from privacy.report.files import ENVELOPE, HTML, JSON, PDF
 from privacy.report.join import JOINED
-from privacy.report.verify import as_record
-
-MARKS = {
-    State.NOT_COMPARED: "not compared",
-    State.SHOWN: "[green]shown[/]",
-    State.NOT_SHOWN: "[yellow]not shown[/]",
-    State.BROKEN: "[bold red]BROKEN[/]",
-}
-Reports = Annotated[list[Path], typer.Argument(help="Folders of reports, as `privacy report` wrote them.")]
-KeyOption = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
-KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Verifier keys of the sites; repeatable.")]
 
 
 def report_command(
@@ -79,28 +52,6 @@ def report_command(
     terminal.write_line(0, f"The report is in [bold]{sentence(out)}[/]")
 
 
-def verify_command(
-    path: Annotated[Path, typer.Argument(help="A report's folder, or its report.json beside the other files.")],
-    key: KeyOption = None,
-    log: Annotated[Path | None, typer.Option(help="The site's audit folder, to compare with what is quoted.")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="An export of the site's ledger, to compare with.")] = None,
-    withdrawn: Annotated[
-        Path | None, typer.Option(help="Further versions whose epsilons are withdrawn, as JSON; see docs/privacy.md.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """Check who signed a report, its proofs, and every figure in it, anywhere and offline.
-
-    Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
-    """
-    found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger, withdrawn, code_digest())
-    if as_json:
-        typer.echo(json.dumps(as_record(found), indent=2))
-    else:
-        _show(found)
-    raise typer.Exit(EXIT_CODES[found.state])
-
-
 def join_command(
     reports: Reports,
     out: Annotated[Path, typer.Option(help="The folder for the joined report; new or empty.")],
@@ -108,7 +59,7 @@ def join_command(
 ) -> None:
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
     check_new(out)
-    joined = _joined(reports, key)
+    joined = joined_of(reports, key)
     write_whole(out / JOINED, encoded(joined.model_dump(mode="json")))
     from medfedvqa.evaluation.privacy_report import render_joined
 
@@ -119,47 +70,3 @@ def join_command(
     for one in joined.agreements:
         terminal.write_line(2, f"{plain(one.what)}: {MARKS[State(one.state)]}, {sentence(one.said)}")
     raise typer.Exit(EXIT_CODES[State(joined.state)])
-
-
-def verify_joined_command(
-    file: Annotated[Path, typer.Argument(help="A joined report, joined.json.")],
-    reports: Reports,
-    key: KeysOption = None,
-) -> None:
-    """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
-    found = verify_joined(bytes_of(file), _joined(reports, key))
-    _show(found)
-    raise typer.Exit(EXIT_CODES[found.state])
-
-
-def registry_command(
-    report: Annotated[Path, typer.Argument(help="A report's folder.")],
-    out: Annotated[Path, typer.Option(help="The YAML file to write; must not exist.")],
-) -> None:
-    """Write an entry for the Differential Privacy Deployments Registry; what only the curator knows is left empty."""
-    if out.exists():
-        raise ConfigError(f"'{out}' exists already: choose another file")
-    entry = registry_entry(read_report(bytes_of(report / JSON)))
-    write_whole(out, yaml.safe_dump(entry, sort_keys=False, width=100).encode())
-
-
-def _joined(folders: list[Path], keys: list[str] | None) -> Joined:
-    """Raises `ConfigError` for a report that is broken, or of another key than the one given for its site."""
-    known = {key.name: key for key in map(VerifierKey.parse, keys or ())}
-    given = []
-    for folder in folders:
-        said = bytes_of(folder / JSON)
-        report = read_report(said)
-        found = verify_report(folder, known.get(origin_of(report.evidence.site)), code_digest=code_digest())
-        if broken := [part for part in found.parts if part.state is State.BROKEN and part.name != "rules"]:
-            raise ConfigError(f"'{folder}' does not hold: {broken[0].name}, {broken[0].said}")
-        given.append(Given(report, hashlib.sha256(said).hexdigest()))
-    return join(given)
-
-
-def _show(found: Judgement) -> None:
-    terminal = Terminal()
-    terminal.write_line(0, f"[bold]Verdict: {MARKS[found.state]}[/]")
-    for part in found.parts:
-        where = "" if part.entry is None else f"; entry {part.entry}"
-        terminal.write_line(2, f"{plain(part.name)}: {MARKS[part.state]}{where}, {sentence(part.said)}")

@@ -23,9 +23,9 @@ from audits import (
     refuses_job,
 )
 from audits import Evidence as Others
-from audits.files import MAX_DOCUMENT, read_bounded
 from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
+from medfedvqa.cli.documents import bytes_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import status
@@ -96,14 +96,6 @@ def evidence_of(
         ingested=_ingested(store) if (store := store_of(config)) else None,
         binding=_binding(config),
     )
-
-
-def bytes_of(path: Path) -> bytes:
-    """What is in a file that others made. Raises `ConfigError` if it cannot be read, or is larger than any of these."""
-    try:
-        return read_bounded(path, MAX_DOCUMENT)
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
 
 
 def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medfedvqa.cli.display import Bars, show_log_totals, show_results
+from medfedvqa.cli.display import Bars, show_results
+from medfedvqa.cli.log_totals import show_log_totals
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError

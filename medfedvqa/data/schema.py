@@ -49,8 +49,3 @@ class VQAData:
     """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
     publishes_validation: bool = False
     """Whether the set itself says which rows validate. A fact about the set: no one patient's rows decide it."""
-
-
-def fold(text: str) -> str:
-    """Lower case, single spaces, no final question mark: how questions and answers compare."""
-    return " ".join(text.lower().split()).rstrip("?").rstrip()

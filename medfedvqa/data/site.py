@@ -10,12 +10,13 @@ from typing import Literal, TypeVar
 
 import torch
 
-from medfedvqa.data.answers import numbered, public_list
+from medfedvqa.data.answers import numbered
 from medfedvqa.data.partition import Split, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.readers import read
-from medfedvqa.data.schema import Row, VQAData, fold
+from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
+from medfedvqa.public_answers import fold, public_list
 
 Key = TypeVar("Key", bound=Hashable)
 

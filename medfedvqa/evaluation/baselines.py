@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from medfedvqa.data.schema import fold
 from medfedvqa.data.site import Examples
+from medfedvqa.public_answers import fold
 
 
 def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> torch.Tensor:

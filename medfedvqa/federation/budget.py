@@ -2,20 +2,22 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audits import Charged, JobRefused, LogError, Refusal, read
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.binding import look_into_ledger, note_head, open_ledger
-from medfedvqa.methods import Method
 from privacy import Charge, Cost, Ledger, LedgerError, Limits, spent
+
+if TYPE_CHECKING:  # both need torch, and whoever looks into a ledger does without
+    from medfedvqa.federation.job import JobSpec
+    from medfedvqa.methods import Method
 
 
 class JobBudget:
     """One job's account in a site's ledger; a job without differential privacy has none and charges nothing."""
 
-    def __init__(self, config: SiteConfig, job: JobSpec, job_id: str, method: Method[Any]) -> None:
+    def __init__(self, config: SiteConfig, job: "JobSpec", job_id: str, method: "Method[Any]") -> None:
         self._config, self._job_id, self._method = config, job_id, method
         self._dp, self._ledger = job.dp, None
 

@@ -2,7 +2,8 @@
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
 from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
-from privacy import BudgetRefused, LedgerError, PrivacyError
+from privacy.errors import PrivacyError
+from privacy.journal import BudgetRefused, LedgerError
 
 ACTIONABLE = (MedfedvqaError, AuditError, PrivacyError)
 """Errors whose sentence may be shown to the user of this machine; of any other one only the name."""

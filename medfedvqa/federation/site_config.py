@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
 from audits.files import MAX_TEXT, read_bounded
-from medfedvqa.data import CLOSED_ANSWERS, public_list
+from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import checked
+from medfedvqa.public_answers import CLOSED_ANSWERS, public_list
 
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.

@@ -11,10 +11,10 @@ import torch
 from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
+from medfedvqa.checking import checked
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
-from medfedvqa.methods.checking import checked
 from medfedvqa.methods.on_shares import DRAWING, OnShares
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site

@@ -15,8 +15,9 @@ from PIL import Image
 from medfedvqa.data import slake, vqa_rad
 from medfedvqa.data.files import read_rows
 from medfedvqa.data.images import load_image, square
-from medfedvqa.data.schema import Row, fold
+from medfedvqa.data.schema import Row
 from medfedvqa.errors import DataError
+from medfedvqa.public_answers import fold
 
 OPEN_SETS = ("kermany_cxr", "brain_tumor_mr", "iqoth_chest_ct", "mhh_covid_cxr", "mednist")
 SHARE_ALIKE = ("mednist",)

@@ -10,11 +10,12 @@ from open_clip.model import CLIP
 from torch import nn
 
 from medfedvqa.data.images import load_image
-from medfedvqa.data.schema import Row, VQAData, fold
+from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary
 from medfedvqa.pretraining.batches import normalise
 from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
 from medfedvqa.pretraining.train import image_features, text_features
+from medfedvqa.public_answers import fold
 
 SIZE = ARCHITECTURE["vision_cfg"]["image_size"]
 LABELS = ("organ", "modality", "plane", "finding")

@@ -5,13 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.analysis import PrivacyLoss
 from privacy.errors import AccountingError, NewerMechanism
-from privacy.noise import Randomness
+
+if TYPE_CHECKING:
+    from privacy.noise import Randomness
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
 """Noise is calibrated between these, in units of the sensitivity. Noise above the second counts as the second, which
@@ -43,18 +46,6 @@ _USES = {
     Use.GRADIENTS: ("sum of clipped gradients of patients", "clip"),
     Use.COUNTS: ("pair of counts behind a released accuracy", "1"),
 }
-
-
-class PrivacyLoss(Protocol):
-    """A privacy random variable: the logarithm of the ratio of both neighbours' densities, drawn from the first's."""
-
-    def cdf(self, t: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probability that the loss is at most `t`."""
-        ...
-
-    def mean(self) -> float:
-        """The expected loss."""
-        ...
 
 
 class DPEvent(ABC):
@@ -188,7 +179,7 @@ class CountsMechanism(DPEvent):
         """The standard deviation of the noise on each count, in patients."""
 
     @abstractmethod
-    def noisy(self, pair: tuple[int, int], randomness: Randomness) -> tuple[float, float]:
+    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
         """Counts in `UNITS` of a patient, as noisy numbers of patients."""
 
 

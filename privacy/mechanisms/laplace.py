@@ -17,14 +17,17 @@ Source of the Renyi divergence: Mironov, "Renyi Differential Privacy", 2017, Tab
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.analysis import PrivacyLoss
 from privacy.errors import AccountingError
-from privacy.mechanisms.base import MOST_NOISE, UNITS, CountsMechanism, PrivacyLoss, Use, check_steps, is_number
-from privacy.noise import Randomness
+from privacy.mechanisms.base import MOST_NOISE, UNITS, CountsMechanism, Use, check_steps, is_number
+
+if TYPE_CHECKING:
+    from privacy.noise import Randomness
 
 WORD = 53
 """Bits of each uniform number."""
@@ -97,7 +100,7 @@ class Laplace(CountsMechanism):
     def deviation(self) -> float:
         return math.sqrt(2) * self.scale
 
-    def noisy(self, pair: tuple[int, int], randomness: Randomness) -> tuple[float, float]:
+    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
         first, second = (count + _rounded_laplace(self.scale, randomness) for count in pair)
         return first / UNITS, second / UNITS
 
@@ -116,7 +119,7 @@ class _LaplaceLoss:
         return self.largest + math.expm1(-self.largest)
 
 
-def _rounded_laplace(scale: float, randomness: Randomness) -> int:
+def _rounded_laplace(scale: float, randomness: "Randomness") -> int:
     """A Laplace variable of at least this scale, in patients, rounded to the nearest whole number of `UNITS`.
 
     With `halves` the scale in half units, the whole half units of an exponential variable are geometric; rounding
@@ -131,7 +134,7 @@ def _rounded_laplace(scale: float, randomness: Randomness) -> int:
     return magnitude if _below(2, randomness) else -magnitude
 
 
-def _coin(top: int, bottom: int, randomness: Randomness) -> bool:
+def _coin(top: int, bottom: int, randomness: "Randomness") -> bool:
     """True with probability exp(-top / bottom), exactly; 0 <= top <= bottom."""
     count = 1
     while _below(bottom * count, randomness) < top:
@@ -139,7 +142,7 @@ def _coin(top: int, bottom: int, randomness: Randomness) -> bool:
     return count % 2 == 1
 
 
-def _below(most: int, randomness: Randomness) -> int:
+def _below(most: int, randomness: "Randomness") -> int:
     """A whole number from 0 to `most` - 1, exactly uniform."""
     words = most.bit_length() // WORD + 1
     span = 1 << (WORD * words)

@@ -1,30 +1,32 @@
 """The Gaussian mechanism on a Poisson sample of patients: for sums of clipped gradients, and for counts at rate 1.
 
 Sources: Mironov, Talwar and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, and Gopi, Lee
-and Wutschitz, "Numerical Composition of Differential Privacy", 2021, both as implemented in Opacus; Bu, Dong, Long and
+and Wutschitz, "Numerical Composition of Differential Privacy", 2021, as `privacy.analysis` has both; Bu, Dong, Long and
 Su, "Deep Learning with Gaussian Differential Privacy", 2020.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.analysis import PrivacyLoss, analysis
 from privacy.errors import AccountingError
 from privacy.mechanisms.base import (
     LEAST_NOISE,
     MOST_NOISE,
     UNITS,
     CountsMechanism,
-    PrivacyLoss,
     Use,
     check_steps,
     is_number,
 )
-from privacy.noise import Randomness
+
+if TYPE_CHECKING:
+    from privacy.noise import Randomness
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,10 @@ class SampledGaussian(CountsMechanism):
         return self.noise >= LEAST_NOISE
 
     def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        # Opacus takes seconds to import, and jobs without differential privacy do without it.
-        from opacus.accountants.analysis.rdp import compute_rdp
-
-        return np.asarray(compute_rdp(q=self.rate, noise_multiplier=self.noise, steps=1, orders=list(orders)))
+        return analysis().renyi_divergence(self.rate, self.noise, orders)
 
     def loss(self, least: float, most: float) -> PrivacyLoss:
-        from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, TruncatedPrivacyRandomVariable
-
-        truncated: PrivacyLoss = TruncatedPrivacyRandomVariable(
-            PoissonSubsampledGaussianPRV(self.rate, self.noise), least, most
-        )
-        return truncated
+        return analysis().sampled_gaussian_loss(self.rate, self.noise, least, most)
 
     @property
     def mu_squared(self) -> float:
@@ -107,6 +101,6 @@ class SampledGaussian(CountsMechanism):
     def deviation(self) -> float:
         return self.noise
 
-    def noisy(self, pair: tuple[int, int], randomness: Randomness) -> tuple[float, float]:
+    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
         first, second = randomness.normal((2,), self.noise).tolist()
         return pair[0] / UNITS + first, pair[1] / UNITS + second

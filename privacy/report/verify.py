@@ -20,6 +20,7 @@ from audits.entry import parse_any
 from audits.files import MAX_DOCUMENT, read_bounded
 from audits.segments import lines_from
 from audits.witness import KEYS, read_keys
+from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.journal import read_export
 from privacy.report.build import sections_of
@@ -171,6 +172,11 @@ def _figures(report: Report, code_digest: str) -> Iterator[Part]:
         yield Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
         return
     where = next(differences(figures_of(report.sections), figures_of(made, whole=True), ""), None)
+    deltas = made.accounting.delta, *(one.delta for one in made.accounting.charges)
+    if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
+        said = f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
+        yield Part("figures", State.NOT_SHOWN, said)
+        return
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
         yield Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")

@@ -1,0 +1,52 @@
+"""`medfedvqa audit key` and `expire`: commands on the log of a site of one's own."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from audits import EXIT_CODES, RETENTION_DAYS, AuditKey, AuditLog, State, VerifierKey, expire, origin_of
+from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.terminal import Terminal
+
+
+def key_command(site: SiteFile) -> None:
+    """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
+    config = config_of(site)
+    typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
+
+
+def expire_command(
+    site: SiteFile,
+    days: Annotated[
+        int, typer.Option(help="Closed files of the log older than this many days lose their lines.", min=1, max=36500)
+    ] = RETENTION_DAYS,
+    date: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
+        ),
+    ] = None,
+) -> None:
+    """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so.
+
+    Times that other parties signed have to show the retention to have passed, not this machine's clock alone. Exit code
+    2: files are kept that are past it by the clock alone.
+    """
+    config = config_of(site)
+    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
+    try:
+        pinned = [VerifierKey.parse(key) for key in config.audit_peers.values()]
+        result = expire(log, days, pinned, date.date() if date else None)
+    finally:
+        log.close()
+    terminal = Terminal()
+    terminal.print(f"{result.deleted} files of the log expired", highlight=False)
+    if result.waiting:
+        terminal.print(
+            f"{result.waiting} more are past their retention by this machine's clock alone, and are kept: take part in "
+            "a job, whose sites sign the time, or give today's date yourself with --date",
+            highlight=False,
+        )
+        raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])

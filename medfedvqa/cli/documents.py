@@ -1,0 +1,14 @@
+"""Files that others made."""
+
+from pathlib import Path
+
+from audits.files import MAX_DOCUMENT, read_bounded
+from medfedvqa.errors import ConfigError
+
+
+def bytes_of(path: Path) -> bytes:
+    """What is in a file that others made. Raises `ConfigError` if it cannot be read, or is larger than any of these."""
+    try:
+        return read_bounded(path, MAX_DOCUMENT)
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None

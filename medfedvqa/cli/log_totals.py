@@ -1,0 +1,23 @@
+"""What left each site in all, as a table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from audits import totals
+from medfedvqa.cli.terminal import plain
+
+
+def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
+    """What left each site in all, by tensor, from the site's own log."""
+    table = Table("site", "tensor", "releases", "bytes", title="What left each site (from its audit log)")
+    for site, folder in folders.items():
+        total = totals(folder)
+        for tensor in total.tensors:
+            if tensor.direction == "out":
+                table.add_row(plain(site), plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
+        whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
+        table.add_row(plain(site), *whole, end_section=True)
+    console.print(table)

@@ -1,0 +1,18 @@
+"""What a command says where packages are missing: whoever only verifies installs the project without them."""
+
+TRAINING = frozenset(
+    {
+        *("torch", "torchvision", "open_clip", "opacus", "crypten", "nvflare", "monai", "pydicom", "PIL", "scipy"),
+        *("matplotlib", "safetensors", "jinja2", "markupsafe", "fpdf"),
+    }
+)
+"""The modules that the extra `train` brings."""
+SENTENCE = (
+    "this command needs packages that are not installed here, as torch: install them with "
+    "`pip install 'medfedvqa[train]'`"
+)
+
+
+def is_missing_extra(error: BaseException) -> bool:
+    """Whether a module was not found that the extra `train` would have brought."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAINING

@@ -1,0 +1,40 @@
+"""The analysis by the functions of Opacus, which brings torch and SciPy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from opacus.accountants.analysis.prv import (
+    Domain,
+    PoissonSubsampledGaussianPRV,
+    TruncatedPrivacyRandomVariable,
+    compose_heterogeneous,
+    discretize,
+)
+from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+from privacy.analysis import Floats, Losses, PrivacyLoss
+
+NAME = "Opacus"
+
+
+def renyi_divergence(rate: float, noise: float, orders: Sequence[float]) -> Floats:
+    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(orders)))
+
+
+def epsilon_of(divergence: Floats, orders: Sequence[float], delta: float) -> float:
+    epsilon, _ = get_privacy_spent(orders=list(orders), rdp=divergence, delta=delta)
+    return float(epsilon)
+
+
+def sampled_gaussian_loss(rate: float, noise: float, least: float, most: float) -> PrivacyLoss:
+    loss: PrivacyLoss = TruncatedPrivacyRandomVariable(PoissonSubsampledGaussianPRV(rate, noise), least, most)
+    return loss
+
+
+def composed_epsilon(
+    losses: Losses, steps: Sequence[int], reach: float, mesh: float, delta: float, errors: tuple[float, float]
+) -> float:
+    domain = Domain.create_aligned(-reach, reach, mesh)
+    discrete = [discretize(loss, domain) for loss in losses(domain.t_min, domain.t_max)]
+    _, _, upper = compose_heterogeneous(discrete, list(steps)).compute_epsilon(delta, *errors)
+    return float(upper)

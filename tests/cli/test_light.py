@@ -1,0 +1,183 @@
+"""What starts and works where torch, NVIDIA FLARE and all that training needs are not installed."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from audits import State
+from medfedvqa.cli import COMMANDS, GROUPS
+from medfedvqa.cli.lazy import Source
+from medfedvqa.cli.missing import TRAINING
+from privacy import analysis
+from privacy.report import read_report, verify
+
+ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "docs" / "examples" / "report" / "chest"
+SOURCES = {(name,): source for name, source in COMMANDS.items()} | {
+    (group, name): source for group, (commands, _) in GROUPS.items() for name, source in commands.items()
+}
+LIGHT = [("audit", name) for name in ("verify", "show", "proof", "check", "key", "export", "ui")] + [
+    ("privacy", name) for name in ("verify-report", "verify-joined", "registry-entry", "spent", "ledger", "settings")
+]
+HEAVY = sorted(TRAINING)
+WITHOUT = f"""
+import sys
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY}:
+            raise ModuleNotFoundError(f"No module named '{{name}}'", name=name)
+
+sys.meta_path.insert(0, Refusing())
+import importlib.util
+importlib.util.find_spec = lambda name, find=importlib.util.find_spec: (
+    None if name.partition(".")[0] in {HEAVY} else find(name)
+)
+from medfedvqa.cli import main
+sys.argv[0] = "medfedvqa"
+main()
+"""
+"""Runs the command as if nothing of the extra `train` were installed."""
+
+
+def without(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process that finds none of the packages for training."""
+    command = [sys.executable, "-c", WITHOUT, *arguments]
+    shown = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=shown, check=False)
+
+
+@pytest.mark.parametrize("names", SOURCES, ids=" ".join)
+def test_the_list_of_commands_says_what_each_command_says(names: tuple[str, ...]) -> None:
+    """The sentence in the table, which is read without the command's module, is the first of its docstring."""
+    source: Source = SOURCES[names]
+    function = getattr(import_module(f"medfedvqa.cli.{source.module}"), source.function)
+    first = re.split(r"\n\s*\n", inspect.getdoc(function) or "")[0]
+    assert " ".join(first.split()) == source.help
+
+
+@pytest.mark.parametrize("names", LIGHT, ids=" ".join)
+def test_a_verifying_command_starts_without_the_packages_for_training(names: tuple[str, ...]) -> None:
+    """Its module and all that it imports need only the verifier's dependencies."""
+    done = without(*names, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout, done.stderr
+
+
+def test_all_commands_are_listed_without_the_packages_for_training() -> None:
+    """`medfedvqa --help` names every command, also those that could not run."""
+    done = without("--help")
+    assert done.returncode == 0 and all(name in done.stdout for name in [*COMMANDS, *GROUPS])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "prompt_pfl", "--data", "phantom"], ["demo"], ["privacy", "plan", "fedavg"], ["doctor", "."]]
+)
+def test_training_without_its_packages_is_one_sentence_that_names_the_extra(arguments: list[str]) -> None:
+    """No traceback; exit code 1."""
+    done = without(*arguments)
+    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "pip install 'medfedvqa[train]'" in done.stderr
+
+
+def test_the_extra_brings_every_module_that_the_sentence_is_about() -> None:
+    """Each module whose absence the sentence explains belongs to a distribution that the extra asks for, or to one
+    that these bring; none belongs to the verifier's own dependencies."""
+    brought, light = set(closure("medfedvqa", "train")), set(closure("medfedvqa", ""))
+    homes = packages_distributions()
+    for module in TRAINING:
+        names = {canonical(name) for name in homes[module]}
+        assert names & brought and not names & light, module
+
+
+def closure(name: str, extra: str) -> Iterator[str]:
+    """The distributions that pyproject.toml asks for with an extra, and all that these ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    waiting = list(project["optional-dependencies"][extra] if extra else project["dependencies"])
+    known: set[str] = set()
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        key = canonical(wanted.name)
+        if key in known or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        known.add(key)
+        waiting += requires(key) or []
+    yield from known
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_example_report_is_verified_without_the_packages_for_training() -> None:
+    """Every figure is recomputed by the analysis that needs NumPy alone: the same verdicts as with Opacus."""
+    command = ["privacy", "verify-report", str(REPORT), "--json"]
+    done = without(*command)
+    full = subprocess.run(
+        [sys.executable, "-c", "from medfedvqa.cli import main; main()", *command],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == full.returncode, done.stderr
+    states = [{one["name"]: one["state"] for one in json.loads(run.stdout)["parts"]} for run in (done, full)]
+    assert states[0] == states[1] and states[0]["figures"] == "shown"
+
+
+@pytest.mark.parametrize("number", ["epsilon", "delta"])
+def test_an_edited_figure_is_noticed_without_the_packages_for_training(number: str, tmp_path: Path) -> None:
+    """A figure that differs in its fifth digit is broken."""
+    told = json.loads((REPORT / "report.json").read_text(encoding="utf-8"))
+    assert edited(told["sections"], number, lambda value: value * (1 + 1e-5))
+    (tmp_path / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    done = without("privacy", "verify-report", str(tmp_path), "--json")
+    assert done.returncode == 1 and '"broken"' in done.stdout
+
+
+def test_a_figure_at_a_delta_below_rounding_is_not_called_broken_without_opacus(monkeypatch: Any) -> None:
+    """There both implementations differ by more than the tolerance of a report; with Opacus it is compared."""
+    assert analysis.recomputes_at(1e-9) and analysis.recomputes_at(1e-5)
+    monkeypatch.setattr(analysis, "find_spec", lambda name: None)
+    assert not analysis.recomputes_at(1e-9) and analysis.recomputes_at(1e-5)
+    report = read_report((REPORT / "report.json").read_bytes())
+    accounting = report.sections.accounting.model_copy(update={"remaining": 0.123})
+    sections = report.sections.model_copy(update={"accounting": accounting})
+    lowered = report.model_copy(update={"sections": sections})
+    assert verify._figures(lowered).state is State.BROKEN
+    monkeypatch.setattr(analysis, "LEAST_DELTA", 1e-4)
+    assert verify._figures(lowered).state is State.NOT_SHOWN
+    assert next(verify._figures(report, "")).state is State.SHOWN
+
+
+def edited(value: Any, name: str, change: Callable[[float], float]) -> bool:
+    """Change the first number of this name; whether there is one."""
+    if isinstance(value, dict):
+        if isinstance(value.get(name), float) and value[name]:
+            value[name] = change(value[name])
+            return True
+        return any(edited(one, name, change) for one in value.values())
+    return isinstance(value, list) and any(edited(one, name, change) for one in value)
+
+
+def test_a_command_starts_with_little() -> None:
+    """`audit verify --help` imports neither NumPy nor anything heavier, and stays below 80 MB of memory."""
+    code = (
+        "import sys\nfrom medfedvqa.cli import main\nsys.argv = ['medfedvqa', 'audit', 'verify', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"heavy = {{*{HEAVY}, 'numpy', 'yaml'}} & sys.modules.keys()\n"
+        # Not `ru_maxrss`, which a process inherits from the one that started it.
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(sorted(heavy), peak.split()[1], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    imported, kilobytes = done.stderr.rsplit(" ", 1)
+    assert imported == "[]" and int(kilobytes) < 80_000
