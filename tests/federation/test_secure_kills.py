@@ -65,9 +65,10 @@ class Run:
     configs: Mapping[str, SiteConfig]
 
     def attempts(self, round: int) -> list[Attempt]:
-        """In order."""
+        """Those in which sites shared something, in order: not those that ended while tuples were dealt."""
         task = "start/" if round == 1 else "train/"
-        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked.startswith(task) and "attempt" in m]
+        tasks = {f"{task}mix", f"{task}mean"}
+        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked in tasks and "attempt" in m]
         return list({attempt.name: attempt for attempt in said}.values())
 
     def uploaded(self, round: int) -> tuple[str, ...]:
@@ -180,7 +181,8 @@ def steps(method: type[Mixed]) -> list[tuple[str, Any]]:
     """Task and moment of all steps of the first round."""
     task, count = ("start/mix", MIX_MESSAGES) if method is Mixed else ("start/mean", MEAN_MESSAGES)
     between = [(task, moment) for moment in (*range(count), "saved", "answered")]
-    last = [] if method is Mixed else [("start/unmask", moment) for moment in ("saved", "answered")]
+    other = "start/coin" if method is Mixed else "start/unmask"
+    last = [(other, moment) for moment in ("saved", "answered")]
     return [*(("start", moment) for moment in ("working", "saved", "answered")), *between, *last]
 
 
