@@ -27,6 +27,7 @@ from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import MixOnShares, Tensors, base
+from privacy.secagg.committee import Nonce
 from privacy.secagg.ring import FixedPoint
 
 SITES = ("a", "b", "c", "d")
@@ -64,9 +65,10 @@ class Run:
     configs: Mapping[str, SiteConfig]
 
     def attempts(self, round: int) -> list[Attempt]:
-        """In order."""
+        """Those in which sites shared something, in order: not those that ended while tuples were dealt."""
         task = "start/" if round == 1 else "train/"
-        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked.startswith(task) and "attempt" in m]
+        tasks = {f"{task}mix", f"{task}mean"}
+        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked in tasks and "attempt" in m]
         return list({attempt.name: attempt for attempt in said}.values())
 
     def uploaded(self, round: int) -> tuple[str, ...]:
@@ -179,7 +181,8 @@ def steps(method: type[Mixed]) -> list[tuple[str, Any]]:
     """Task and moment of all steps of the first round."""
     task, count = ("start/mix", MIX_MESSAGES) if method is Mixed else ("start/mean", MEAN_MESSAGES)
     between = [(task, moment) for moment in (*range(count), "saved", "answered")]
-    last = [] if method is Mixed else [("start/unmask", moment) for moment in ("saved", "answered")]
+    other = "start/coin" if method is Mixed else "start/unmask"
+    last = [(other, moment) for moment in ("saved", "answered")]
     return [*(("start", moment) for moment in ("working", "saved", "answered")), *between, *last]
 
 
@@ -280,6 +283,21 @@ def when(condition: Callable[[], bool], act: Callable[[], None]) -> None:
 
 # The hub alone, told in an order that makes it hard.
 
+SECRET = bytes(range(32))
+"""Every member's seed and coin."""
+
+
+def offer(site: str) -> Tensors:
+    """What goes with an answer."""
+    commitment = Nonce("toss of coins", site, SECRET).commitment
+    return {"tuple_seed": np.frombuffer(SECRET, "<i8"), "coin_commitment": np.frombuffer(commitment, "<i8")}
+
+
+DEALING: dict[str, Callable[[str], Tensors]] = {
+    "start": offer,
+    "start/seed": offer,
+    "start/coin": lambda site: {"coin": np.frombuffer(SECRET, "<i8")},
+}
 RULE = MembersRule(8)
 """All of the sites compute."""
 
@@ -289,7 +307,7 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
 
     def call(task: str, round: int, messages: Any, answered: Any, excused: Excused = nobody) -> dict[str, Reply]:
         if task != "start/mix":
-            return {site: Reply({}, 0.0) for site in messages}
+            return {site: Reply(DEALING[task](site), 0.0) for site in messages}
         replies: dict[str, Reply] = {}
         for site, accused in answers:
             if messages.keys() <= {*replies, *excused(replies)}:
@@ -300,9 +318,9 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
 
     x = TensorSpec("x", (2,), "float32", Kind.PARAMETERS, "A vector.")
     start, how = TaskSpec("start", (x,), ()), MixOnShares()
-    exchange = Exchange("mixed", (TaskSpec("start", (), ()), *how.tasks(start)))
+    exchange = Exchange("mixed", (TaskSpec("start", how.beside, ()), *how.tasks(start)))
     hub = SecureHub(SITES, call, exchange, on_shares={"start": how}, shared={"start": start}, least=3, rule=RULE)
-    hub.collect("start")
+    hub._dealer.offered(hub.collect("start"))
     hub._mixed("start")
     return hub
 

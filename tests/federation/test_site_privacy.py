@@ -207,7 +207,7 @@ def test_a_task_outside_of_the_plan_is_refused(sites: Sites, private_job: Job) -
     config, job = sites("chest")["chest"], private_job()
     runtime = SiteRuntime(config, job, "job")
     reply = runtime.handle("start", 1, {})
-    with pytest.raises(JobRefused, match="no reservation"):
+    with pytest.raises(JobRefused, match="no such task in this round"):
         runtime.handle("train", 9, {name: reply[name] for name in ("prompt.image", "prompt.text")})
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from audits import Kind, Protection, read, verify
+from audits import JobRefused, Kind, Protection, read, verify
 from medfedvqa.data import Examples, SiteData
-from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, run, write_sites
@@ -239,7 +239,7 @@ def test_a_step_asked_again_is_answered_from_the_saved_state_and_survives_a_rest
     gradients = {name: np.full((4, 16), 0.01, np.float32) for name in CUT}
     sent += [steady.handle("step/2", 1, gradients), steady.handle("step/3", 1, gradients)]
     SiteRuntime(other, job(steps=3), "job").handle("start", 1, {})
-    with pytest.raises(FederationError, match="out of order"):
+    with pytest.raises(JobRefused, match="out of order"):
         SiteRuntime(other, job(steps=3), "job").handle("step/3", 1, gradients)
     restarted = [SiteRuntime(other, job(steps=3), "job").handle("step/2", 1, gradients) for _ in range(2)]
     restarted.append(SiteRuntime(other, job(steps=3), "job").handle("step/3", 1, gradients))
