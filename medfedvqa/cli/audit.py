@@ -13,6 +13,7 @@ from audits import (
     RETENTION_DAYS,
     AuditKey,
     AuditLog,
+    Checkpoint,
     Examination,
     Row,
     State,
@@ -118,6 +119,23 @@ def key_command(site: SiteFile) -> None:
     """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
     config = config_of(site)
     typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
+
+
+@app.command("publish")
+def publish_command(
+    site: SiteFile,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Remove the public form first, and make all of it again from the log.")
+    ] = False,
+) -> None:
+    """Sign a site's log, and bring its public form up to the last entry: the folder `tlog` for standard clients."""
+    config = config_of(site)
+    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
+    try:
+        size = Checkpoint.parse(log.publish(anew).text).size
+    finally:
+        log.close()
+    Terminal().print(f"{size} entries of the log are published", highlight=False)
 
 
 @app.command("expire")

@@ -19,11 +19,12 @@ INTERNAL = {
         "export_syslog",
         "fields",
         "files",
+        "group_commit",
         "lines",
         "note",
         "own_checkpoints",
     },
-    *{"running", "segments", "time_verdicts", "times", "tree"},
+    *{"running", "segments", "tile_verifier", "tile_writer", "tiles", "time_verdicts", "times", "tree"},
 }
 """Modules that others of the package are made of; what is not exported of them is not public."""
 SHARED_BETWEEN_MODULES = {
