@@ -50,26 +50,27 @@ class GroupCommit:
 
         `write` settles each request of a group; those that it leaves open when it raises fail with that error.
         """
-        with self._guard:
-            self._waiting.append(request)
-            request.writes, self._busy = not self._busy, True
         try:
+            with self._guard:
+                self._waiting.append(request)
+                request.writes, self._busy = not self._busy, True
             if not request.writes:
                 request.wake.acquire()
+            if not request.settled:
+                self._write_group(write)
         except BaseException:  # such as Ctrl-C: nobody may wait for this thread any more
             self._leave(request)
             raise
-        if not request.settled:
-            self._write_group(write)
         if request.error:
             raise request.error
         return request.entries
 
     def _write_group(self, write: Callable[[Sequence[Request]], None]) -> None:
-        with self._guard:
-            group, self._waiting = self._waiting, []
+        group: list[Request] = []
         error: Exception = LogError("the audit log was interrupted while it was written: append again")
         try:
+            with self._guard:
+                group, self._waiting = self._waiting, []
             write(group)
         except Exception as caught:
             error = caught

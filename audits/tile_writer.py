@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from audits.checkpoint import Checkpoint
-from audits.errors import LogError, NoteError
+from audits.errors import NoteError
 from audits.files import read_bounded
 from audits.note import Note
 from audits.segments import sync_folder
@@ -25,14 +25,14 @@ from audits.tiles import (
     published_note,
     read_bundle,
     rows,
+    tile_of,
     tile_path,
 )
-from audits.tree import Frontier, Nodes, TreeFile, root_of
+from audits.tree import Nodes, TreeFile
 from audits.witness import replace_durably
 
 Lines = Callable[[int], Iterable[bytes]]
 """The lines of a log from an entry on."""
-_DAMAGED = "the log's tree is damaged: remove its file 'tree', which is made anew as long as no line has expired"
 
 
 class TileWriter:
@@ -113,7 +113,7 @@ class TileWriter:
         for level, count in rows(size):
             for index in range((before >> HEIGHT * level) // WIDTH, -(-count // WIDTH)):
                 width = min(count - index * WIDTH, WIDTH)
-                self._put(tile_path(level, index, width), _tile(nodes, level, index, width))
+                self._put(tile_path(level, index, width), tile_of(nodes, level, index, width))
 
     def _write_bundles(self, before: int, size: int, nodes: Nodes, lines: Lines) -> None:
         first = max(before // WIDTH, first_bundle(self._folder))
@@ -163,22 +163,6 @@ class TileWriter:
                     path = self._home / tile_path(name, index)
                     if path.exists():
                         _remove_partials(path)
-
-
-def _tile(nodes: Nodes, level: int, index: int, width: int) -> bytes:
-    """The nodes of a tile. Raises `LogError` if the tree's file does not hold them, or others than were signed."""
-    first, height = index * WIDTH, HEIGHT * level
-    try:
-        hashes = [nodes(height, first + number) for number in range(width)]
-        above = root_of(lambda up, number: nodes(height + up, (first >> up) + number), width)
-    except ValueError:
-        raise LogError(_DAMAGED) from None
-    tree = Frontier()
-    for one in hashes:
-        tree.append(one)
-    if tree.root() != above:
-        raise LogError(_DAMAGED)
-    return b"".join(hashes)
 
 
 def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:

@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 from audits.checkpoint import Checkpoint
-from audits.errors import NoteError
+from audits.errors import LogError, NoteError
 from audits.files import read_bounded
 from audits.note import MAX_NOTE, Note
 from audits.segments import first_entry, segments
-from audits.tree import HASH_BYTES
+from audits.tree import HASH_BYTES, Frontier, Nodes, root_of
 
 PUBLIC = "tlog"
 """The folder of the public form, beside the log."""
@@ -28,6 +28,7 @@ WIDTH = 1 << HEIGHT
 MAX_ENTRY = (1 << 16) - 1
 """Bytes of an entry in a bundle."""
 MAX_BUNDLE = WIDTH * (2 + MAX_ENTRY)
+_DAMAGED = "the log's tree is damaged: remove its file 'tree', which is made anew as long as no line has expired"
 
 
 def tile_path(level: int | str, index: int, width: int = WIDTH) -> str:
@@ -45,6 +46,22 @@ def rows(size: int) -> Iterator[tuple[int, int]]:
     while size:
         yield level, size
         level, size = level + 1, size >> HEIGHT
+
+
+def tile_of(nodes: Nodes, level: int, index: int, width: int) -> bytes:
+    """The nodes of a tile. Raises `LogError` if the tree's file does not hold them, or others than were signed."""
+    first, height = index * WIDTH, HEIGHT * level
+    try:
+        hashes = [nodes(height, first + number) for number in range(width)]
+        above = root_of(lambda up, number: nodes(height + up, (first >> up) + number), width)
+    except ValueError:
+        raise LogError(_DAMAGED) from None
+    tree = Frontier()
+    for one in hashes:
+        tree.append(one)
+    if tree.root() != above:
+        raise LogError(_DAMAGED)
+    return b"".join(hashes)
 
 
 def entry_of(line: bytes, leaf: bytes) -> bytes | None:
