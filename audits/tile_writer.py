@@ -141,7 +141,8 @@ class TileWriter:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not _holds(target, content):  # else a process that died before it published has written it
             partial = self._home / ".partial"
-            partial.write_bytes(content)
+            with open(partial, "wb", opener=_open_like_log) as file:
+                file.write(content)
             partial.replace(target)
         self._files.add(target)
         self._folders.update(folder for folder in target.parents if folder.is_relative_to(self._folder))
@@ -172,6 +173,11 @@ def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:
         if entry is not None and len(entry) <= MAX_ENTRY:
             whole.append(entry)
     return bundle_of(whole) if len(whole) == width else None
+
+
+def _open_like_log(path: str, flags: int) -> int:
+    """A bundle is read by nobody who may not read the lines."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
 
 def _holds(path: Path, content: bytes) -> bool:
