@@ -8,6 +8,7 @@ from pathlib import Path
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, signed_checkpoint
 from audits.errors import LogError
 from audits.note import AuditKey, Note, VerifierKey
+from audits.tile_writer import Lines, TileWriter
 from audits.tree import TreeFile, consistency_proof, root_of
 
 TREE = "tree"
@@ -26,6 +27,7 @@ class Anchor:
         self.key = key
         self._tree = TreeFile(folder / TREE)
         self._file = NoteFile(folder / CHECKPOINTS)
+        self._tiles = TileWriter(folder)
         self._last: Note | None = None
         self._sound = False
         self._cosigned: OrderedDict[str, set[str]] = OrderedDict()
@@ -60,6 +62,19 @@ class Anchor:
         self._last = note
         return note
 
+    def publish(self, note: Note, lines: Lines, lag: int = 1, anew: bool = False) -> bool:
+        """Brings the public form of the log up to a checkpoint, if that covers `lag` entries more; whether it did.
+
+        `anew`: all of it is made again. `lines` gives those of the log from an entry on. Raises `LogError`, `OSError`.
+        """
+        if anew:
+            self._tiles.remove()
+        return self._tiles.publish(note, self._tree, lines, lag)
+
+    def drop_expired(self) -> None:
+        """Removes from the public form the lines that the log has no more. Raises `LogError`, `OSError`."""
+        self._tiles.drop_expired()
+
     def _leaf_before(self, index: int) -> bytes:
         return self._tree.node(0, index - 1) if index else bytes(32)
 
@@ -89,6 +104,8 @@ class Anchor:
         stored = [found for note in notes if (found := self._new(note, known))]
         if stored:
             self._file.append(stored)
+            for note in stored:
+                self._tiles.cosigned(note)
         return len(stored)
 
     def _new(self, note: Note, known: dict[str, VerifierKey]) -> Note | None:

@@ -18,6 +18,7 @@ from audits.judgement import Judgement, Part, State, worst
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
 from audits.note import VerifierKey
 from audits.own_checkpoints import OwnCheckpoints
+from audits.tile_verifier import TileVerifier
 from audits.time_verdicts import cosigned_times_parts, retention_parts, times_part
 from audits.times import Times
 from audits.verifier import Walk
@@ -73,7 +74,8 @@ def examine(
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
     evidence = Evidence.gather(against, folder)
-    walk = Walk(folder)
+    tiles = TileVerifier(folder)
+    walk = Walk(folder, tiles)
     own = OwnCheckpoints(folder, walk.first_entry())
     known = key or _known_key(folder, site, evidence)
     claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
@@ -90,7 +92,14 @@ def examine(
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
         integrity=Judgement(
-            (_chain(walk), *_format(walk), times_part(times), _tree(own, seen), _signature(own, known, site))
+            (
+                _chain(walk),
+                *_format(walk),
+                times_part(times),
+                _tree(own, seen),
+                _signature(own, known, site),
+                *tiles.parts(site, known, bool(walk.bad)),
+            )
         ),
         completeness=Judgement(
             (

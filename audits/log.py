@@ -12,18 +12,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from audits.anchor import Anchor, Link, signed_size
 from audits.checkpoint import Checkpoint
-from audits.entry import Entry, Event, leaf_hash, parse_any, parse_line
+from audits.entry import Entry, Event, parse_any, parse_line
 from audits.errors import LogError, NewerFormat
 from audits.exchange import canonical
+from audits.group_commit import Draft, GroupCommit, Request
 from audits.lines import read_line
 from audits.note import AuditKey, Note, VerifierKey
 from audits.refusals import announce
@@ -38,6 +40,7 @@ from audits.segments import (
     segment_name,
     sync_folder,
 )
+from audits.tiles import WIDTH
 
 GENESIS = "0" * 64
 SEGMENT_BYTES = 1 << 26
@@ -56,8 +59,10 @@ class AuditLog:
         self.site, self.folder = site, folder
         self._path, self._limit = folder / LOG_NAME, segment_bytes
         self._compared = False  # with the last checkpoint
-        self._signed = (0, 0, 0)  # where the last one was made here: entries, inode and offset
+        # Where a checkpoint was last signed here, and one published: entries, inode and offset.
+        self._signed = self._published = (0, 0, 0)
         self._thread = threading.Lock()
+        self._group = GroupCommit()
         with _reported("opened"):
             made = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +75,7 @@ class AuditLog:
         """Signs what is not signed yet, if it holds a key, and gives the files back; entries are on disk already."""
         if self._closer.alive and self._anchor:
             try:
-                self.checkpoint()
+                self.publish()
             finally:
                 self._closer()
                 self._anchor.close()
@@ -82,12 +87,24 @@ class AuditLog:
         return self._anchored.key.public
 
     def checkpoint(self) -> Note:
-        """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key."""
+        """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key.
+
+        The public form follows once 256 entries are new, and when the log is closed.
+        """
+        return self._sign(lag=WIDTH)
+
+    def publish(self, anew: bool = False) -> Note:
+        """As `checkpoint`, and the public form is up to it. `anew`: all of it is made again from the lines."""
+        return self._sign(lag=1, anew=anew)
+
+    def _sign(self, lag: int, anew: bool = False) -> Note:
         with self._thread, _reported("signed"), self._locked():
             head, _ = self._refreshed()
             leaf = bytes.fromhex(head.leaf)
             note = self._anchored.sign(head.entries, leaf, lambda begin: self._links(begin, head.entries))
             self._signed = head.entries, os.fstat(self._file).st_ino, head.size
+            if self._anchored.publish(note, self._lines, lag, anew):
+                self._published = self._signed
             return note
 
     def proof(self, old: int, note: Note) -> list[bytes]:
@@ -111,29 +128,65 @@ class AuditLog:
         with self._thread, _reported("written"):
             self._anchored.sync()
 
+    def drop_expired(self) -> None:
+        """Removes from the public form the bundles with lines that the log has no more. Raises `LogError`."""
+        with self._thread, _reported("written"), self._locked():
+            self._anchored.drop_expired()
+
     def append(self, event: Event, **said: Any) -> Entry:
         """Adds an entry with these fields and returns once it is on disk.
 
         Raises `LogError` if it cannot be written, in which case it counts as not written; `TypeError` or `ValueError`
         for a field, event or value that the format does not have.
         """
+        return self.append_all([(event, said)])[0]
+
+    def append_all(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Adds several entries, in order, at the price of one fsync, and returns once all are on disk.
+
+        Where one cannot be written, none is. Raises as `append` does.
+        """
+        if not drafts:
+            return []
+        entries = self._group.commit(Request(drafts), self._append_group)
+        for entry in entries:
+            if entry.event is Event.REFUSAL:
+                announce(entry.admission)
+        return entries
+
+    def _append_group(self, group: Sequence[Request]) -> None:
+        """Writes the entries of all requests with one fsync, or one for each segment that they fill."""
         with self._thread, _reported("written"), self._locked():
             head, torn = self._refreshed()
+            block = _Block(head)
             if torn:
                 os.ftruncate(self._file, head.size)
                 reason = f"the last {torn} bytes, left by a crash, were cut off"
-                head = self._write(head, self._entry(head, Event.RECOVERED, {"reason": reason}))
-            if head.size >= self._limit:
-                head = self._roll()
-            entry = self._entry(head, event, said)
-            self._write(head, entry)
-        if entry.event is Event.REFUSAL:
-            announce(entry.admission)
-        return entry
+                block.add(self._made(head, (Event.RECOVERED, {"reason": reason})))
+            for request in group:
+                if block.head.size >= self._limit:
+                    self._write(block)
+                    block = _Block(self._roll())
+                try:
+                    block.take(request, self._made)
+                except (TypeError, ValueError, RecursionError, LogError) as error:
+                    request.fail(error)
+            self._write(block)
+
+    def _made(self, head: "_Head", draft: Draft) -> tuple[Entry, bytes]:
+        """The next entry, and its line; encoded once, since that is most of what an entry costs."""
+        unhashed = self._entry(head, *draft)
+        before, _, after = canonical(unhashed.record()).partition(b'"leaf_hash":"",')
+        leaf = sha256(b"\0" + before + after).hexdigest()
+        line = b'%s"leaf_hash":"%s",%s\n' % (before, leaf.encode(), after)
+        if len(line) > MAX_LINE:
+            raise LogError(f"the entry would take {len(line)} bytes, more than the {MAX_LINE} that a line may have")
+        _check_readable(line)
+        return replace(unhashed, leaf_hash=leaf), line
 
     def _entry(self, head: "_Head", event: Event, said: Mapping[str, Any]) -> Entry:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        draft = Entry(
+        return Entry(
             seq=head.entries,
             prev_hash=head.leaf,
             leaf_hash="",
@@ -143,24 +196,22 @@ class AuditLog:
             event=Event(event),
             **said,
         )
-        return replace(draft, leaf_hash=leaf_hash(draft.record()))
 
-    def _write(self, head: "_Head", entry: Entry) -> "_Head":
-        line = canonical(entry.record()) + b"\n"
-        if len(line) > MAX_LINE:
-            raise LogError(f"the entry would take {len(line)} bytes, more than the {MAX_LINE} that a line may have")
-        _check_readable(line)
+    def _write(self, block: "_Block") -> None:
+        """Returns once the block is on disk; its requests are settled then."""
+        if not block.lines:
+            return
         try:
-            rest = memoryview(line)
+            rest = memoryview(block.lines)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError:
             with contextlib.suppress(OSError):  # else the next append finds the torn line and cuts it off
-                os.ftruncate(self._file, head.size)
+                os.ftruncate(self._file, block.begin)
             raise
-        self._head = _Head(head.size + len(line), head.entries + 1, entry.leaf_hash)
-        return self._head
+        self._head = block.head
+        block.settle()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -234,13 +285,16 @@ class AuditLog:
         """How these entries are chained."""
         if begin == end:
             return
-        if self._signed[:2] == (begin, os.fstat(self._file).st_ino):
-            lines = lines_of(self._path, offset=self._signed[2])
-        else:
-            lines = lines_from(self.folder, begin)
-        for line in islice(lines, end - begin):
+        for line in islice(self._lines(begin), end - begin):
             record, _ = parse_any(line)
             yield bytes.fromhex(record["prev_hash"]), bytes.fromhex(record["leaf_hash"])
+
+    def _lines(self, begin: int) -> Iterator[bytes]:
+        """The lines from an entry on."""
+        for entries, file, offset in (self._signed, self._published):
+            if (entries, file) == (begin, os.fstat(self._file).st_ino):
+                return lines_of(self._path, offset=offset)
+        return lines_from(self.folder, begin)
 
     @property
     def _anchored(self) -> Anchor:
@@ -267,6 +321,40 @@ class _Head:
     size: int = 0
     entries: int = 0
     leaf: str = GENESIS
+
+
+class _Block:
+    """Lines that are written and synced together."""
+
+    def __init__(self, head: _Head) -> None:
+        self.head, self.begin = head, head.size
+        """`head`: where the chain ends once the lines are written."""
+        self.lines = bytearray()
+        self._entries: list[tuple[Request, list[Entry]]] = []
+
+    def take(self, request: Request, made: Callable[[_Head, Draft], tuple[Entry, bytes]]) -> None:
+        """Adds the entries of a request. Raises what `made` raises, and then adds none."""
+        head, size, entries = self.head, len(self.lines), []
+        try:
+            for draft in request.drafts:
+                entries.append(self.add(made(self.head, draft)))
+        except BaseException:
+            self.head = head
+            del self.lines[size:]
+            raise
+        self._entries.append((request, entries))
+
+    def add(self, made: tuple[Entry, bytes]) -> Entry:
+        """Adds an entry with its line."""
+        entry, line = made
+        self.lines += line
+        self.head = _Head(self.head.size + len(line), self.head.entries + 1, entry.leaf_hash)
+        return entry
+
+    def settle(self) -> None:
+        """The lines are on disk."""
+        for request, entries in self._entries:
+            request.settle(entries)
 
 
 def _check_readable(line: bytes) -> None:

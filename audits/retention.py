@@ -70,6 +70,7 @@ def expire(
     """
     now = now or datetime.now(UTC)
     log.checkpoint()
+    log.drop_expired()  # what an expiry that was interrupted has left
     old = list(_older(log, now - timedelta(days=days)))
     if not old:
         return ExpiryResult(0, 0)
@@ -144,6 +145,7 @@ def _delete(log: AuditLog, gone: list[_Segment], expiry: Expiry) -> None:
     for segment in gone:
         segment.path.unlink(missing_ok=True)
     sync_folder(log.folder)
+    log.drop_expired()
 
 
 def _last_time(path: Path) -> datetime:

@@ -78,13 +78,13 @@ class Walk:
     Lines that expired are made up for by their hashes, if the log itself says that they did.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `LogError` if there is no log to read."""
+    def __init__(self, folder: Path, tree: Frontier | None = None) -> None:
+        """`tree`: an empty one, which grows with the entries. Raises `LogError` if there is no log to read."""
         self._folder = folder
         self._snapshot = Snapshot(folder)
         self.first, self.entries, self.torn_bytes = 0, 0, 0
         self.head, self.bad = GENESIS, ""
-        self.tree = Frontier()
+        self.tree = Frontier() if tree is None else tree
         self.expiry: Expiry | None = None
         """The farthest that the entries so far say."""
         self.newer: int | None = None

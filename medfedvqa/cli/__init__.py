@@ -89,6 +89,11 @@ AUDIT = {
         "key_command",
         "Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use.",
     ),
+    "publish": Source(
+        "audit_site",
+        "publish_command",
+        "Sign a site's log, and bring its public form up to the last entry: the folder `tlog` for standard clients.",
+    ),
     "expire": Source(
         "audit_site",
         "expire_command",

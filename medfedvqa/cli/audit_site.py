@@ -1,11 +1,11 @@
-"""`medfedvqa audit key` and `expire`: commands on the log of a site of one's own."""
+"""`medfedvqa audit key`, `publish` and `expire`: commands on the log of a site of one's own."""
 
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from audits import EXIT_CODES, RETENTION_DAYS, AuditKey, AuditLog, State, VerifierKey, expire, origin_of
+from audits import EXIT_CODES, RETENTION_DAYS, AuditKey, AuditLog, Checkpoint, State, VerifierKey, expire, origin_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal
 
@@ -14,6 +14,22 @@ def key_command(site: SiteFile) -> None:
     """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
     config = config_of(site)
     typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
+
+
+def publish_command(
+    site: SiteFile,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Remove the public form first, and make all of it again from the log.")
+    ] = False,
+) -> None:
+    """Sign a site's log, and bring its public form up to the last entry: the folder `tlog` for standard clients."""
+    config = config_of(site)
+    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
+    try:
+        size = Checkpoint.parse(log.publish(anew).text).size
+    finally:
+        log.close()
+    Terminal().print(f"{size} entries of the log are published", highlight=False)
 
 
 def expire_command(

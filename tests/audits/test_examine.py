@@ -160,6 +160,8 @@ def test_a_chain_that_is_made_anew_is_found_by_the_checkpoints(place: Path, chan
     found = judged(place, against=False)
     assert states(found)["chain"] is State.SHOWN and found.state is State.BROKEN
     (place / "audit" / "checkpoints").unlink()
+    assert states(judged(place, against=False))["tiles"] is State.BROKEN
+    shutil.rmtree(place / "audit" / "tlog")
     assert judged(place, against=False).state is State.NOT_SHOWN
     assert states(judged(place))["checkpoints"] is State.BROKEN
 

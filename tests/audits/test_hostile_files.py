@@ -18,6 +18,8 @@ PLACES = (
     "audit/checkpoints",
     "audit/keys",
     "audit/tree",
+    "audit/tlog/checkpoint",
+    "audit/tlog/tile/entries/000.p/7",
     "audit/wire/0123456789abcdef.00000000",
     "head/keys",
     "head/witnessed",

@@ -21,12 +21,13 @@ INTERNAL = {
         "files",
         "format_numbers",
         "forms",
+        "group_commit",
         "lines",
         "members",
         "note",
         "own_checkpoints",
     },
-    *{"running", "segments", "time_verdicts", "times", "tree"},
+    *{"running", "segments", "tile_verifier", "tile_writer", "tiles", "time_verdicts", "times", "tree"},
 }
 """Modules that others of the package are made of; what is not exported of them is not public."""
 SHARED_BETWEEN_MODULES = {

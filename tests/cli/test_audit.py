@@ -93,6 +93,22 @@ def test_nothing_expires_before_its_time(medfedvqa: Command, site: Path) -> None
     assert (site / "audit" / "log.jsonl").read_bytes() == before
 
 
+def test_the_public_form_is_published_and_made_anew(medfedvqa: Command, site: Path) -> None:
+    """A cut tile is BROKEN with exit code 1 until all is made anew; without damage nothing changes."""
+    told = ["audit", "publish", "--site", str(site / "site.yml")]
+    verify = ["audit", "verify", str(site / "audit"), "--against", str(site.parent / "head"), "--no-network"]
+    tile = site / "audit" / "tlog" / "tile" / "0" / "000.p" / "4"
+    before = tile.read_bytes()
+    done = medfedvqa(*told)
+    assert done.returncode == 0 and "4 entries" in done.stdout and tile.read_bytes() == before
+    tile.write_bytes(before[:-1])
+    broken = medfedvqa(*verify)
+    assert broken.returncode == 1 and "tiles: BROKEN" in broken.stdout and "publish --anew" in broken.stdout
+    assert medfedvqa(*told).returncode == 0 and medfedvqa(*verify).returncode == 1
+    assert medfedvqa(*told, "--anew").returncode == 0
+    assert medfedvqa(*verify).returncode == 0 and tile.read_bytes() == before
+
+
 def old_site(site: Path, patch: pytest.MonkeyPatch) -> Path:
     """Its log has a closed file of entries that are older than the retention by the clock that wrote them."""
     key = AuditKey.at(site / "audit.key", origin_of("chest"))

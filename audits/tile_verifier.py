@@ -1,0 +1,144 @@
+"""Compares the public form of a log with the log itself, while the log is read."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+from audits.checkpoint import Checkpoint, origin_of
+from audits.errors import LogError, NoteError
+from audits.judgement import Part, State
+from audits.note import Note, VerifierKey
+from audits.segments import lines_from
+from audits.tiles import (
+    ENTRIES,
+    HEIGHT,
+    MAX_ENTRY,
+    PUBLIC,
+    WIDTH,
+    entry_of,
+    first_bundle,
+    published_note,
+    read_bundle,
+    read_tile,
+    tile_path,
+)
+from audits.tree import Frontier
+
+PART = "tiles"
+_ANEW = "make the public form anew with 'medfedvqa audit publish --anew'"
+
+
+class TileVerifier(Frontier):
+    """The tree of a log that is read; each tile that is full, and each that the published checkpoint ends in, is read
+    and compared as the tree comes to its end. Memory does not grow with the log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._home = folder, folder / PUBLIC
+        self._note: Note | None = None
+        self._root, self._published = b"", 0
+        self._rows: list[list[bytes]] = [[]]
+        """By level the nodes of the tile that is not full yet."""
+        self._fault: Part | None = None
+        try:
+            self._note = published_note(self._home)
+        except NoteError as error:
+            self._found(f"{error}: {_ANEW}")
+        if self._note:
+            checkpoint = Checkpoint.parse(self._note.text)
+            self._published, self._root = checkpoint.size, checkpoint.root
+
+    def append(self, leaf: bytes) -> list[bytes]:
+        """See `Frontier.append`."""
+        whole = super().append(leaf)
+        if self.size <= self._published and self._fault is None:
+            self._rows[0].append(leaf)
+            if len(self._rows[0]) == WIDTH:
+                self._compare_full(whole)
+            if self.size == self._published:
+                self._compare_last()
+        return whole
+
+    def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[Part]:
+        """The verdict, once the log was read; none if nothing is published.
+
+        `broken`: the log could not be read to its end. `key`: the site's, if it is known.
+        """
+        if self._note and self._fault is None:
+            self._check_note(self._note, site, key)
+        if self._fault:
+            yield self._fault
+        elif self._note and self.size < self._published and broken:
+            yield Part(PART, State.NOT_SHOWN, "the chain breaks before the published checkpoint")
+        elif self._note and self.size < self._published:
+            yield Part(PART, State.BROKEN, "the published checkpoint is of more entries than the log has", self.size)
+        elif self._note:
+            said = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
+            yield Part(PART, State.SHOWN, said)
+
+    def _check_note(self, note: Note, site: str, key: VerifierKey | None) -> None:
+        if Checkpoint.parse(note.text).origin != origin_of(site) or (key and not key.signed(note)):
+            self._found("the published checkpoint is not signed by the site's key")
+
+    def _compare_full(self, whole: list[bytes]) -> None:
+        """Compares the tiles that end with this leaf, which completes the nodes `whole`."""
+        level = 0
+        while len(self._rows[level]) == WIDTH:
+            self._compare(level)
+            self._rows[level].clear()
+            level += 1
+            if level == len(self._rows):
+                self._rows.append([])
+            self._rows[level].append(whole[HEIGHT * level])
+
+    def _compare_last(self) -> None:
+        """Compares the root, and the tiles that are not full yet."""
+        if self.root() != self._root:
+            self._found("the published checkpoint is of other entries than the log has", self.size - 1)
+        for level in (level for level, row in enumerate(self._rows) if row):
+            self._compare(level)
+
+    def _compare(self, level: int) -> None:
+        row = self._rows[level]
+        index = (self.size >> HEIGHT * level) // WIDTH - (len(row) == WIDTH)
+        try:
+            same = read_tile(self._home, level, index, len(row)) == b"".join(row)
+        except OSError:
+            same = False
+        if not same:
+            self._found_at(level, index, len(row), index * WIDTH << HEIGHT * level)
+        if level == 0:
+            self._compare_bundle(index, row)
+
+    def _compare_bundle(self, index: int, leaves: list[bytes]) -> None:
+        try:
+            entries = read_bundle(self._home, index, len(leaves))
+            found = [sha256(b"\0" + entry).digest() for entry in entries]
+        except FileNotFoundError:
+            found = leaves if self._may_lack(index, leaves) else []
+        except (OSError, ValueError):
+            found = []
+        if found != leaves:
+            pairs = zip(found, leaves, strict=False)
+            same = next((number for number, (one, leaf) in enumerate(pairs) if one != leaf), len(found))
+            self._found_at(ENTRIES, index, len(leaves), index * WIDTH + min(same, len(leaves) - 1))
+
+    def _may_lack(self, index: int, leaves: list[bytes]) -> bool:
+        """Whether lines of the bundle have expired, or one is too long for a bundle."""
+        try:
+            if index < first_bundle(self._folder):
+                return True
+            lines = islice(lines_from(self._folder, index * WIDTH), len(leaves))
+            entries = (entry_of(line, leaf) for line, leaf in zip(lines, leaves, strict=False))
+            return any(entry is not None and len(entry) > MAX_ENTRY for entry in entries)
+        except (LogError, OSError):
+            return False
+
+    def _found_at(self, level: int | str, index: int, width: int, entry: int) -> None:
+        path = f"{PUBLIC}/{tile_path(level, index, width)}"
+        self._found(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
+
+    def _found(self, said: str, entry: int | None = None) -> None:
+        self._fault = self._fault or Part(PART, State.BROKEN, said, entry)

@@ -1,0 +1,193 @@
+"""Writes the public form of a log: all that a checkpoint needs is on disk before the checkpoint is published."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from itertools import chain, islice
+from pathlib import Path
+
+from audits.checkpoint import Checkpoint
+from audits.errors import NoteError
+from audits.files import read_bounded
+from audits.note import Note
+from audits.segments import sync_folder
+from audits.tiles import (
+    ENTRIES,
+    HEIGHT,
+    MAX_ENTRY,
+    PUBLIC,
+    PUBLISHED,
+    WIDTH,
+    bundle_of,
+    entry_of,
+    first_bundle,
+    published_note,
+    read_bundle,
+    rows,
+    tile_of,
+    tile_path,
+)
+from audits.tree import Nodes, TreeFile
+from audits.witness import replace_durably
+
+Lines = Callable[[int], Iterable[bytes]]
+"""The lines of a log from an entry on."""
+
+
+class TileWriter:
+    """Keeps the public form of the log in `folder`. Its owner holds the log's lock where it calls.
+
+    Full tiles are written once. Partial ones are kept until the full tile is published: a client may hold a checkpoint
+    that was published meanwhile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._home = folder, folder / PUBLIC
+        self._files: set[Path] = set()
+        self._folders: set[Path] = set()
+        # What was written since the last sync; below, how many entries were published when this object last looked.
+        self._size = 0
+
+    def publish(self, note: Note, tree: TreeFile, lines: Lines, lag: int = 1) -> bool:
+        """Publishes a checkpoint of the log, if it covers `lag` entries more than the published one; whether it did.
+
+        `tree` and `lines` are those of the log that was signed. A bundle is left out if lines of it have expired, or
+        are not those that were signed, or are too long: which of these it was is for the verifier to say. Raises
+        `LogError`, `OSError`.
+        """
+        size = Checkpoint.parse(note.text).size
+        if size - self._size < lag:
+            return False
+        before = self._size = self._published(tree)
+        if size - before < lag:
+            return False
+        self._write_tiles(before, size, tree.node)
+        self._write_bundles(before, size, tree.node, lines)
+        self._sync()
+        replace_durably(self._home / PUBLISHED, str(note))
+        self._size = size
+        self._drop_partials(before, size)
+        return True
+
+    def cosigned(self, note: Note) -> None:
+        """Adds signatures to the published checkpoint, if it is the one that they are of. Raises `OSError`."""
+        try:
+            published = published_note(self._home)
+        except NoteError:
+            return  # The next checkpoint takes its place.
+        if published and published.text == note.text:
+            names = {name for name, _ in published.signatures}
+            added = Note(note.text, tuple(one for one in note.signatures if one[0] not in names))
+            if added.signatures:
+                replace_durably(self._home / PUBLISHED, str(published.joined(added)))
+
+    def remove(self) -> None:
+        """Removes the public form, so that the next checkpoint makes all of it anew. Raises `OSError`."""
+        if self._home.exists():
+            shutil.rmtree(self._home)
+        self._size = 0
+
+    def drop_expired(self) -> None:
+        """Removes the bundles that hold lines that the log has no more. Raises `LogError`, `OSError`."""
+        if not self._home.exists():
+            return
+        for index in range(first_bundle(self._folder)):
+            path = self._home / tile_path(ENTRIES, index)
+            path.unlink(missing_ok=True)
+            _remove_partials(path)
+            if path.parent.exists():
+                self._folders.add(path.parent)
+        self._sync()
+
+    def _published(self, tree: TreeFile) -> int:
+        """The size of the published checkpoint; 0 if there is none of this log."""
+        try:
+            note = published_note(self._home)
+        except NoteError:
+            return 0
+        published = Checkpoint.parse(note.text) if note else None
+        return published.size if published and tree.holds(published.size, published.root) else 0
+
+    def _write_tiles(self, before: int, size: int, nodes: Nodes) -> None:
+        for level, count in rows(size):
+            for index in range((before >> HEIGHT * level) // WIDTH, -(-count // WIDTH)):
+                width = min(count - index * WIDTH, WIDTH)
+                self._put(tile_path(level, index, width), tile_of(nodes, level, index, width))
+
+    def _write_bundles(self, before: int, size: int, nodes: Nodes, lines: Lines) -> None:
+        first = max(before // WIDTH, first_bundle(self._folder))
+        earlier = self._bundled(first, before - first * WIDTH, nodes)
+        begin = first * WIDTH + len(earlier)
+        numbered = enumerate(islice(lines(begin), size - begin), begin) if begin < size else ()
+        entries = chain(earlier, (entry_of(line, nodes(0, number)) for number, line in numbered))
+        for index in range(first, -(-size // WIDTH)):
+            width = min(size - index * WIDTH, WIDTH)
+            if (bundle := _bundle(islice(entries, WIDTH), width)) is not None:
+                self._put(tile_path(ENTRIES, index, width), bundle)
+
+    def _bundled(self, index: int, width: int, nodes: Nodes) -> list[bytes]:
+        """The entries of the partial bundle that is published, so that their lines need not be read again."""
+        try:
+            found = read_bundle(self._home, index, width) if width > 0 else []
+        except (OSError, ValueError):
+            return []
+        leaves = [nodes(0, index * WIDTH + number) for number in range(max(width, 0))]
+        return found if [sha256(b"\0" + entry).digest() for entry in found] == leaves else []
+
+    def _put(self, path: str, content: bytes) -> None:
+        """Puts a file in its place, whole or not at all; it is on disk after the next `_sync`."""
+        target = self._home / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not _holds(target, content):  # else a process that died before it published has written it
+            partial = self._home / ".partial"
+            with open(partial, "wb", opener=_open_like_log) as file:
+                file.write(content)
+            partial.replace(target)
+        self._files.add(target)
+        self._folders.update(folder for folder in target.parents if folder.is_relative_to(self._folder))
+
+    def _sync(self) -> None:
+        for path in self._files:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for folder in self._folders:
+            sync_folder(folder)
+        self._files.clear()
+        self._folders.clear()
+
+    def _drop_partials(self, before: int, size: int) -> None:
+        """Removes the partial tiles whose full tile is published, also what a crash has left of them."""
+        for level, count in rows(size):
+            for index in range(max((before >> HEIGHT * level) // WIDTH - 1, 0), count // WIDTH):
+                for name in (level, ENTRIES) if level == 0 else (level,):
+                    path = self._home / tile_path(name, index)
+                    if path.exists():
+                        _remove_partials(path)
+
+
+def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:
+    """The bundle of so many entries; None if one is missing or too long."""
+    whole: list[bytes] = []
+    for entry in entries:
+        if entry is not None and len(entry) <= MAX_ENTRY:
+            whole.append(entry)
+    return bundle_of(whole) if len(whole) == width else None
+
+
+def _open_like_log(path: str, flags: int) -> int:
+    """A bundle is read by nobody who may not read the lines."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o640)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return read_bounded(path, len(content)) == content
+    except OSError:
+        return False
+
+
+def _remove_partials(path: Path) -> None:
+    partials = path.with_name(f"{path.name}.p")
+    if partials.exists():
+        shutil.rmtree(partials)
