@@ -1,6 +1,7 @@
 """What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove."""
 
 from audits.checkpoint import Checkpoint, origin_of
+from audits.code import CodeKind, CodePart, JobCode
 from audits.earlier_sums import EarlierSums
 from audits.empirical import (
     EmpiricalError,
@@ -61,6 +62,8 @@ __all__ = [
     "Charged",
     "Checkpoint",
     "Claims",
+    "CodeKind",
+    "CodePart",
     "Cosigned",
     "EXIT_CODES",
     "EarlierSums",
@@ -78,6 +81,7 @@ __all__ = [
     "Gate",
     "Guesses",
     "Held",
+    "JobCode",
     "JobContext",
     "JobRefused",
     "Judgement",

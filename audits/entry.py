@@ -50,7 +50,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field but the last four is in every line, `null` where it does not apply.
+    """One event. Every field but the last five is in every line, `null` where it does not apply.
 
     `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
     `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
@@ -86,6 +86,8 @@ class Entry:
     wire: Mapping[str, Any] | None = None
     admission: Mapping[str, Any] | None = None
     """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
+    code: Mapping[str, Any] | None = None
+    """Of a job that is opened: the parts that `code_digest` is made of, see `JobCode`."""
     sharing: Mapping[str, Any] | None = None
     """Of what belongs to a computation on shares: the attempt, its sites and how far it is, see `Sharing`."""
     expiry: Mapping[str, Any] | None = None
@@ -113,7 +115,7 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_OPTIONAL = frozenset({"wire", "admission", "sharing", "expiry"})
+_OPTIONAL = frozenset({"wire", "admission", "code", "sharing", "expiry"})
 _HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"} - _OPTIONAL
 
 

@@ -21,7 +21,7 @@ _ENTRY: Mapping[str, frozenset[type]] = {
     **dict.fromkeys(_TEXTS, _TEXT | _OR_NULL),
     **dict.fromkeys(("epsilon_before", "epsilon_after"), frozenset((int, float)) | _OR_NULL),
     **{"round": _WHOLE | _OR_NULL, "dp_event": _OBJECT | _OR_NULL, "tensors": frozenset((list,))},
-    **dict.fromkeys(("wire", "admission", "sharing", "expiry"), _OBJECT),
+    **dict.fromkeys(("wire", "admission", "code", "sharing", "expiry"), _OBJECT),
 }
 _TENSOR: Mapping[str, frozenset[type]] = {
     **dict.fromkeys(("name", "dtype", "kind", "protection"), _TEXT),

@@ -59,7 +59,7 @@ _FORMS = {
 }  # fmt: skip
 _KEPT = ("seq", "event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
 _PARTS = ("dp_event", "epsilon_after", "epsilon_before")
-_BEFORE = {"job": b"expiry", "site": b"sharing"}
+_BEFORE = {"code_digest": b"code", "job": b"expiry", "site": b"sharing"}
 """Optional members within the line, by the member that follows each."""
 
 
@@ -84,7 +84,7 @@ _LINE = re.compile(
     + rb'(?:,"wire":(\{.*\}))?\}\n',
     re.DOTALL,
 ).fullmatch
-_NULLS = (None, b"null", b"null", b"null", None, None, None)
+_NULLS = (None, None, b"null", b"null", b"null", None, None, None)
 
 
 def read_line(line: bytes) -> Line:
@@ -93,11 +93,11 @@ def read_line(line: bytes) -> Line:
     if found is None:
         return _slowly(line)
     (
-        admission, dp_event, after, before, event, expiry, job, _, leaf, nbytes, outcome, peer, prev,
+        admission, code, dp_event, after, before, event, expiry, job, _, leaf, nbytes, outcome, peer, prev,
         reason, round, seq, sharing, site, task, tensors, time, wire,
     ) = found.groups()  # fmt: skip
-    parts = admission, dp_event, after, before, expiry, sharing, wire
-    begin, end = found.span(8)
+    parts = admission, code, dp_event, after, before, expiry, sharing, wire
+    begin, end = found.span(9)
     digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
     hashed = digest == leaf.decode()
     if not (hashed and (parts == _NULLS or _canonical(parts)) and (line.isascii() or _utf8(line))):

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"audits", "medfedvqa.bounds", "medfedvqa.errors", "medfedvqa.files", "medfedvqa.version"},
+    {"audits", *(f"medfedvqa.{name}" for name in ("bounds", "code_identity", "errors", "files", "installed_code", "version"))},
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},

@@ -23,7 +23,7 @@ from medfedvqa.ingest.binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
 from privacy import DPEvent, DPSettings, JobAccount, Ledger, Spent, fitting, spent, summed
 from privacy.ledger_folder import read_folder
-from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
+from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 app = typer.Typer(help="What jobs cost, and what each site has spent of its patients' privacy.", no_args_is_help=True)
 app.command("report")(report.report_command)
@@ -154,7 +154,7 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
     listed, ran = withdrawals(own if own.exists() else None), dict[str, set[CodeIdentity]]()
     for entry in read(config.audit) if config.audit.is_dir() else ():
         if entry.job in jobs:
-            ran.setdefault(entry.job, set()).add(CodeIdentity(entry.code_version, entry.code_digest))
+            ran.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
     found = {job: withdrawal_of(codes, listed) for job, codes in ran.items()}
     return {job: withdrawal for job, withdrawal in found.items() if withdrawal}
 
