@@ -102,7 +102,9 @@ class _Outside:
             if not _is_project(name):
                 self._add_loaded(sys.modules.get(name))
         for distribution, roots in self._plug_ins.items():
-            files = distribution.modules() | {name: path for root in roots for name, path in modules_below(root).items()}
+            files = distribution.modules() | {
+                name: path for root in roots for name, path in modules_below(root).items()
+            }
             yield _part(CodeKind.PLUG_IN, distribution, digest_of_files(files))
         yield from (*self._others.values(), *self._modules)
 
@@ -174,7 +176,9 @@ def _needed(owners: frozenset[Distribution]) -> dict[Distribution, CodePart]:
 
 def _imported(modules: frozenset[str]) -> set[str]:
     """What the project's modules, and those of the project that they import, import from elsewhere."""
-    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()}
+    files = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()
+    }
     todo, seen, outside = list(modules), set[str](), set[str]()
     while todo:
         module = todo.pop()

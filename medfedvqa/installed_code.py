@@ -184,7 +184,9 @@ def _record(info: Path) -> bytes:
 def _installed(info: Path) -> tuple[bytes, ...]:
     note = f"{info.name}/".encode()
     lines = _record(info).split(b"\n")
-    return tuple(line for line in lines if line and not line.startswith((b"..", b"/", note)) and b"__pycache__/" not in line)
+    return tuple(
+        line for line in lines if line and not line.startswith((b"..", b"/", note)) and b"__pycache__/" not in line
+    )
 
 
 @lru_cache

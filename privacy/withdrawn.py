@@ -26,9 +26,7 @@ class CodeIdentity(NamedTuple):
     digest: str | None
 
 
-def identities(
-    version: str | None, digest: str | None, code: Mapping[str, Any] | None
-) -> Iterator[CodeIdentity]:
+def identities(version: str | None, digest: str | None, code: Mapping[str, Any] | None) -> Iterator[CodeIdentity]:
     """Which code an entry names: the project's version and the digest of all code, then the digest of each part.
 
     `code`: the entry's field of this name, if it has one. Raises `LogError` if that is malformed.

@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"audits", *(f"medfedvqa.{name}" for name in ("bounds", "code_identity", "errors", "files", "installed_code", "version"))},
+    {
+        "audits",
+        *(f"medfedvqa.{name}" for name in ("bounds", "code_identity", "errors", "files", "installed_code", "version")),
+    },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},

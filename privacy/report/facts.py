@@ -5,7 +5,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import AuditError, Entry, Event, Held, Kind, Outcome, TensorRecord, held, quoted_entries, refuses_job
+from audits import (
+    AuditError,
+    Entry,
+    Event,
+    Held,
+    JobCode,
+    Kind,
+    Outcome,
+    TensorRecord,
+    held,
+    quoted_entries,
+    refuses_job,
+)
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
 from privacy.book import JobKey
@@ -106,6 +118,15 @@ class Facts:
             return tuple(sorted(self.evidence.run.sites))
         told = {name for entry in self.shared for name in _among(entry.reason or "")}
         return tuple(sorted(told | {self.evidence.site}))
+
+    @cached_property
+    def codes(self) -> tuple[JobCode, ...]:
+        """What the job's entries name as its code, each once; none of entries from before they named it."""
+        try:
+            named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
+        except AuditError as error:
+            raise ReportError(f"the report's evidence does not hold: {error}") from None
+        return tuple(dict.fromkeys(named))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:

@@ -19,7 +19,8 @@ MAX_REPORT = MAX_DOCUMENT
 
 def written(report: Report) -> bytes:
     """The report as JSON; the same report is always the same bytes."""
-    return encoded(report.model_dump(mode="json", exclude={"evidence": report.evidence.unknown}))
+    sections = {"identity": report.sections.identity.unknown}
+    return encoded(report.model_dump(mode="json", exclude={"evidence": report.evidence.unknown, "sections": sections}))
 
 
 def encoded(told: Mapping[str, Any]) -> bytes:
