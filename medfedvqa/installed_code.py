@@ -24,7 +24,8 @@ _SUFFIXES = tuple(all_suffixes())
 _INIT = "__init__.py"
 
 _IMPORT = re.compile(
-    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t\\\r\n]+import[ \t\\\r\n]*(\([^)]*\)|[^\r\n;]*)|import[ \t]+([^\r\n;#]+))",
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t\\\r\n]+import[ \t\\\r\n]*(\([^)]*\)|[^\r\n;]*)"
+    rb"|import[ \t]+([^\r\n;#]+))",
     re.MULTILINE,
 )
 _RENAMED = re.compile(rb"\bas[ \t]+\w+|#[^\r\n]*")
