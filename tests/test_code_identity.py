@@ -199,7 +199,13 @@ def test_a_record_of_code_is_read_strictly() -> None:
     record = code.record()
     assert JobCode.from_record(record) == code and code.parts[0].kind is CodeKind.PROJECT
     one, other = record["parts"]
-    for parts in ([other, one], [one, other, other], [one | {"kind": "x"}], [one | {"name": "/a"}], [one | {"more": 1}]):
+    for parts in (
+        [other, one],
+        [one, other, other],
+        [one | {"kind": "x"}],
+        [one | {"name": "/a"}],
+        [one | {"more": 1}],
+    ):
         with pytest.raises(LogError):
             JobCode.from_record({"parts": parts})
     for record in ({}, {"parts": None}, {"parts": [None]}, {"parts": [one], "more": 1}, {"parts": [one | {"name": 1}]}):

@@ -11,6 +11,7 @@ from audits import AuditKey, AuditLog, CodeKind, CodePart, Gate, JobCode, JobCon
 from medfedvqa.cli.report_inputs import evidence_of
 from medfedvqa.evaluation.privacy_report.document import compose
 from medfedvqa.evaluation.privacy_report.html import page
+from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
@@ -31,7 +32,9 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
 
     def make(codes: Sequence[JobCode | None], site: str = "chest", digest: str | None = None) -> Report:
         config = sites(site)[site]
-        with closing(AuditLog(config.audit, site, AuditKey.at(config.audit_key, origin_of(site)))) as log:
+        key = AuditKey.at(config.audit_key, origin_of(site))
+        with closing(AuditLog(config.audit, site, key)) as log:
+            Attester(config, log, key, "study-1", "prompt_pfl")
             for code in codes:
                 said = digest or (code.digest if code else "ff" * 32)
                 context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", said, code=code)
