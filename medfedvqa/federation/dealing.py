@@ -21,7 +21,7 @@ from medfedvqa.federation.attempt import Attempt, as_array, from_array
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.state import Dealt, Saved, StateFile
 from medfedvqa.methods.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
-from privacy.secagg import Layout, MisdealtError, SiteError
+from privacy.secagg import Layout, MisdealtError, SecureAggregationError, SiteError
 from privacy.secagg.channel import joined
 from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
 from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, check_unused, choice, new_seed, set_seed
@@ -90,10 +90,10 @@ class DealingSite:
             raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
+        _, coins = _committed(message)
         kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
         if kept.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
-        _, coins = _committed(message)
         if coins.get(self.name) != Nonce(_TOSS, self.name, kept.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
@@ -112,7 +112,7 @@ class DealingSite:
             raise FederationError("the dealing has coins of other sites than the attempt's members")
         try:
             index = choice(Beacon.of(_TOSS, coins, opened.coins).value)
-        except SiteError as error:
+        except SecureAggregationError as error:
             raise MisdealtError(f"a coin of the dealing is not as it was committed to: {error}") from None
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
         seed = b""

@@ -1,4 +1,4 @@
-"""Mixtures and draws under a server that lies, in process: one test for each finding of an attack on 1bcfca7."""
+"""Mixtures and draws under a server that lies, in process: one test for each finding of an attack on version 0.1.0."""
 
 from collections.abc import Callable, Collection
 from itertools import count

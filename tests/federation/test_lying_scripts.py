@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
     federation: Federation, folder: Path
 ) -> None:
-    """Issue R: going back, leaping, repeating, equivocating, denying, dropping, redrawing, under new jobs as well."""
+    """Going back, leaping, repeating, equivocating, denying, dropping, redrawing, under new jobs as well."""
     for seed in range(FIRST, FIRST + SCRIPTS):
         MeanScript(seed, federation, folder / f"mean-{seed}").run()
 
@@ -58,7 +58,7 @@ def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
 def test_no_random_dealer_and_members_of_a_mixture_learn_an_input_or_spend_beyond_the_plan(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue R: tuples repeated and bent, attempts ended when the coins do not suit, under new jobs as well. Members who
+    """Tuples repeated and bent, attempts ended when the coins do not suit, under new jobs as well. Members who
     collude see what others show them; the server, who deals, sees no share."""
     for seed in range(FIRST, FIRST + SCRIPTS):
         script = MixScript(seed, federation, folder / f"mix-{seed}")
@@ -100,7 +100,7 @@ def test_the_equations_of_an_exchange_know_a_mask_by_a_threshold_of_shares() -> 
 def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the order of tasks and the memory of cohorts, as on 1bcfca7, some of a few scripts expose a site."""
+    """Without the order of tasks and the memory of cohorts, as in 0.1.0, some of a few scripts expose a site."""
     monkeypatch.setattr(Order, "repeats", lambda order, task, round, last: (task, round) == last)
     monkeypatch.setattr(SecureSite, "_check_cohort", lambda *_: None)
     with pytest.raises(AssertionError, match="are exposed"):

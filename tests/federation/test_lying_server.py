@@ -1,4 +1,4 @@
-"""What a server that lies gets from real sites in process: one test for each finding of an attack on 1bcfca7."""
+"""What a server that lies gets from real sites in process: one test for each finding of an attack on version 0.1.0."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing

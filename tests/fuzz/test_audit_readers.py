@@ -19,7 +19,20 @@ from test_examine import made as made_log
 from test_lines import rehashed
 from test_verifier import BLANK, sealed
 
-from audits import AuditError, AuditLog, Event, Evidence, Exchange, LogError, NoteError, VerifierKey, examine, quote
+from audits import (
+    AuditError,
+    AuditLog,
+    Event,
+    Evidence,
+    Exchange,
+    JobRefused,
+    LogError,
+    NoteError,
+    Refusal,
+    VerifierKey,
+    examine,
+    quote,
+)
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.entry import Entry, parse_line
 from audits.envelope import opened as opened_envelope
@@ -229,14 +242,15 @@ def test_a_site_refuses_a_task_of_no_round_and_logs_it(
     """In process, where no decoder looks at it before, and with audit bytes that are a finding."""
     config = sites("chest")["chest"]
     runtime = SiteRuntime(config, quick_job(), "study-1")
-    with pytest.raises(AuditError, match="the round is not a whole number"):
+    with pytest.raises(JobRefused) as refused:
         runtime.answer("start", round, {}, b"no message about logs")
+    assert refused.value.code is Refusal.ORDER
     runtime.close()
     entries = [
         Entry.from_record(parse_line(line)) for line in (config.audit / "log.jsonl").read_bytes().splitlines(True)
     ]
     assert [(one.event, one.round) for one in entries if one.event == "finding"] == [("finding", None)]
-    assert [one.event for one in entries if one.outcome == "refused"] == ["receive"]
+    assert [one.event for one in entries if one.outcome == "refused"] == ["refusal"]
 
 
 @pytest.mark.parametrize("value", [1.0, True, 2**63, "x", "\ud800"])
