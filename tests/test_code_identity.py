@@ -79,6 +79,25 @@ def test_a_compiled_module_beside_the_sources_is_part_of_the_digest(place: Path)
     assert added("acme_federated.rates") != before
 
 
+def test_a_distribution_too_large_to_read_is_named_by_its_record(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record without what differs from one installation of a wheel to the next; a changed module is not seen."""
+    written(place / "acme_federated" / "rates.py")
+    monkeypatch.setattr(code_identity, "MOST_BYTES", 10)
+
+    def named() -> list[CodePart]:
+        loaded = importlib.import_module("acme_federated.rates")
+        return [part for part in running_code(loaded.rate).parts if part.name == NAME]
+
+    [part] = named()
+    record = next(place.glob("*.dist-info")) / "RECORD"
+    lines = [line for line in record.read_text().splitlines() if line.startswith("acme_federated/")]
+    lines = sorted(line for line in lines if "__pycache__" not in line)
+    assert len(lines) == 2 and part.sha256 == sha256("\n".join(lines).encode()).hexdigest()
+    assert (part.kind, part.version) == (CodeKind.DEPENDENCY, VERSION)
+    written(place / "acme_federated" / "schedule.py", "FACTOR = 9\n")
+    assert named() == [part]
+
+
 def test_a_linked_installation_is_named_and_follows_its_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

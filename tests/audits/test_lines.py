@@ -23,7 +23,7 @@ TEXTS = st.none() | st.text(st.characters(codec="utf-8"), max_size=20)
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = WHOLE | st.floats(allow_nan=False, allow_infinity=False)
 PARTS = st.none() | st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS | st.lists(NUMBERS, max_size=2), max_size=3)
-OPTIONAL = ("wire", "admission", "sharing", "expiry")
+OPTIONAL = ("wire", "admission", "code", "sharing", "expiry")
 RECORDS = st.fixed_dictionaries(
     {
         "dp_event": PARTS,
