@@ -27,6 +27,7 @@ from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.methods import MixOnShares, Tensors, base
+from privacy.secagg.committee import Nonce
 from privacy.secagg.ring import FixedPoint
 
 SITES = ("a", "b", "c", "d")
@@ -280,6 +281,21 @@ def when(condition: Callable[[], bool], act: Callable[[], None]) -> None:
 
 # The hub alone, told in an order that makes it hard.
 
+SECRET = bytes(range(32))
+"""Every member's seed and coin."""
+
+
+def offer(site: str) -> Tensors:
+    """What goes with an answer."""
+    commitment = Nonce("toss of coins", site, SECRET).commitment
+    return {"tuple_seed": np.frombuffer(SECRET, "<i8"), "coin_commitment": np.frombuffer(commitment, "<i8")}
+
+
+DEALING: dict[str, Callable[[str], Tensors]] = {
+    "start": offer,
+    "start/seed": offer,
+    "start/coin": lambda site: {"coin": np.frombuffer(SECRET, "<i8")},
+}
 RULE = MembersRule(8)
 """All of the sites compute."""
 
@@ -289,7 +305,7 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
 
     def call(task: str, round: int, messages: Any, answered: Any, excused: Excused = nobody) -> dict[str, Reply]:
         if task != "start/mix":
-            return {site: Reply({}, 0.0) for site in messages}
+            return {site: Reply(DEALING[task](site), 0.0) for site in messages}
         replies: dict[str, Reply] = {}
         for site, accused in answers:
             if messages.keys() <= {*replies, *excused(replies)}:
@@ -300,9 +316,9 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
 
     x = TensorSpec("x", (2,), "float32", Kind.PARAMETERS, "A vector.")
     start, how = TaskSpec("start", (x,), ()), MixOnShares()
-    exchange = Exchange("mixed", (TaskSpec("start", (), ()), *how.tasks(start)))
+    exchange = Exchange("mixed", (TaskSpec("start", how.beside, ()), *how.tasks(start)))
     hub = SecureHub(SITES, call, exchange, on_shares={"start": how}, shared={"start": start}, least=3, rule=RULE)
-    hub.collect("start")
+    hub._dealer.offered(hub.collect("start"))
     hub._mixed("start")
     return hub
 

@@ -15,6 +15,8 @@ from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecompose
 from nvflare.fuel.utils.fobs import fobs, lobs
 from nvflare.fuel.utils.fobs.datum import DatumManager
 
+from medfedvqa.federation.flare.messages import PLAIN
+
 LISTED = frozenset(
     {
         *("nvflare.apis.shareable.Shareable", "nvflare.apis.fl_context.FLContext", "nvflare.apis.client.Client"),
@@ -24,8 +26,6 @@ LISTED = frozenset(
 )
 """Types of messages among server and sites, beyond those that need no class."""
 
-_PLAIN = frozenset("biufSU")
-"""Numbers, and text, which takes no class: who gets a text for an array says whose it is, and refuses it."""
 _HEADER_BYTES = 1024
 _MOST_AXES = 16
 
@@ -87,7 +87,7 @@ def array_of(data: bytes) -> np.ndarray:
         raise UndecodedError("an array of a message has no header that can be read") from None
     sizes = len(shape) <= _MOST_AXES and all(type(size) is int and size >= 0 for size in shape)
     start = stream.tell()
-    if dtype.kind not in _PLAIN or not sizes or math.prod(shape) * dtype.itemsize != len(data) - start:
+    if dtype.kind not in PLAIN or not sizes or math.prod(shape) * dtype.itemsize != len(data) - start:
         raise UndecodedError("an array of a message does not hold the numbers that its header says")
     if start == len(data):
         return np.empty(shape, dtype)

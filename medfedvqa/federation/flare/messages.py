@@ -11,6 +11,9 @@ from audits import JobRefused, Refusal
 if TYPE_CHECKING:
     from medfedvqa.methods import Tensors
 
+PLAIN = frozenset("biufSU")
+"""Kinds of numpy's types that are decoded: numbers, and text, which takes no class. Who gets a text where the job
+declares numbers says whose it is, and refuses it."""
 REASON = "medfedvqa_reason"
 """Of a refusal: the value of its `Refusal`."""
 ROUND, TENSORS, BESIDE = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
@@ -47,8 +50,8 @@ def unpack(message: Shareable) -> "tuple[int, Tensors]":
     for name, array in tensors.items():
         if type(name) is not str or len(name) > _LONGEST_NAME:
             raise JobRefused(Refusal.MESSAGE, "an array of the message does not have a name")
-        if type(array) is not np.ndarray:
-            raise JobRefused(Refusal.MESSAGE, "a named part of the message is no array")
+        if type(array) is not np.ndarray or array.dtype.kind not in PLAIN:
+            raise JobRefused(Refusal.MESSAGE, "a named part of the message is no array of plain values")
     return round, dict(tensors)
 
 
