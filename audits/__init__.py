@@ -22,6 +22,7 @@ from audits.errors import (
     JobRefused,
     LogError,
     MessageRefused,
+    NewerFormat,
     NoteError,
     PolicyError,
     Reason,
@@ -33,7 +34,7 @@ from audits.examine import Examination, check_site, examine, sites_of
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.gate import Charged, Gate, JobContext, Sharing, Stage, round_number
+from audits.gate import Charged, Gate, JobContext, round_number
 from audits.judgement import EXIT_CODES, Judgement, Part, State
 from audits.log import AuditLog
 from audits.note import AuditKey, Note, VerifierKey
@@ -42,6 +43,7 @@ from audits.proofs import Proven, check, prove
 from audits.refusals import Refusal, known_code, refuses_job
 from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
+from audits.sharing import Sharing, Stage, sharing_of
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
 from audits.wire import (
     FrameCount,
@@ -88,6 +90,7 @@ __all__ = [
     "Kind",
     "LogError",
     "MessageRefused",
+    "NewerFormat",
     "Note",
     "NoteError",
     "Offer",
@@ -161,6 +164,7 @@ __all__ = [
     "refuses_job",
     "round_number",
     "sealed",
+    "sharing_of",
     "sites_of",
     "statement",
     "subjects",

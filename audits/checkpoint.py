@@ -1,6 +1,7 @@
 """Checkpoints: signed heads of a log's tree, and the files that hold them.
 
-Source: C2SP tlog-checkpoint. The text is the log's origin, its size and root, and a line with the time.
+Source: C2SP tlog-checkpoint. The text is the log's origin, its size and root, and extension lines: `format 1` and the
+time. Format 0, of versions that were never released, has the time alone.
 """
 
 import base64
@@ -18,6 +19,8 @@ from audits.note import DASH, MAX_NOTE, AuditKey, Note
 from audits.tree import HASH_BYTES
 
 ORIGIN = "medfedvqa/audit/"
+FORMAT = 1
+"""Of the extension lines that this version writes."""
 CHECKPOINTS = "checkpoints"
 TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
 MAX_LINES = 1000
@@ -26,6 +29,7 @@ _NOTE = re.compile(
     rb"[^\n]++\n(0|[1-9][0-9]{0,17})\n([A-Za-z0-9+/]{43}=)\n(?:[^\n]++\n)*+\n((?:%s[^\n]*+\n)++)\n" % DASH.encode()
 )
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
+_EXTENSION = re.compile(r"([a-z]+) (\S{1,40})")
 
 
 def origin_of(site: str) -> str:
@@ -35,12 +39,19 @@ def origin_of(site: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a log had come to: its number of entries and their root; `said` are further lines, such as the time."""
+    """What a log had come to: its number of entries and their root; `said` are the extension lines."""
 
     origin: str
     size: int
     root: bytes
     said: tuple[str, ...] = ()
+
+    @property
+    def extensions(self) -> dict[str, str]:
+        """The extension lines by their first words; none if a newer version wrote them in a format of its own."""
+        found = [match for line in self.said if (match := _EXTENSION.fullmatch(line))]
+        known = {match[1]: match[2] for match in found}
+        return known if known.get("format", "0") in ("0", str(FORMAT)) else {}
 
     @property
     def text(self) -> str:
@@ -64,7 +75,7 @@ class Checkpoint:
 def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
     """A checkpoint of the log that has the key's name, of now."""
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return key.sign(Checkpoint(key.public.name, size, root, (f"time {now}",)).text)
+    return key.sign(Checkpoint(key.public.name, size, root, (f"format {FORMAT}", f"time {now}")).text)
 
 
 class NoteFile:

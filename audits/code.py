@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from audits.errors import LogError
+from audits.errors import LogError, NewerFormat
 from audits.exchange import canonical
 
 
@@ -82,6 +82,8 @@ class JobCode:
     def from_record(cls, record: Mapping[str, Any]) -> "JobCode":
         """What an entry's `code` says. Raises `LogError` if it is not what `record` makes."""
         try:
+            if any(part["kind"] not in list(CodeKind) for part in record["parts"]):
+                raise NewerFormat("the entry that names a job's code")
             parts = tuple(CodePart(**{**part, "kind": CodeKind(part["kind"])}) for part in record["parts"])
             code = cls(parts)
         except (KeyError, TypeError, ValueError):

@@ -12,8 +12,8 @@ from typing import Any
 from audits.entry import Outcome, parse_line
 from audits.errors import LogError
 from audits.exchange import SITES
-from audits.gate import Stage
 from audits.segments import lines_of, segments
+from audits.sharing import Stage
 
 LOCK_NAME = "sharing.lock"
 _MEMBER = b'"sharing":{'

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from audits.errors import LogError
+from audits.errors import LogError, NewerFormat
 from audits.exchange import Kind, Protection, canonical
-from audits.fields import well_typed
+from audits.forms import Fit, members_of
 
 
 class Event(StrEnum):
@@ -48,13 +48,19 @@ class TensorRecord:
     protection: Protection
 
 
+FORMAT = 1
+"""Of the entries that this version writes. Format 0 is of versions that were never released, and has no number."""
+_OPTIONAL = {"optional": True}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. Every field but the last five is in every line, `null` where it does not apply.
+    """One event; the one grammar of a line, from which both readers are made.
 
-    `time` is UTC, `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message,
-    `nbytes` the sum over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
-    Where values are shared (`masked`, peer `sites`), `nbytes` counts values, not shares, and `reason` says among whom.
+    Every field is in every line, `null` where it does not apply; optional ones are left out there. `time` is UTC,
+    `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message, `nbytes` the sum
+    over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
+    Where values are shared (`masked`, peer `sites`), `nbytes` counts values, not shares, and `sharing` says among whom.
     """
 
     seq: int
@@ -83,28 +89,33 @@ class Entry:
     epsilon_after: float | None = None
     outcome: Outcome | None = None
     reason: str | None = None
-    wire: Mapping[str, Any] | None = None
-    admission: Mapping[str, Any] | None = None
+    """A sentence for people; what programs need has a field of its own."""
+    format: int = field(default=FORMAT, metadata={"since": 1})
+    wire: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
+    admission: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
-    code: Mapping[str, Any] | None = None
+    code: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
     """Of a job that is opened: the parts that `code_digest` is made of, see `JobCode`."""
-    sharing: Mapping[str, Any] | None = None
+    sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """Of what belongs to a computation on shares: the attempt, its sites and how far it is, see `Sharing`."""
-    expiry: Mapping[str, Any] | None = None
+    expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """Of entries that expired: how many, after how many days, and what shows that these have passed."""
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
-        found = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
-        # Logs from before these fields have lines without them, and stay as they are.
-        return {name: value for name, value in found.items() if name not in _OPTIONAL or value is not None}
+        plain = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
+        if not self.format:
+            del plain["format"]
+        optional = GRAMMARS[FORMAT].optional
+        return {name: value for name, value in plain.items() if value is not None or name not in optional}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Entry":
-        """The entry that `record` describes. Raises `LogError` if it is no record of this format."""
+        """The entry that `record` describes. Raises `LogError` if it is no record of a format that is known."""
         try:
             return cls(
                 **{
+                    "format": 0,
                     **record,
                     "event": Event(record["event"]),
                     "outcome": record["outcome"] and Outcome(record["outcome"]),
@@ -115,8 +126,20 @@ class Entry:
             raise LogError("the entry does not have the fields of this version's format") from None
 
 
-_OPTIONAL = frozenset({"wire", "admission", "code", "sharing", "expiry"})
-_HASHED = frozenset(field.name for field in fields(Entry)) - {"leaf_hash"} - _OPTIONAL
+@dataclass(frozen=True)
+class _Envelope:
+    """What entries of all formats have, also of those to come: enough to follow the chain and the tree."""
+
+    seq: int
+    prev_hash: str
+    leaf_hash: str
+    time: str
+    site: str
+    format: int
+
+
+ENVELOPE = members_of(_Envelope, FORMAT)
+GRAMMARS = {number: members_of(Entry, number) for number in range(FORMAT + 1)}
 
 
 def leaf_hash(record: Mapping[str, Any]) -> str:
@@ -126,21 +149,43 @@ def leaf_hash(record: Mapping[str, Any]) -> str:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`."""
+    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`, and
+    `NewerFormat` if it is, and holds what this version does not know."""
+    record, newer = parse_any(line)
+    if newer:
+        raise NewerFormat
+    return record
+
+
+def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
+    """The record in a line, also of a newer format, and whether it holds what this version does not know.
+
+    Raises `LogError` as `parse_line` does.
+    """
     try:
         record: dict[str, Any] = json.loads(line)
+        fit = _fit(record)
         leaf = record.pop("leaf_hash")
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
-    named = record.keys() - _OPTIONAL == _HASHED and well_typed(record)
     # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
-    if not named or line.replace(member, b"", 1) != body + b"\n":
-        raise LogError("the line is not written as an entry of this version is")
+    if not fit or line.replace(member, b"", 1) != body + b"\n":
+        raise LogError("the line is not written as an entry is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
     record["leaf_hash"] = leaf
-    return record
+    return record, fit is Fit.NEWER
+
+
+def _fit(record: dict[str, Any]) -> Fit:
+    number = record.get("format", 0)
+    if type(number) is not int or (number == 0 and "format" in record):
+        return Fit.NO
+    if number > FORMAT:
+        return min(ENVELOPE.fit(record), Fit.NEWER)
+    fit = GRAMMARS[number].fit(record) if number in GRAMMARS else Fit.NO
+    return Fit.NO if fit is Fit.NEWER and number == 0 else fit  # nobody adds to the format without a number
 
 
 def _tensor(record: Mapping[str, Any]) -> TensorRecord:

@@ -37,6 +37,13 @@ class LogError(AuditError):
     """The audit log cannot be written or read; while it cannot be written, nothing leaves."""
 
 
+class NewerFormat(LogError):
+    """What was to be read is sound, and holds what only a newer version of this software knows."""
+
+    def __init__(self, what: str = "the entry") -> None:
+        super().__init__(f"{what} was written by a newer version of this software: use that version, or a later one")
+
+
 class NoteError(LogError):
     """A key, note or checkpoint is damaged, or not what it should be; never stops training, is logged as a finding."""
 

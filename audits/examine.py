@@ -10,7 +10,8 @@ from typing import Any
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.cosigned_times import CosignedTimes, cosigned_times
-from audits.errors import LogError
+from audits.counted import counted
+from audits.errors import LogError, NewerFormat
 from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
 from audits.judgement import Judgement, Part, State, worst
 from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
@@ -87,7 +88,9 @@ def examine(
         head=walk.head,
         root=walk.tree.root().hex(),
         torn_bytes=walk.torn_bytes,
-        integrity=Judgement((_chain(walk), times_part(times), _tree(own, seen), _signature(own, known, site))),
+        integrity=Judgement(
+            (_chain(walk), *_format(walk), times_part(times), _tree(own, seen), _signature(own, known, site))
+        ),
         completeness=Judgement(
             (
                 *retention_parts(walk, times.cosigned),
@@ -131,6 +134,9 @@ class _Seen:
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
     uncounted: int | None = None
+    """The first entry of counts that are none."""
+    unread: int | None = None
+    """The first entry of which only a newer version can read everything."""
     findings: int = 0
     unlike_own: int | None = None
     unlike_others: list[int] = field(default_factory=list)
@@ -140,6 +146,9 @@ class _Seen:
         self.compare(walk)
         self.times.take(line)
         self.ledger.expired = walk.first > 0
+        if line.newer:
+            self.unread = line.seq if self.unread is None else self.unread
+            self.last_release = line.seq  # for all that is known here
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             job, round, peer, nbytes = map(json.loads, (line.job, line.round, line.peer, line.nbytes))
@@ -154,6 +163,8 @@ class _Seen:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
                 self.ledger.counted(line.seq, json.loads(line.job), window)
+            except NewerFormat:
+                self.unread = line.seq if self.unread is None else self.unread
             except LogError:
                 self.uncounted = line.seq if self.uncounted is None else self.uncounted
         elif line.event == FINDING:
@@ -181,7 +192,23 @@ def _receipts(site: str, evidence: Evidence) -> dict[bytes, int]:
 def _chain(walk: Walk) -> Part:
     if walk.bad:
         return Part("chain", State.BROKEN, walk.bad, walk.entries)
-    return Part("chain", State.SHOWN, f"{walk.entries} entries hold, none changed, removed, added or moved")
+    return Part(
+        "chain",
+        State.SHOWN,
+        f"{counted(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
+    )
+
+
+def _format(walk: Walk) -> Iterator[Part]:
+    if walk.newer is not None:
+        said = (
+            "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
+        )
+        yield Part("format", State.NOT_SHOWN, said, walk.newer)
+
+
+def _entries(number: int) -> str:
+    return counted(number, "entry", "entries")
 
 
 def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
@@ -190,7 +217,7 @@ def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
         return Part("tree", State.BROKEN, said, max(seen.unlike_own - 1, 0))
     if own.newest is None:
         return Part("tree", State.NOT_SHOWN, "there is no checkpoint to compare the entries with")
-    return Part("tree", State.SHOWN, f"{seen.compared} checkpoints are of these entries")
+    return Part("tree", State.SHOWN, f"{counted(seen.compared, 'checkpoint is', 'checkpoints are')} of these entries")
 
 
 def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> Part:
@@ -201,16 +228,20 @@ def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> Part:
         return Part("signature", State.NOT_SHOWN, f"no {missing}")
     if Checkpoint.parse(own.newest.text).origin != origin_of(site) or not key.signed(own.newest):
         return Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
-    said = f"the newest checkpoint, of {own.size} entries, is signed by the site"
+    said = f"the newest checkpoint, of {_entries(own.size)}, is signed by the site"
     return Part("signature", State.SHOWN, said)
 
 
 def _tail(walk: Walk, own: OwnCheckpoints) -> Part:
     if own.size > walk.entries:
-        said = f"the log ends before its newest checkpoint, of {own.size} entries: it was cut, or is another one"
+        said = f"the log ends before its newest checkpoint, of {_entries(own.size)}: it was cut, or is another one"
         return Part("tail", State.BROKEN, said, walk.entries)
     if own.size < walk.entries:
-        return Part("tail", State.NOT_SHOWN, f"{walk.entries - own.size} entries follow the newest checkpoint")
+        return Part(
+            "tail",
+            State.NOT_SHOWN,
+            f"{counted(walk.entries - own.size, 'entry follows', 'entries follow')} the newest checkpoint",
+        )
     return Part("tail", State.SHOWN, "the last entry is under the newest checkpoint")
 
 
@@ -218,14 +249,17 @@ def _jobs(seen: _Seen, walk: Walk, running: Collection[str]) -> Part:
     opened = {str(json.loads(job)) for job in seen.jobs}
     now = len(walk.counting.running)
     if still := opened - walk.counting.running - set(running):
-        said = f"{len(still)} jobs were not closed: they run (say which), or the log lacks their end"
+        jobs = counted(len(still), "job was", "jobs were")
+        said = (
+            f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
+        )
         return Part("jobs", State.NOT_SHOWN, said)
     said = "every job that was opened is closed, or said to be running"
-    return Part("jobs", State.SHOWN, f"{_counted(now)}; {said}" if now else said)
+    return Part("jobs", State.SHOWN, f"{_running(now)}; {said}" if now else said)
 
 
-def _counted(jobs: int) -> str:
-    return "1 job is running" if jobs == 1 else f"{jobs} jobs are running"
+def _running(jobs: int) -> str:
+    return counted(jobs, "job is running", "jobs are running")
 
 
 def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> Iterator[Part]:
@@ -234,21 +268,24 @@ def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> I
     found = seen.ledger.result(walk.counting.jobs.union(running))
     if seen.uncounted is not None:
         yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
+    elif seen.unread is not None:
+        yield Part("wire", State.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread)
     elif found.findings:
         first = found.findings[0]
-        said = f"{found.unexplained} bytes on the network are not explained, in {len(found.findings)} findings, first"
+        bare = counted(found.unexplained, "byte on the network is", "bytes on the network are")
+        said = f"{bare} not explained, in {counted(len(found.findings), 'finding')}, first"
         yield Part("wire", State.BROKEN, f"{said}: {first.reason}", first.seq)
     elif not found.covered:
         yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
     elif found.pending:
         jobs = len(walk.counting.running.union(running))
-        when = _counted(jobs) if jobs else "a job has just ended"
+        when = _running(jobs) if jobs else "a job has just ended"
         said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
         yield Part("wire", State.NOT_SHOWN, said)
     else:
         nbytes, kinds = sum(found.left.values()), len(found.left)
-        said = f"all {nbytes} bytes on the network are explained, in {kinds} kinds"
-        still = f"; {found.running} processes still count" if found.running else ""
+        said = f"all {nbytes} bytes on the network are explained, in {counted(kinds, 'kind')}"
+        still = f"; {counted(found.running, 'process still counts', 'processes still count')}" if found.running else ""
         yield Part("wire", State.SHOWN, said + still)
 
 
@@ -262,7 +299,9 @@ def _agreement(walk: Walk, claims: Claims, seen: _Seen, evidence: Evidence) -> I
     if evidence.receipts:
         yield _others_receipts(walk, seen)
     if seen.findings:
-        yield Part("findings", State.NOT_SHOWN, f"the site itself logged {seen.findings} findings: see 'audit show'")
+        yield Part(
+            "findings", State.NOT_SHOWN, f"the site itself logged {counted(seen.findings, 'finding')}: see 'audit show'"
+        )
 
 
 def _others_keys(claims: Claims) -> Part:
@@ -280,11 +319,12 @@ def _others_checkpoints(walk: Walk, claims: Claims, seen: _Seen) -> Part:
         said = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
         return Part("checkpoints", State.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
     if beyond:
-        said = f"others hold a checkpoint of {max(beyond)} entries: the log was cut or rolled back"
+        said = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
         return Part("checkpoints", State.BROKEN, said, walk.entries)
     if not claims.sizes:
         return Part("checkpoints", State.NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
-    who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {len(claims.parties)} parties"
+    parties = counted(len(claims.parties), "party", "parties")
+    who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
     if claims.covered <= seen.last_release:
         return Part("checkpoints", State.NOT_SHOWN, f"{who}; releases after that are not in their hands")
     return Part("checkpoints", State.SHOWN, f"{who}, with every release in it")
@@ -293,11 +333,19 @@ def _others_checkpoints(walk: Walk, claims: Claims, seen: _Seen) -> Part:
 def _others_receipts(walk: Walk, seen: _Seen) -> Part:
     missing = [number for digest, number in seen.receipts.items() if digest not in seen.answered]
     if not missing:
-        said = f"all {len(seen.receipts)} messages that the server received are in the log"
+        number = len(seen.receipts)
+        messages = "the only message" if number == 1 else f"all {number} messages"
+        said = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
         return Part("receipts", State.SHOWN, said)
+    if seen.unread is not None:
+        said = f"{counted(len(missing), 'receipt')} may be of entries of a newer version"
+        return Part("receipts", State.NOT_SHOWN, said, seen.unread)
     if walk.first:
-        return Part("receipts", State.NOT_SHOWN, f"{len(missing)} receipts may be of entries that are expired")
-    said = f"the server received {len(missing)} messages that the log does not hold, first by receipt {min(missing)}"
+        return Part(
+            "receipts", State.NOT_SHOWN, f"{counted(len(missing), 'receipt')} may be of entries that are expired"
+        )
+    messages = counted(len(missing), "message")
+    said = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
     return Part("receipts", State.BROKEN, said)
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from audits.anchor import TREE
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
-from audits.entry import Entry, parse_line
-from audits.errors import LogError, NoteError
+from audits.entry import Entry, parse_any, parse_line
+from audits.errors import LogError, NewerFormat, NoteError
 from audits.evidence import Evidence
 from audits.exchange import canonical
 from audits.note import Note, VerifierKey
@@ -144,14 +144,17 @@ def held(excerpt: Excerpt, site: str) -> Held:
 
 
 def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
-    """The entries, in order. Raises `LogError` if one has not the fields of this version's format."""
+    """The entries, in order. Raises `LogError`, and `NewerFormat` if one holds what this version does not know."""
+    for one in excerpt.entries:
+        if parse_any(canonical(one.record) + b"\n")[1]:
+            raise NewerFormat("an entry of the audit log")
     return tuple(Entry.from_record(one.record) for one in excerpt.entries)
 
 
 def _checked(one: Quoted, site: str, found: Checkpoint) -> int:
     """The number of an entry that is as it was written and is under the checkpoint."""
     try:
-        record = parse_line(canonical(one.record) + b"\n")
+        record, _ = parse_any(canonical(one.record) + b"\n")
     except (LogError, ValueError, TypeError):
         raise NoteError("an entry is not as it was written: its hash is another") from None
     number: int = record["seq"]

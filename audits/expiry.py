@@ -22,6 +22,8 @@ class Basis(StrEnum):
     """Today's date, as a person at the site gave it."""
     CLOCK = "clock"
     """The site's own clock: in logs of earlier versions, which have a sentence only."""
+    UNKNOWN = "unknown"
+    """Something that only a newer version knows; here it shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,6 @@ class Expiry:
         if not all(type(number) is int and number > 0 for number in numbers):
             return None
         basis, date = record.get("basis"), record.get("date")
-        if basis not in list(Basis) or not isinstance(date, str | None):
+        if not isinstance(basis, str) or not isinstance(date, str | None):
             return None
-        return cls(*numbers, Basis(basis), date)
+        return cls(*numbers, Basis(basis) if basis in list(Basis) else Basis.UNKNOWN, date)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from operator import attrgetter, index
 from typing import Any, NoReturn, SupportsIndex
 
@@ -12,11 +11,19 @@ from numpy.typing import NDArray
 
 from audits.code import JobCode
 from audits.entry import Event, Outcome, TensorRecord
-from audits.errors import AuditError, JobRefused, MessageRefused, Reason, ReceiptRefused, ReleaseRefused
+from audits.errors import (
+    AuditError,
+    JobRefused,
+    MessageRefused,
+    Reason,
+    ReceiptRefused,
+    ReleaseRefused,
+)
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from audits.log import AuditLog
 from audits.policy import SitePolicy
 from audits.refusals import Refusal
+from audits.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -47,46 +54,6 @@ class Charged:
     event: Mapping[str, Any]
     epsilon_before: float
     epsilon_after: float
-
-
-class Stage(StrEnum):
-    """How far a computation on shares is with a site's input."""
-
-    BEGUN = "begun"
-    """The first attempt with this input."""
-    REPEATED = "repeated"
-    """Takes the place of the last attempt with the same input, which can no longer come to a result."""
-    OPENED = "opened"
-    """The result is of exactly these sites."""
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Among whom one attempt at a computation on shares runs; its entries hold it, and give the sentence as their
-    reason.
-
-    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: by
-    whom, how these were chosen, and who together could open what; empty where an entry before has said so. `private`:
-    whether the inputs are under differential privacy.
-    """
-
-    attempt: str
-    protocol: str
-    sites: tuple[str, ...]
-    dealer: str
-    computed: str = ""
-    stage: Stage = Stage.BEGUN
-    private: bool = False
-
-    def record(self) -> dict[str, Any]:
-        """As plain JSON, for programs."""
-        parts = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
-        return parts | {"dealer": self.dealer or None, "stage": self.stage.value, "private": self.private}
-
-    def __str__(self) -> str:
-        dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
-        said = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
-        return f"{said}; {self.computed}" if self.computed else said
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from enum import StrEnum
 class State(StrEnum):
     """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
 
+    NOT_COMPARED = "not compared"
+    """Nothing depends on it, and so the verdict does not."""
     SHOWN = "shown"
     NOT_SHOWN = "not shown"
     BROKEN = "broken"
 
 
-EXIT_CODES = {State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
+EXIT_CODES = {State.NOT_COMPARED: 0, State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The audit log: one hash-chained line of canonical JSON per event, on disk before anything leaves.
 
-An entry's `leaf_hash` is SHA-256 over a zero byte and the canonical entry without its `leaf_hash`; its `prev_hash` is
-the `leaf_hash` of the entry before, 64 zeros for the first. Whatever follows the last line feed is what a crash left of
-an entry that was never acknowledged: the next append cuts it off and says so in an entry of its own.
+`audits.entry.Entry` is the grammar of a line. An entry's `leaf_hash` is SHA-256 over a zero byte and the canonical
+entry without its `leaf_hash`; its `prev_hash` is the `leaf_hash` of the entry before, 64 zeros for the first. Whatever
+follows the last line feed is what a crash left of an entry that was never acknowledged: the next append cuts it off and
+says so in an entry of its own.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ from typing import Any
 
 from audits.anchor import Anchor, Link, signed_size
 from audits.checkpoint import Checkpoint
-from audits.entry import Entry, Event, leaf_hash, parse_line
-from audits.errors import LogError
+from audits.entry import Entry, Event, leaf_hash, parse_any, parse_line
+from audits.errors import LogError, NewerFormat
 from audits.exchange import canonical
 from audits.lines import read_line
 from audits.note import AuditKey, Note, VerifierKey
@@ -238,7 +239,7 @@ class AuditLog:
         else:
             lines = lines_from(self.folder, begin)
         for line in islice(lines, end - begin):
-            record = parse_line(line)
+            record, _ = parse_any(line)
             yield bytes.fromhex(record["prev_hash"]), bytes.fromhex(record["leaf_hash"])
 
     @property
@@ -250,6 +251,8 @@ class AuditLog:
     def _head_after(self, line: bytes, end: int) -> "_Head":
         try:
             record = parse_line(line)
+        except NewerFormat:
+            raise NewerFormat("the audit log's last entry") from None
         except LogError as error:
             raise LogError(f"the audit log's last entry is damaged ({error}): have the log verified") from None
         if record["site"] != self.site:
@@ -269,9 +272,11 @@ class _Head:
 def _check_readable(line: bytes) -> None:
     """Raises `ValueError` for a line that no reader takes for an entry: it would break the log for good."""
     try:
-        read_line(line)
+        readable = not read_line(line).newer
     except LogError:
-        raise ValueError("a field of the entry has a value that the log's format does not have") from None
+        readable = False
+    if not readable:
+        raise ValueError("a field of the entry has a value that the log's format does not have")
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from typing import Any
 
 from audits.anchor import TREE
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile
-from audits.entry import parse_line
+from audits.entry import parse_any
 from audits.errors import LogError, NoteError
+from audits.format_numbers import check_number
 from audits.note import Note, VerifierKey
 from audits.segments import lines_from, present_segments
 from audits.tree import TreeFile, includes, inclusion_proof
@@ -43,7 +44,7 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
     found = Checkpoint.parse(note.text)
     try:
         line = next(islice(lines_from(folder, seq), 1), b"")
-        record = parse_line(line)
+        record, _ = parse_any(line)
         tree = TreeFile(folder / TREE, write=False)
         try:
             proof = inclusion_proof(tree.node, seq, found.size)
@@ -68,15 +69,16 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
 def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
     """What the bundle shows to somebody who trusts these keys, each of which must have signed or cosigned.
 
-    The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`.
+    The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`, or
+    `NewerFormat`.
     """
     try:
         if len(bundle) > MAX_BUNDLE:
             raise NoteError("this is no proof of an audit log's entry: it is longer than any")
         said = json.loads(bundle)
-        if said["format"] != FORMAT:
+        if not check_number(said["format"], FORMAT, "the proof"):
             raise NoteError("this is no proof of an audit log's entry")
-        record = parse_line(said["entry"].encode() + b"\n")
+        record, _ = parse_any(said["entry"].encode() + b"\n")
         proof = [base64.b64decode(node, validate=True) for node in said["proof"]]
         note = Note.parse(said["checkpoint"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):

@@ -22,7 +22,6 @@ _TIME = re.compile(
     rb'(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z"'
 ).fullmatch
 _DAY, _YEAR = slice(9, 11), slice(1, 5)
-_SIGNED = re.compile(r"time (\S{1,40})")
 
 
 class Times:
@@ -120,6 +119,5 @@ def _written(time: datetime) -> bytes:
 
 def _signed_time(checkpoint: Checkpoint) -> bytes:
     """When a checkpoint was signed, by the site's clock, as an entry would say it; empty if it does not say so."""
-    found = next(filter(None, map(_SIGNED.fullmatch, checkpoint.said)), None)
-    time = json.dumps(found[1]).encode() if found else b""
+    time = json.dumps(checkpoint.extensions.get("time")).encode()
     return time if moment(time) else b""

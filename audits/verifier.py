@@ -7,7 +7,7 @@ from pathlib import Path
 
 from audits.anchor import TREE, expired_leaves
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
-from audits.errors import LogError
+from audits.errors import LogError, NewerFormat
 from audits.expiry import Expiry
 from audits.lines import EXPIRED, Line, read_line
 from audits.log import GENESIS
@@ -23,7 +23,8 @@ class Verdict:
     `entries` counts those that hold, and `head` is the hash of the last of them; `first_bad` is the position (from 0)
     of the first that does not, `reason` why. `torn_bytes` follow the last line feed: what a crash left of an entry
     that was never acknowledged, which is no tampering. A chain that was cut at its end still holds: keep `head`
-    elsewhere to notice.
+    elsewhere to notice. `newer` is the first entry that holds what only a newer version of this software knows: chain
+    and tree cover it, and nothing else is said of it.
     """
 
     entries: int
@@ -31,6 +32,7 @@ class Verdict:
     first_bad: int | None = None
     reason: str | None = None
     torn_bytes: int = 0
+    newer: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -85,6 +87,8 @@ class Walk:
         self.tree = Frontier()
         self.expiry: Expiry | None = None
         """The farthest that the entries so far say."""
+        self.newer: int | None = None
+        """The first entry that holds what only a newer version of this software knows."""
 
     def __iter__(self) -> Iterator[Line]:
         """The entries that hold, in order, up to the first that does not."""
@@ -101,13 +105,15 @@ class Walk:
                     raise LogError("the entry does not follow the one before it")
                 self.tree.append(bytes.fromhex(line.leaf_hash))
                 self.entries, self.head = self.entries + 1, line.leaf_hash
+                if line.newer and self.newer is None:
+                    self.newer = line.seq
                 if line.event == EXPIRED:
                     self._take_expiry(Expiry.of(line))
                 yield line
         except LogError as error:
             self.bad = str(error)
             return
-        if self.first > (self.expiry.entries if self.expiry else 0):
+        if self.newer is None and self.first > (self.expiry.entries if self.expiry else 0):
             self.entries, self.bad = (
                 0,
                 f"entries 0 to {self.first - 1} are missing, and the log does not say they expired",
@@ -116,8 +122,8 @@ class Walk:
     def verdict(self) -> Verdict:
         """What was found."""
         if self.bad:
-            return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad)
-        return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes)
+            return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad, newer=self.newer)
+        return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes, newer=self.newer)
 
     @property
     def counting(self) -> Counting:
@@ -162,6 +168,8 @@ def read(folder: Path) -> Iterator[Entry]:
         if line.endswith(b"\n") or len(line) > MAX_LINE:
             try:
                 yield Entry.from_record(parse_line(line))
+            except NewerFormat:
+                raise NewerFormat(f"entry {position}") from None
             except LogError as error:
                 raise LogError(f"entry {position}: {error}; have the log verified") from None
 

@@ -12,13 +12,12 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from types import UnionType
 from typing import Any, TypeAlias
 
 from audits.entry import Entry, Event, Outcome
 from audits.errors import LogError
 from audits.exchange import SITES
-from audits.fields import LARGEST
+from audits.members import check_counts, check_members, check_types
 
 SITE, JOB = "site", "job"
 
@@ -132,14 +131,15 @@ class WireWindow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
-        """The window that `record` describes. Raises `LogError` if it is none."""
+        """The window that `record` describes. Raises `LogError` if it is none, `NewerFormat` if it has more."""
         try:
+            _check_known(record)
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
             results = tuple(_submitted(part) for part in record["results"])
             found = cls(**{**record, "sent": sent, "refused": refused, "results": results})
-            _check(found, str, ("session",))
-            _check(found, bool, ("last", "gap"))
-            _check_counts(found, ("number", "mailed"))
+            check_types(found, str, ("session",))
+            check_types(found, bool, ("last", "gap"))
+            check_counts(found, ("number", "mailed"))
             if found.process in (SITE, JOB):
                 return found
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -147,33 +147,30 @@ class WireWindow:
         raise LogError("the entry's counts do not have the fields of this version's format")
 
 
+def _check_known(record: Mapping[str, Any]) -> None:
+    """Raises `NewerFormat` for members and kinds of traffic that this version does not know."""
+    counts = [*record["sent"], *record["refused"]]
+    check_members(WireWindow, [record], "the entry of counted bytes")
+    check_members(Submitted, record["results"], "the entry of counted bytes")
+    check_members(FrameCount, counts, "the entry of counted bytes", {"traffic": Traffic})
+
+
 def _count(record: Mapping[str, Any]) -> FrameCount:
     found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
-    _check(found, str | None, ("job",))
-    _check(found, bool, ("leaves",))
-    _check_counts(found, (one.name for one in fields(FrameCount)[3:]))
+    check_types(found, str | None, ("job",))
+    check_types(found, bool, ("leaves",))
+    check_counts(found, (one.name for one in fields(FrameCount)[3:]))
     return found
 
 
 def _submitted(record: Mapping[str, Any]) -> Submitted:
     found = Submitted(**record)
-    _check(found, str, ("task",))
-    _check(found, int, ("round",))
-    _check_counts(found, (one.name for one in fields(Submitted)[2:]))
+    check_types(found, str, ("task",))
+    check_types(found, int, ("round",))
+    check_counts(found, (one.name for one in fields(Submitted)[2:]))
     if not found.messages:
         raise ValueError
     return found
-
-
-def _check(found: object, kind: type | UnionType, names: Iterable[str]) -> None:
-    if not all(isinstance(getattr(found, name), kind) for name in names):
-        raise TypeError
-
-
-def _check_counts(found: object, names: Iterable[str]) -> None:
-    """Whole numbers that a file's size or a counter may have."""
-    if not all(type(value := getattr(found, name)) is int and 0 <= value < LARGEST for name in names):
-        raise ValueError
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Witness:
     def _check(self, before: Note, note: Note, proof: Sequence[bytes]) -> None:
         old, new = Checkpoint.parse(before.text), Checkpoint.parse(note.text)
         if new.size < old.size:
-            if new.said <= old.said:
+            if new.extensions.get("time", "") <= old.extensions.get("time", ""):
                 raise NoteError("the checkpoint is older than the one that was cosigned here")
             self.accuse(before, note)
             raise ForkFound("the log was rolled back: an earlier, larger checkpoint of it was cosigned here")

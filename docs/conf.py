@@ -44,7 +44,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         ],
         "Hospital IT": ["hospital-it", "site", "hardening", "audit-log", "audit-tools", "hospital-it-transcript"],
         "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
-        "Inside": ["architecture", "api/index"],
+        "Inside": ["architecture", "formats", "api/index"],
     },
     "methods/index": {
         "": [

@@ -4,10 +4,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from audits.forms import Fit
 from privacy.accounting import Spent, spent
-from privacy.errors import PrivacyError
-from privacy.journal import Head, LedgerError, Record, Row
+from privacy.errors import NewerMechanism, PrivacyError
+from privacy.journal import Head, LedgerError, NewerRecord, Record, Row
 from privacy.mechanisms import DPEvent
+from privacy.records import fit_of
 
 Slot: TypeAlias = tuple[str, int]
 """A task's name and its round."""
@@ -106,10 +108,18 @@ class Book:
         self._cohorts_of: dict[str, set[str]] = {}
 
     def apply(self, rows: Iterable[Row]) -> None:
-        """Goes on by these rows. Raises `LedgerError` at the first that makes no sense after those before it."""
+        """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
+        `NewerRecord` at the first of a newer version."""
         for row in rows:
+            fit = fit_of(row.record)
+            if fit is Fit.NEWER:
+                raise NewerRecord(row.seq)
             try:
+                if not fit:
+                    raise ValueError("the record is not written as one of its event")
                 _REPLAY[row.record["event"]](self, row)
+            except NewerMechanism:
+                raise NewerRecord(row.seq) from None
             except (KeyError, TypeError, ValueError, PrivacyError):
                 raise LedgerError(
                     f"record {row.seq} of the budget ledger does not follow from those before it: use the version of "

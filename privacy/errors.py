@@ -11,3 +11,10 @@ class SettingsError(PrivacyError):
 
 class AccountingError(PrivacyError):
     """Parameters outside of what can be accounted for."""
+
+
+class NewerMechanism(AccountingError):
+    """An event of a mechanism, or of a use of one, that this version does not know."""
+
+    def __init__(self) -> None:
+        super().__init__("an event names what this version of the mechanisms lacks: use the version that wrote it")

@@ -37,6 +37,17 @@ class LedgerError(PrivacyError):
     """The ledger is damaged, rolled back, locked, or of another site or key: nothing may be trained under it."""
 
 
+class NewerRecord(LedgerError):
+    """The ledger is sound, and holds what only a newer version of this software knows: nothing may be trained under it
+    by this version."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(
+            f"record {seq} of the budget ledger was written by a newer version of this software: use that version, or "
+            "a later one"
+        )
+
+
 class BudgetRefused(PrivacyError):
     """The site does not grant what was asked for. The sentence may be shared: it names no patient and no path."""
 
@@ -184,11 +195,14 @@ def write_export(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_export(path: Path) -> list[Row]:
-    """The rows that `write_export` wrote. Raises `LedgerError` if it cannot be read or its chain is broken."""
+    """The rows that `write_export` wrote, byte for byte. Raises `LedgerError` if it cannot be read or its chain is
+    broken."""
     with reported("imported"):
-        lines = read_bounded(path, MAX_EXPORT).splitlines()
+        content = read_bounded(path, MAX_EXPORT)
     try:
-        told = [json.loads(line) for line in lines]
+        told = [json.loads(line) for line in content.splitlines()]
+        if content != b"".join(canonical(row) + b"\n" for row in told):
+            raise ValueError("the rows are written in another way")
         found = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in told]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None

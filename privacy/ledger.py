@@ -21,6 +21,7 @@ from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, R
 from privacy.ledger_folder import LEDGER_NAME
 from privacy.limits import Limits, by_round, check_fits
 from privacy.mechanisms import DPEvent
+from privacy.records import FORMAT
 
 __all__ = [
     "Account",
@@ -386,7 +387,7 @@ class Ledger:
 
 
 def _record(event: str, **terms: object) -> Record:
-    return {"event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **terms}
+    return {"format": FORMAT, "event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **terms}
 
 
 def _holds(job: Job, slot: Slot) -> bool:

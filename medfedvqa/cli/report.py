@@ -16,6 +16,7 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.launch import check_new
 from medfedvqa.files import write_whole
+from medfedvqa.version import code_digest
 from privacy.report import (
     Given,
     Joined,
@@ -25,6 +26,7 @@ from privacy.report import (
     registry_entry,
     report_of,
     signed,
+    verify_joined,
     verify_report,
     written,
 )
@@ -32,7 +34,12 @@ from privacy.report.files import ENVELOPE, HTML, JSON, PDF
 from privacy.report.join import JOINED
 from privacy.report.verify import as_record
 
-MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
+MARKS = {
+    State.NOT_COMPARED: "not compared",
+    State.SHOWN: "[green]shown[/]",
+    State.NOT_SHOWN: "[yellow]not shown[/]",
+    State.BROKEN: "[bold red]BROKEN[/]",
+}
 Reports = Annotated[list[Path], typer.Argument(help="Folders of reports, as `privacy report` wrote them.")]
 KeyOption = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
 KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Verifier keys of the sites; repeatable.")]
@@ -86,7 +93,7 @@ def verify_command(
 
     Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
     """
-    found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger, withdrawn)
+    found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger, withdrawn, code_digest())
     if as_json:
         typer.echo(json.dumps(as_record(found), indent=2))
     else:
@@ -120,9 +127,9 @@ def verify_joined_command(
     key: KeysOption = None,
 ) -> None:
     """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
-    if bytes_of(file) != encoded(_joined(reports, key).model_dump(mode="json")):
-        raise ConfigError(f"'{file}' is not what these reports come to")
-    Terminal().write_line(0, "[green]shown[/]: the joined report is what these reports come to")
+    found = verify_joined(bytes_of(file), _joined(reports, key))
+    _show(found)
+    raise typer.Exit(EXIT_CODES[found.state])
 
 
 def registry_command(
@@ -143,7 +150,7 @@ def _joined(folders: list[Path], keys: list[str] | None) -> Joined:
     for folder in folders:
         said = bytes_of(folder / JSON)
         report = read_report(said)
-        found = verify_report(folder, known.get(origin_of(report.evidence.site)))
+        found = verify_report(folder, known.get(origin_of(report.evidence.site)), code_digest=code_digest())
         if broken := [part for part in found.parts if part.state is State.BROKEN and part.name != "rules"]:
             raise ConfigError(f"'{folder}' does not hold: {broken[0].name}, {broken[0].said}")
         given.append(Given(report, hashlib.sha256(said).hexdigest()))

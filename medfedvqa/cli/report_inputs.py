@@ -13,6 +13,7 @@ from audits import (
     AuditKey,
     AuditLog,
     Event,
+    NewerFormat,
     SitePolicy,
     check_site,
     examine,
@@ -23,6 +24,7 @@ from audits import (
 )
 from audits import Evidence as Others
 from audits.files import MAX_DOCUMENT, read_bounded
+from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
@@ -148,12 +150,19 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
     said = bytes_of(path)
     try:
         return made(json.loads(said), hashlib.sha256(said).hexdigest())
+    except NewerFormat:
+        raise ConfigError(
+            f"'{path}' was written by a newer version of this software: use that version, or a later one"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 
 
 def _run(told: dict[str, Any], sha256: str) -> Run:
-    if told["schema_version"] != SCHEMA_VERSION:
+    number = told["schema_version"]
+    if type(number) is int and number > SCHEMA_VERSION:
+        raise NewerFormat
+    if number != SCHEMA_VERSION:
         raise ValueError
     job = ("method", "options", "data", "split", "seed", "secagg", "dp")
     same = (*job, "status", "engine", "rounds_planned", "versions")
@@ -167,7 +176,7 @@ def _run(told: dict[str, Any], sha256: str) -> Run:
 
 
 def _attack(told: dict[str, Any], sha256: str) -> Attack:
-    if told["schema"] != ATTACK:
+    if not check_number(told["schema"], ATTACK, "the file"):
         raise ValueError
     job, claimed = told["job"], told["claimed"] or {}
     # As results.json has them: with the defaults of what was not given.

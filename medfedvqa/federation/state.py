@@ -1,7 +1,9 @@
 """What one job leaves at a site between tasks: the last task's state and answer, and the site's own figures."""
 
+import dataclasses
 import json
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +13,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from medfedvqa.errors import FederationError
 from medfedvqa.methods import Tensors
 from privacy.secagg.committee import Beacon
+
+FORMAT = 1
+"""Of the state that this version writes."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,24 @@ class StateFile:
         self._path = folder / f"{job_id}.pt"
 
     def load(self) -> Saved | None:
-        """The last saved task, or None before the first."""
+        """The last saved task, or None before the first. Raises `FederationError`."""
         if not self._path.exists():
             return None
-        fields = torch.load(self._path, weights_only=True)
+        try:
+            return self._read(torch.load(self._path, weights_only=True))
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOFError, pickle.UnpicklingError):
+            raise FederationError(
+                "what this site saved of the job is damaged: remove the job's state, and start the job anew"
+            ) from None
+
+    def _read(self, fields: dict[str, Any]) -> Saved:
+        """Of the dictionary in the file; format 0, of versions that were never released, has no number."""
+        parts = [(Saved, fields), (Draw, fields["draw"]), (Dealt, fields["dealt"])]
+        parts += [(Contribution, kept) for kept in fields["contributions"]]
+        if fields.pop("format", 0) > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
+            raise FederationError(
+                "what this site saved of the job was written by a newer version of this software: use that version"
+            )
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
         drawn, dealt = fields.pop("draw"), fields.pop("dealt")
@@ -114,7 +134,7 @@ class StateFile:
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
-        fields = vars(saved) | {"contributions": [vars(kept) for kept in saved.contributions]}
+        fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(kept) for kept in saved.contributions]}
         fields["draw"], fields["dealt"] = (kept and vars(kept) for kept in (saved.draw, saved.dealt))
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
@@ -131,6 +151,11 @@ class StateFile:
         figures = {name: array.tolist() for name, array in reply.items()}
         with _replaced(self._path.with_suffix(f".{task}.json")) as file:
             file.write(json.dumps(figures, indent=2).encode() + b"\n")
+
+
+def _is_more(kind: type, part: dict[str, Any]) -> bool:
+    """Whether a part has fields that this version does not know."""
+    return bool(part.keys() - {one.name for one in dataclasses.fields(kind)})
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import AccountingError
+from privacy.errors import AccountingError, NewerMechanism
 from privacy.noise import Randomness
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
@@ -101,13 +101,17 @@ class DPEvent(ABC):
             told |= {"mechanism": UNNAMED, "use": None}
         name = told.pop("mechanism", None)
         kind = _REGISTRY.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise AccountingError("an event names a mechanism that this version lacks: use the version that wrote it")
+        if kind is None and not isinstance(name, str):
+            raise AccountingError("an event is written with the name of its mechanism: add it")
+        if kind is None or set(told) > {one.name for one in fields(kind)}:
+            raise NewerMechanism
         if set(told) != {one.name for one in fields(kind)}:
             raise AccountingError("an event is written as exactly its mechanism's fields: add or remove fields")
         if told["use"] is not None:
+            if not isinstance(told["use"], str):
+                raise AccountingError("an event names its use as a text, or none: correct it")
             if told["use"] not in list(Use):
-                raise AccountingError("an event is of a use that this version lacks: use the version that wrote it")
+                raise NewerMechanism
             told["use"] = Use(told["use"])
         return kind(**told)
 

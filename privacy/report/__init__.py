@@ -16,9 +16,9 @@ from privacy.report.evidence import (
     StoreBinding,
     Tool,
 )
-from privacy.report.facts import ReportError
+from privacy.report.facts import NewerReport, ReportError
 from privacy.report.files import encoded, read_report, report_schema, signed, written
-from privacy.report.join import Given, Joined, join
+from privacy.report.join import Given, Joined, join, verify_joined
 from privacy.report.model import Report, Sections
 from privacy.report.registry import registry_entry
 from privacy.report.replay import quote_ledger
@@ -36,6 +36,7 @@ __all__ = [
     "Joined",
     "LedgerRow",
     "Measured",
+    "NewerReport",
     "Policy",
     "Report",
     "ReportError",
@@ -52,6 +53,7 @@ __all__ = [
     "report_schema",
     "sections_of",
     "signed",
+    "verify_joined",
     "verify_report",
     "written",
 ]

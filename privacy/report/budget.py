@@ -4,6 +4,7 @@ from typing import Literal
 
 from audits import CodeKind
 from privacy.report.evidence import Frozen
+from privacy.report.wording import MaybeWording, Wording, Wordings
 
 
 class Named(Frozen):
@@ -66,29 +67,24 @@ class Identity(Frozen):
         parts = frozenset(one for one in self.code_parts if one.kind != CodeKind.DEPENDENCY.value)
         return parts or self.code_digests
 
-    @property
-    def unknown(self) -> set[str]:
-        """Fields that there were not yet when the report was made: it stays as it is."""
-        return {"code_parts"} - self.model_fields_set
-
 
 class Claim(Frozen):
     """B: what is claimed, in one sentence, and what is not."""
 
     made: bool
-    sentence: str
-    mechanism: str | None
+    sentence: Wording
+    mechanism: MaybeWording
     unit: str | None
-    neighbours: str | None
+    neighbours: MaybeWording
     epsilon: float | None
     """Of the job's charges so far, at `delta`."""
     delta: float | None
     mu: float | None
     mu_is_exact: bool | None
-    observer: str | None
+    observer: MaybeWording
     provisional: bool
     """Whether the job may still be charged."""
-    not_covered: tuple[str, ...]
+    not_covered: Wordings
 
 
 class Bound(Frozen):
@@ -96,17 +92,17 @@ class Bound(Frozen):
 
     name: str
     value: float | None
-    unit: str
-    meaning: str
-    source: str
+    unit: Wording
+    meaning: Wording
+    source: Wording
 
 
 class Unit(Frozen):
     """C: who is protected, and the bounds on one patient."""
 
     unit: str
-    record: str
-    neighbours: str
+    record: Wording
+    neighbours: Wording
     bounds: tuple[Bound, ...]
 
 
@@ -132,10 +128,10 @@ class Mechanism(Frozen):
     """One mechanism of D, summed over the job's charges."""
 
     event: EventFigures
-    applied_to: str
-    sampler: str
-    noise: str
-    sensitivity: str
+    applied_to: Wording
+    sampler: Wording
+    noise: Wording
+    sensitivity: Wording
     """The most that one patient changes the value before noise: a setting of the job or a number, and the norm."""
 
 
@@ -147,11 +143,11 @@ class Executed(Frozen):
     noise_deviation: float | None
     """Of the noise on a step's sum of clipped gradients: multiplier times clip; none if the clip is not known."""
     expected_patients: int | None
-    batch_sizes: str
-    randomness: str
+    batch_sizes: Wording
+    randomness: Wording
     void: bool
     """Whether the noise could be repeated, so that it protects nobody."""
-    source: str
+    source: Wording
 
 
 class Charge(Frozen):
@@ -194,8 +190,8 @@ class Accountant(Frozen):
     """How an epsilon was replayed."""
 
     name: str
-    implementation: str
-    source: str
+    implementation: Wording
+    source: Wording
 
 
 class JobFigures(Frozen):

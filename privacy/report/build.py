@@ -1,12 +1,13 @@
 """From evidence to a report: every section follows from the evidence, and from nothing else."""
 
+from audits import LogError, NewerFormat
 from privacy.report.claim import claim, executed, identity, unit
 from privacy.report.egress import egress, outside, trust
 from privacy.report.evidence import Evidence
-from privacy.report.facts import Facts, ReportError
+from privacy.report.facts import Facts, NewerReport, ReportError
 from privacy.report.mappings import mappings
 from privacy.report.measured import data_handling, empirical
-from privacy.report.model import Report, Sections
+from privacy.report.model import FORMAT, Report, Sections
 from privacy.report.spending import accounting
 from privacy.report.verdicts import verdicts
 
@@ -24,10 +25,15 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 
 
 def sections_of(evidence: Evidence) -> Sections:
-    """Sections A to M. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`."""
+    """Sections A to M. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`.
+
+    `NewerReport` is raised where only a newer version can read it.
+    """
     try:
         return _sections(Facts.of(evidence))
-    except _UNREADABLE:
+    except NewerFormat as error:
+        raise NewerReport(str(error)) from None
+    except (*_UNREADABLE, LogError):
         raise ReportError("the log or the ledger holds values of which no report can be made") from None
 
 
@@ -50,5 +56,7 @@ def _sections(facts: Facts) -> Sections:
 
 
 def report_of(evidence: Evidence) -> Report:
-    """As `sections_of`, with the evidence."""
-    return Report(sections=sections_of(evidence), evidence=evidence)
+    """As `sections_of`, with the evidence; every field of the sections that this version knows is in it."""
+    sections = sections_of(evidence)
+    whole = Sections.model_validate(sections.model_dump())
+    return Report(format=FORMAT, sections=whole, evidence=evidence)

@@ -40,7 +40,7 @@ def identity(facts: Facts) -> Identity:
     """A."""
     evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
-    told = evidence.model_dump(mode="json", exclude=evidence.unknown)
+    told = evidence.model_dump(mode="json", exclude_unset=True)
     return Identity(
         report=hashlib.sha256(plain(told)).hexdigest(),
         tool=evidence.tool.version,

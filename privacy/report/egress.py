@@ -1,9 +1,10 @@
 """Sections F to H: what the theorem leaves out, who is trusted, and everything that left."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Literal
 
-from audits import Entry, Event, Outcome, TensorRecord, refuses_job
+from audits import Entry, Event, Outcome, Sharing, Stage, TensorRecord, refuses_job
 from privacy.report.facts import Facts
 from privacy.report.model import Attempt, Egress, KindTotal, Outside, Proofs, Released, RoundTotal, TensorTotal, Trust
 from privacy.report.spending import charge_of, refusal
@@ -71,10 +72,26 @@ def trust(facts: Facts) -> Trust:
 
 def _attempts(facts: Facts) -> tuple[Attempt, ...]:
     """The first entry of each computation on shares."""
-    first: dict[str, Entry] = {}
+    first: dict[object, Attempt] = {}
     for entry in facts.shared:
-        first.setdefault(entry.reason or "", entry)
-    return tuple(Attempt(entry=one.seq, round=one.round, said=said) for said, one in first.items())
+        sharing = facts.sharings[entry.seq]
+        same = replace(sharing, stage=Stage.BEGUN, private=False) if sharing else entry.reason
+        first.setdefault(same, _attempt(entry, sharing))
+    return tuple(first.values())
+
+
+def _attempt(entry: Entry, sharing: Sharing | None) -> Attempt:
+    if sharing is None:
+        return Attempt(entry=entry.seq, round=entry.round, said=entry.reason or "")
+    return Attempt(
+        entry=entry.seq,
+        round=entry.round,
+        said=str(sharing),
+        attempt=sharing.attempt,
+        protocol=sharing.protocol,
+        sites=sharing.sites,
+        dealer=sharing.dealer or None,
+    )
 
 
 def _on_shares(facts: Facts, attempts: tuple[Attempt, ...]) -> str:

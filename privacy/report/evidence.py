@@ -3,7 +3,7 @@
 Every section of a report follows from this alone, so that whoever has the report can make its sections again.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -11,7 +11,11 @@ from audits import Excerpt
 
 
 class Frozen(BaseModel):
-    """Part of a report: nothing in it changes, nothing is added to it."""
+    """Part of a report: nothing in it changes, nothing is added to it.
+
+    A report that an earlier version wrote lacks fields that were added since: such a field has a default, is not among
+    `model_fields_set` when the report is read, and stays out of the file when it is written again.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,11 +67,6 @@ class Policy(Frozen):
     def limit(self) -> float | None:
         """What all jobs together may cost."""
         return self.max_epsilon if self.epsilon_limit is None else self.epsilon_limit
-
-    @property
-    def unknown(self) -> set[str]:
-        """Fields that there were not yet when the report was made: it says nothing of them, and stays as it is."""
-        return set(Policy.model_fields) - self.model_fields_set
 
 
 class Run(Frozen):
@@ -210,9 +209,3 @@ class Evidence(Frozen):
     measured: Measured | None
     ingested: Ingested | None
     binding: StoreBinding | None = None
-
-    @property
-    def unknown(self) -> dict[str, Any]:
-        """What there was not yet when the report was made, as pydantic excludes it: such a report stays as it is."""
-        later = {"binding": True} if "binding" not in self.model_fields_set else {}
-        return {"policy": self.policy.unknown, **later}

@@ -12,22 +12,30 @@ from audits import (
     Held,
     JobCode,
     Kind,
+    NewerFormat,
     Outcome,
+    Sharing,
     TensorRecord,
     held,
     quoted_entries,
     refuses_job,
+    sharing_of,
 )
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
 from privacy.book import JobKey
 from privacy.errors import PrivacyError
+from privacy.journal import NewerRecord
 from privacy.report.evidence import Evidence
 from privacy.report.replay import Charged, Replay
 
 
 class ReportError(PrivacyError):
     """The report, or what it is to be made of, does not hold. The sentence names no patient and no path."""
+
+
+class NewerReport(ReportError):
+    """The report, or a part of its evidence, holds what only a newer version of this software knows."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,22 @@ class Facts:
 
     @classmethod
     def of(cls, evidence: Evidence) -> "Facts":
-        """Raises `ReportError`."""
+        """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
+        newer: Exception | None = None
         try:
             shown = held(evidence.log, evidence.site)
-            return cls(evidence, shown, quoted_entries(evidence.log), Replay(evidence.ledger, evidence.site))
+            try:
+                replay = Replay(evidence.ledger, evidence.site)
+            except NewerRecord as error:
+                newer = error
+            entries = quoted_entries(evidence.log)
+            if newer is None:
+                return cls(evidence, shown, entries, replay)
+        except NewerFormat as error:
+            newer = error
         except (AuditError, PrivacyError) as error:
             raise ReportError(f"the report's evidence does not hold: {error}") from None
+        raise NewerReport(str(newer))
 
     @cached_property
     def own(self) -> tuple[Entry, ...]:
@@ -116,16 +134,13 @@ class Facts:
         """All of the job, as far as the run or the entries of computations on shares tell."""
         if self.evidence.run:
             return tuple(sorted(self.evidence.run.sites))
-        told = {name for entry in self.shared for name in _among(entry.reason or "")}
-        return tuple(sorted(told | {self.evidence.site}))
+        named = {site for one in self.sharings.values() if one for site in one.sites}
+        return tuple(sorted(named | {self.evidence.site}))
 
     @cached_property
     def codes(self) -> tuple[JobCode, ...]:
-        """What the job's entries name as its code, each once; none of entries from before they named it."""
-        try:
-            named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
-        except AuditError as error:
-            raise ReportError(f"the report's evidence does not hold: {error}") from None
+        """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
+        named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
         return tuple(dict.fromkeys(named))
 
     @cached_property
@@ -133,6 +148,11 @@ class Facts:
         """Releases that are part of a computation on shares."""
         tensors = ((entry, [one.protection.masked for one in entry.tensors]) for entry in self.releases)
         return tuple(entry for entry, masked in tensors if entry.peer == SITES or any(masked))
+
+    @cached_property
+    def sharings(self) -> dict[int, Sharing | None]:
+        """What these entries say of their computations, by the entry's number. Raises `LogError`."""
+        return {entry.seq: sharing_of(entry) for entry in self.shared}
 
     def latest(self, name: str) -> str | None:
         """A field of the job's last entry that has it."""
@@ -142,14 +162,6 @@ class Facts:
     def every(self, name: str) -> tuple[str, ...]:
         """All values of a field over the job's entries, in order, each once."""
         return tuple(dict.fromkeys(str(value) for entry in self.own if (value := getattr(entry, name)) is not None))
-
-
-def _among(reason: str) -> list[str]:
-    """The sites that a computation on shares names."""
-    _, _, rest = reason.partition(" among ")
-    names, _, _ = rest.partition(", dealt by")
-    names, _, _ = names.partition(", without a dealer")
-    return [name for name in names.split(", ") if name and " " not in name]
 
 
 def plain(value: object) -> bytes:

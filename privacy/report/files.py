@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from audits import AuditKey, sealed, statement
+from pydantic import ValidationError
+
+from audits import AuditKey, NewerFormat, sealed, statement
 from audits.files import MAX_DOCUMENT
-from privacy.report.facts import ReportError
-from privacy.report.model import Report
+from audits.format_numbers import check_number
+from privacy.report.facts import NewerReport, ReportError
+from privacy.report.model import FORMAT, Report
 
 JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "report.pdf"
 SCHEMA = "report.schema.json"
@@ -19,8 +22,7 @@ MAX_REPORT = MAX_DOCUMENT
 
 def written(report: Report) -> bytes:
     """The report as JSON; the same report is always the same bytes."""
-    sections = {"identity": report.sections.identity.unknown}
-    return encoded(report.model_dump(mode="json", exclude={"evidence": report.evidence.unknown, "sections": sections}))
+    return encoded(report.model_dump(mode="json", exclude_unset=True))
 
 
 def encoded(told: Mapping[str, Any]) -> bytes:
@@ -29,17 +31,40 @@ def encoded(told: Mapping[str, Any]) -> bytes:
 
 
 def read_report(said: bytes) -> Report:
-    """The report in a file, which must be exactly what `written` wrote. Raises `ReportError`."""
+    """The report in a file, which must be exactly what `written` wrote.
+
+    Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
+    """
+    if len(said) > MAX_REPORT:
+        raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
     try:
-        if len(said) > MAX_REPORT:
-            raise ValueError
         report = Report.model_validate_json(said)
         same = written(report) == said
+    except ValidationError as error:
+        if _is_newer(said, error):
+            raise NewerReport("the report was written by a newer version of this software: use that version") from None
+        raise ReportError(_NONE) from None
     except (ValueError, RecursionError):
-        raise ReportError("this is no report of this version: see its schema") from None
+        raise ReportError(_NONE) from None
     if not same:
         raise ReportError("the report is not written as this version writes one")
     return report
+
+
+_NONE = "this is no report of a version that this one reads: see the schema of reports"
+_UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
+"""What pydantic finds in reports of this format number to which a newer version has added fields or words."""
+
+
+def _is_newer(content: bytes, error: ValidationError) -> bool:
+    """Whether a file that is no report of this version is one of a newer version, as far as its format tells."""
+    try:
+        number = json.loads(content)["format"]
+        return check_number(number, FORMAT, "the report") and all(one["type"] in _UNKNOWN for one in error.errors())
+    except NewerFormat:
+        return True
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
 
 
 def predicate(report: Report) -> dict[str, Any]:

@@ -3,15 +3,21 @@
 A joined report is not signed. Whoever has the reports, which are, can make it again.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
+from audits import Judgement, NewerFormat, Part
+from audits import State as JudgedState
+from audits.format_numbers import check_number
 from privacy.report.budget import Identity
 from privacy.report.claim import rounded_up
 from privacy.report.evidence import Frozen
 from privacy.report.facts import ReportError
+from privacy.report.files import encoded
 from privacy.report.model import KindTotal, Report, State
+from privacy.report.wording import Wording, Wordings, differences, figures_of
 
 FORMAT: Final = "medfedvqa.joined-privacy-reports/1"
 JOINED = "joined.json"
@@ -35,7 +41,7 @@ class SitePart(Frozen):
     created: str
     state: str
     claimed: bool
-    sentence: str
+    sentence: Wording
     epsilon: float | None
     delta: float | None
     mu: float | None
@@ -57,7 +63,7 @@ class Agreement(Frozen):
 
     what: str
     state: State
-    said: str
+    said: Wording
 
 
 class Joined(Frozen):
@@ -73,14 +79,41 @@ class Joined(Frozen):
     """Sites of the job whose report is not here."""
     agreements: tuple[Agreement, ...]
     state: State
-    sentence: str
+    sentence: Wording
     epsilon: float | None
     """The largest of the sites'."""
     delta: float | None
     messages: int
     nbytes: int
     by_kind: tuple[KindTotal, ...]
-    left_out: tuple[str, ...]
+    left_out: Wordings
+
+
+def verify_joined(content: bytes, made: Joined) -> Judgement:
+    """Whether a file, `joined.json`, has the figures of the joined report that was `made` of the reports here.
+
+    A joined report is not signed, so that sentences which this version would not write are not shown to be anybody's.
+    """
+    try:
+        report = Joined.model_validate_json(content)
+    except (ValueError, RecursionError):
+        report = None
+        try:
+            check_number(json.loads(content)["format"], FORMAT, "the joined report")
+        except NewerFormat as error:
+            return Judgement((Part("schema", JudgedState.NOT_SHOWN, str(error)),))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+    if report is None:
+        return Judgement((Part("schema", JudgedState.BROKEN, "this is no joined report of this version"),))
+    where = next(differences(figures_of(report), figures_of(made, whole=True), ""), None)
+    if where:
+        return Judgement((Part("figures", JudgedState.BROKEN, f"{where} is not what these reports come to"),))
+    figures = Part("figures", JudgedState.SHOWN, "all figures are what these reports come to")
+    if content == encoded(made.model_dump(mode="json")):
+        return Judgement((figures, Part("wording", JudgedState.SHOWN, "all sentences are those of this version")))
+    said = "sentences that this version would not write: another version made them, or they were edited"
+    return Judgement((figures, Part("wording", JudgedState.NOT_SHOWN, said)))
 
 
 class Given(NamedTuple):

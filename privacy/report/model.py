@@ -1,9 +1,10 @@
 """The privacy-budget report: sections F to L, and all of them together. They follow from its evidence."""
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from privacy.report.budget import Accounting, Claim, Executed, Identity, Refusal, Unit
 from privacy.report.evidence import Accuracy, Evidence, Frozen, Kept
+from privacy.report.wording import WORDING, MaybeWording, Wording, Wordings
 
 FORMAT: Final = "medfedvqa.privacy-report/1"
 
@@ -14,9 +15,9 @@ State = Literal["shown", "not shown", "broken"]
 class Outside(Frozen):
     """F: something that the theorem does not cover."""
 
-    what: str
-    why: str
-    treatment: str
+    what: Wording
+    why: Wording
+    treatment: Wording
 
 
 class Attempt(Frozen):
@@ -24,18 +25,24 @@ class Attempt(Frozen):
 
     entry: int
     round: int | None
-    said: str
+    said: Wording
+    attempt: str | None = None
+    protocol: str | None = None
+    sites: tuple[str, ...] = ()
+    """Whose values are shared; none where the entry does not name them."""
+    dealer: str | None = None
+    """Who hands out correlated randomness; none if nobody does."""
 
 
 class Trust(Frozen):
     """G: who is trusted with what, and how contributions are combined."""
 
-    server: str
-    sites: str
-    author: str
-    administrators: str
+    server: Wording
+    sites: Wording
+    author: Wording
+    administrators: Wording
     aggregation: Literal["in clear", "on shares", "nothing released"]
-    aggregation_said: str
+    aggregation_said: Wording
     attempts: tuple[Attempt, ...]
 
 
@@ -114,17 +121,17 @@ class Egress(Frozen):
     received_nbytes: int
     refused: tuple[Refusal, ...]
     proofs: Proofs
-    digests_said: str
+    digests_said: Wording
 
 
 class DataHandling(Frozen):
     """I: how the data became what was trained on."""
 
     ingested: bool
-    said: str
+    said: Wording
     profile: tuple[str, ...]
     retained: tuple[str, ...]
-    burned_in: str
+    burned_in: Wording
     tools: tuple[str, ...]
     manifest: str | None
     made: str | None
@@ -153,7 +160,7 @@ class Empirical(Frozen):
     """J: attacks beside the claim, and what privacy cost."""
 
     attacked: bool
-    said: str
+    said: Wording
     same_settings: bool | None
     """Whether the attacked job has this job's method, options, backbone and privacy settings."""
     data: str | None
@@ -164,7 +171,7 @@ class Empirical(Frozen):
     lower_bound: float | None
     """The largest of the attacks' bounds: all hold together with `confidence`."""
     refuted: bool | None
-    utility_said: str
+    utility_said: Wording
     accuracy_private: float | None
     accuracy_private_low: float | None
     accuracy_private_high: float | None
@@ -178,7 +185,7 @@ class Empirical(Frozen):
     accuracy_alone: Accuracy | None = None
     accuracy_alone_equal: Accuracy | None = None
     kept: Kept | None = None
-    kept_said: str | None = None
+    kept_said: MaybeWording = None
     """What epsilon does not cover of the kept model; none if the job keeps none."""
 
 
@@ -188,12 +195,12 @@ Support = Literal["supports", "partly supports", "not provided"]
 class Mapping(Frozen):
     """K: one line of a framework, in the project's own words."""
 
-    framework: str
-    reference: str
-    topic: str
+    framework: Wording
+    reference: Wording
+    topic: Wording
     support: Support
-    said: str
-    evidence: tuple[str, ...]
+    said: Wording
+    evidence: Wordings
     """Sections of this report, such as `E` or `H`."""
 
 
@@ -202,17 +209,17 @@ class Rule(Frozen):
 
     rule: str
     """Its short name."""
-    statement: str
+    statement: Wording
     state: State
-    said: str
-    evidence: tuple[str, ...]
+    said: Wording
+    evidence: Wordings
 
 
 class SignOff(Frozen):
     """A line that a person signs on paper; the report does not fill it in."""
 
-    role: str
-    confirms: str
+    role: Wording
+    confirms: Wording
 
 
 class Verdicts(Frozen):
@@ -221,7 +228,7 @@ class Verdicts(Frozen):
     state: State
     """The worst of the rules."""
     rules: tuple[Rule, ...]
-    sign_off: tuple[SignOff, ...]
+    sign_off: Annotated[tuple[SignOff, ...], WORDING]
 
 
 class Sections(Frozen):
@@ -232,14 +239,14 @@ class Sections(Frozen):
     unit: Unit
     mechanism: Executed
     accounting: Accounting
-    outside: tuple[Outside, ...]
+    outside: Annotated[tuple[Outside, ...], WORDING]
     trust: Trust
     egress: Egress
     data_handling: DataHandling
     empirical: Empirical
-    mappings: tuple[Mapping, ...]
+    mappings: Annotated[tuple[Mapping, ...], WORDING]
     verdicts: Verdicts
-    never: tuple[str, ...]
+    never: Wordings
     """M: what is never in a report."""
 
 

@@ -116,7 +116,7 @@ def _completed(quoted: Sequence[LedgerRow]) -> Iterator[Row]:
             cohort = next(cohorts, None)
             if cohort is None:
                 raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
-            told = {"event": "cohort", "cohort": cohort, "patients": []}
+            told = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
         head = Head(row.seq, row.hash)
         yield Row(row.seq, row.prev, row.hash, told)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import cast
 
 from audits import CodeKind, Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
+from audits.counted import counted
 from privacy.book import decoded
 from privacy.errors import AccountingError
 from privacy.journal import Record
@@ -42,16 +43,25 @@ def verdicts(facts: Facts) -> Verdicts:
 
 def _proven(facts: Facts) -> Found:
     size = facts.held.checkpoint.size
-    return SHOWN, f"{len(facts.entries)} entries are proven to be under the site's checkpoint of {size}"
+    return (
+        SHOWN,
+        f"{counted(len(facts.entries), 'entry is', 'entries are')} proven to be under the site's checkpoint of {size}",
+    )
 
 
 def _complete(facts: Facts) -> Found:
     log, size = facts.evidence.log, facts.held.checkpoint.size
     if log.first:
-        return NOT_SHOWN, f"{log.first} entries have expired: releases of this job may be among them"
+        return (
+            NOT_SHOWN,
+            f"{counted(log.first, 'entry has', 'entries have')} expired: releases of this job may be among them",
+        )
     if left := size - len(log.entries):
-        return NOT_SHOWN, f"{left} entries are of other jobs: compare with the log (`verify-report --log`)"
-    return SHOWN, f"all {size} entries of the log are quoted"
+        return (
+            NOT_SHOWN,
+            f"{counted(left, 'entry is', 'entries are')} of other jobs: compare with the log (`verify-report --log`)",
+        )
+    return SHOWN, f"all of the log is quoted, {counted(size, 'entry', 'entries')}"
 
 
 def _witnessed(facts: Facts) -> Found:
@@ -60,7 +70,7 @@ def _witnessed(facts: Facts) -> Found:
     if held.cosigned > last:
         who = ", ".join(held.cosigners)
         return SHOWN, f"the log up to entry {held.cosigned - 1}, with every released tensor, is cosigned by {who}"
-    return NOT_SHOWN, f"others cosigned {held.cosigned} entries; a release is in entry {last}"
+    return NOT_SHOWN, f"others cosigned {counted(held.cosigned, 'entry', 'entries')}; a release is in entry {last}"
 
 
 def _whole(facts: Facts) -> Found:
@@ -94,7 +104,7 @@ def _anchored(facts: Facts) -> Found:
         return NOT_SHOWN, "the site has no ledger"
     if not named:
         return NOT_SHOWN, "no quoted entry names a record of the ledger"
-    return SHOWN, f"the chain of {len(held)} records holds, and {len(named)} entries of the log name records of it"
+    return SHOWN, f"the chain of {counted(len(held), 'record')} holds; entries of the log that name one: {len(named)}"
 
 
 def _bound(facts: Facts) -> Found:
@@ -143,7 +153,10 @@ def _protected(facts: Facts) -> Found:
     if not facts.is_private:
         return NOT_SHOWN, "the job trained without differential privacy"
     if facts.unprotected:
-        return BROKEN, f"{len(facts.unprotected)} tensors that may depend on data left without differential privacy"
+        return (
+            BROKEN,
+            f"{counted(len(facts.unprotected), 'tensor')} that may depend on data left without differential privacy",
+        )
     return SHOWN, "all that may depend on data left under differential privacy"
 
 
@@ -219,8 +232,10 @@ def _identified(facts: Facts) -> Found:
 def _hidden(facts: Facts) -> Found:
     if not facts.shared:
         return NOT_SHOWN, "the job aggregates in clear"
+    if not facts.evidence.run and not any(facts.sharings.values()):
+        return NOT_SHOWN, "no entry and no settings name the sites that computed on shares"
     if len(facts.sites) < 3:
-        return BROKEN, f"{len(facts.sites)} sites computed on shares: fewer than three reveal each other"
+        return BROKEN, f"{counted(len(facts.sites), 'site')} computed on shares: fewer than three reveal each other"
     bare = [one.seq for one in facts.releases if any(_is_bare(tensor) for tensor in one.tensors)]
     if bare:
         return NOT_SHOWN, f"entry {bare[0]} has tensors of this site's own that were not shared"
@@ -240,7 +255,7 @@ def _attacked(facts: Facts) -> Found:
         return BROKEN, "an attack refutes the claimed epsilon"
     if found.refuted is None or not found.same_settings:
         return NOT_SHOWN, "the attacked job is not shown to have this job's settings, or claimed no epsilon"
-    return SHOWN, f"{len(found.attacks)} attacks on a job of these settings do not refute its epsilon"
+    return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(found.attacks)}"
 
 
 def _de_identified(facts: Facts) -> Found:

@@ -1,5 +1,7 @@
 """Checks a report: who signed it, that its proofs hold, and that every figure follows from what it quotes.
 
+Wording is no figure: the signature covers it, and it is compared only where this very code made the report.
+
 A figure that was edited is found even if the site itself signed the report anew. What the report was merely given (the
 job's settings, counts of attacks, accuracies, a store's manifest) is the site's word: nothing here vouches for it, but
 that what follows from it is computed again.
@@ -13,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from audits import AuditError, Judgement, NoteError, Part, State, VerifierKey, opened, origin_of, subjects
-from audits.entry import parse_line
+from audits.counted import counted
+from audits.entry import parse_any
 from audits.files import MAX_DOCUMENT, read_bounded
 from audits.segments import lines_from
 from audits.witness import KEYS, read_keys
 from privacy.errors import PrivacyError
 from privacy.journal import read_export
 from privacy.report.build import sections_of
-from privacy.report.facts import Facts, ReportError
+from privacy.report.facts import Facts, NewerReport, ReportError
 from privacy.report.files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
-from privacy.report.model import Report
-from privacy.report.replay import same
+from privacy.report.model import Report, Sections
+from privacy.report.wording import differences, figures_of
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 CODE = "code"
@@ -36,12 +39,14 @@ def verify_report(
     log: Path | None = None,
     ledger: Path | None = None,
     withdrawn: Path | None = None,
+    code_digest: str = "",
 ) -> Judgement:
     """What is shown of a report, and what is not.
 
     `path`: its folder, or its JSON in the folder of the others. `key`: the site's, where it is known for sure.
     `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
     `withdrawn`: versions whose epsilons are withdrawn, besides those that this package lists.
+    `code_digest`: of the code that runs here; the wording of a report that the same code made is compared as well.
 
     Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
     """
@@ -50,14 +55,17 @@ def verify_report(
     said = _read(folder / JSON if path.is_dir() else path)
     try:
         report = read_report(said)
+    except NewerReport as error:
+        newer = Part("schema", State.NOT_SHOWN, str(error))
+        return Judgement((newer, *_signature(None, said, key, folder), *_withdrawn_tool(said, listed)))
     except ReportError as error:
         return Judgement((Part("schema", State.BROKEN, str(error)), *_withdrawn_tool(said, listed)))
     parts = (
-        Part("schema", State.SHOWN, "the report is one of this version, and written as such"),
+        Part("schema", State.SHOWN, "the report is one that this version reads, and written as such"),
         _key(report, key, log),
         *_signature(report, said, key, folder),
         _proofs(report),
-        _figures(report),
+        *_figures(report, code_digest),
         _code(report, listed),
         *((_log(report, log),) if log else ()),
         *((_ledger(report, ledger),) if ledger else ()),
@@ -83,7 +91,7 @@ def _key(report: Report, key: VerifierKey | None, log: Path | None) -> Part:
     return Part("key", State.SHOWN, "the report is about the log of the key that was given")
 
 
-def _signature(report: Report, said: bytes, key: VerifierKey | None, folder: Path) -> Iterator[Part]:
+def _signature(report: Report | None, said: bytes, key: VerifierKey | None, folder: Path) -> Iterator[Part]:
     try:
         envelope = read_bounded(folder / ENVELOPE, MAX_DOCUMENT)
     except FileNotFoundError:
@@ -93,16 +101,25 @@ def _signature(report: Report, said: bytes, key: VerifierKey | None, folder: Pat
         yield Part("signature", State.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
-        told = opened(envelope, key or VerifierKey.parse(report.evidence.log.key))
+        told = opened(envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(said)))
     except NoteError as error:
         yield Part("signature", State.BROKEN, str(error))
         return
     digests, about = subjects(told), (told.get("predicateType"), told["predicate"])
-    if digests.get(JSON) != sha256(said).hexdigest() or about != (PREDICATE, predicate(report)):
+    same = report is None or about == (PREDICATE, predicate(report))
+    if digests.get(JSON) != sha256(said).hexdigest() or not same:
         yield Part("signature", State.BROKEN, "what was signed is another report: this one was edited")
         return
     yield Part("signature", State.SHOWN, "the site's key has signed exactly these bytes")
     yield _drawn(digests, folder)
+
+
+def _key_in(content: bytes) -> str:
+    """The key that a report of a newer version names; empty if it names none where this version does."""
+    try:
+        return str(json.loads(content)["evidence"]["log"]["key"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def _drawn(digests: Mapping[str, str], folder: Path) -> Part:
@@ -117,7 +134,7 @@ def _drawn(digests: Mapping[str, str], folder: Path) -> Part:
         return Part("pages", State.NOT_SHOWN, f"{', '.join(sorted(missing))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return Part("pages", State.BROKEN, f"{', '.join(unsigned)} was never signed")
-    return Part("pages", State.SHOWN, f"{len(digests) - 1} pages are those that were signed with the report")
+    return Part("pages", State.SHOWN, f"{counted(len(digests) - 1, 'page')}: as signed with the report")
 
 
 def _digest(page: Path) -> str:
@@ -131,23 +148,46 @@ def _digest(page: Path) -> str:
 def _proofs(report: Report) -> Part:
     try:
         facts = Facts.of(report.evidence)
+    except NewerReport as error:
+        return Part("proofs", State.NOT_SHOWN, str(error))
     except ReportError as error:
         return Part("proofs", State.BROKEN, str(error))
     held = facts.held
-    said = f"{len(facts.entries)} entries and {len(report.evidence.ledger)} records of the ledger hold"
-    return Part("proofs", State.SHOWN, f"{said}; {len(held.cosigners)} others cosigned {held.cosigned} entries")
+    said = f"{counted(len(facts.entries), 'entry', 'entries')} of the log and "
+    said += f"{counted(len(report.evidence.ledger), 'record')} of the ledger hold"
+    if not held.cosigners:
+        return Part("proofs", State.SHOWN, f"{said}; no other party cosigned the log")
+    parties = counted(len(held.cosigners), "other party", "other parties")
+    return Part("proofs", State.SHOWN, f"{said}; {parties} cosigned {counted(held.cosigned, 'entry', 'entries')}")
 
 
-def _figures(report: Report) -> Part:
+def _figures(report: Report, code_digest: str) -> Iterator[Part]:
     try:
         made = sections_of(report.evidence)
+    except NewerReport as error:
+        yield Part("figures", State.NOT_SHOWN, str(error))
+        return
     except (PrivacyError, AuditError):
-        return Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
-    where = next(differences(report.sections.model_dump(mode="json"), made.model_dump(mode="json"), ""), None)
+        yield Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
+        return
+    where = next(differences(figures_of(report.sections), figures_of(made, whole=True), ""), None)
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
-        return Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")
-    return Part("figures", State.SHOWN, "all figures and sentences follow from what is quoted, by both accountants")
+        yield Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")
+    else:
+        yield Part("figures", State.SHOWN, "all figures follow from what is quoted, by both accountants")
+    yield _wording(report, made, code_digest)
+
+
+def _wording(report: Report, made: Sections, code_digest: str) -> Part:
+    """Sentences and titles, of which no figure depends."""
+    if report.evidence.tool.code_digest != code_digest:
+        said = "other code than this made the sentences: no figure depends on them, and the signature covers them"
+        return Part("wording", State.NOT_COMPARED, said)
+    told = report.sections.model_dump(mode="json", exclude_unset=True)
+    if where := next(differences(told, made.model_dump(mode="json"), ""), None):
+        return Part("wording", State.BROKEN, f"{where} is not what the code that made the report writes: it was edited")
+    return Part("wording", State.SHOWN, "all sentences are those that this code writes")
 
 
 def _code(report: Report, listed: Sequence[Withdrawal]) -> Part:
@@ -183,31 +223,16 @@ def _withdrawn_tool(said: bytes, listed: Sequence[Withdrawal]) -> Iterator[Part]
         yield _withdrawn(found)
 
 
-def differences(one: Any, other: Any, where: str) -> Iterator[str]:
-    """Where two values of plain JSON differ, floats by more than machines do."""
-    if type(one) is not type(other):
-        yield where
-    elif isinstance(one, dict):
-        for name in one:
-            yield from differences(one[name], other.get(name), f"{where}.{name}".lstrip("."))
-    elif isinstance(one, list):
-        if len(one) != len(other):
-            yield where
-        for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-            yield from differences(mine, theirs, f"{where}[{index}]")
-    elif not same(one, other) if isinstance(one, float) else one != other:
-        yield where
-
-
 def _log(report: Report, folder: Path) -> Part:
     """The log itself: it has what is quoted, and nothing of the job that is not."""
     log, size = report.evidence.log, report.sections.identity.log_entries
     try:
-        quoted = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}
+        quoted, newer = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}, False
         for line in islice(lines_from(folder, log.first), size - log.first):
-            record = parse_line(line)
+            record, unknown = parse_any(line)
+            newer = newer or unknown
             known = quoted.pop(record["seq"], None)
-            if known != record["leaf_hash"] and (known or record["job"] == report.evidence.job):
+            if known != record["leaf_hash"] and (known or record.get("job") == report.evidence.job):
                 said = "the log has another entry, or one of the job that the report leaves out"
                 return Part("log", State.BROKEN, said, record["seq"])
     except (AuditError, OSError) as error:
@@ -217,6 +242,8 @@ def _log(report: Report, folder: Path) -> Part:
         return Part("log", State.BROKEN, "what is quoted of the log are no entries of one")
     if quoted:
         return Part("log", State.BROKEN, "the log lacks entries that are quoted")
+    if newer:
+        return Part("log", State.NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
     return Part("log", State.SHOWN, "the log has what is quoted, and no more of the job under that checkpoint")
 
 
@@ -233,9 +260,11 @@ def _ledger(report: Report, export: Path) -> Part:
 def _complete(report: Report, log: Path | None) -> Part:
     proofs = report.sections.egress.proofs
     if proofs.expired:
-        return Part("all of it", State.NOT_SHOWN, f"{proofs.expired} entries of the log have expired")
+        said = f"{counted(proofs.expired, 'entry', 'entries')} of the log expired"
+        return Part("all of it", State.NOT_SHOWN, said)
     if proofs.not_quoted and not log:
-        said = f"{proofs.not_quoted} entries of other jobs are not quoted: give the log to rule out others (--log)"
+        left_out = counted(proofs.not_quoted, "entry", "entries")
+        said = f"{left_out} of other jobs not quoted: give the log to rule out others (--log)"
         return Part("all of it", State.NOT_SHOWN, said)
     return Part("all of it", State.SHOWN, "no entry of the job is left out")
 
@@ -244,7 +273,7 @@ def _rules(report: Report) -> Part:
     broken = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
     if broken:
         return Part("rules", State.BROKEN, f"the report itself says that rules were broken: {', '.join(broken)}")
-    return Part("rules", State.SHOWN, "the report says of no rule that it was broken; section L has what is not shown")
+    return Part("rules", State.SHOWN, "no rule is reported broken; section L has what is not shown")
 
 
 def as_record(judgement: Judgement) -> dict[str, Any]:

@@ -21,7 +21,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}
 FIELDS = {
     *("seq", "prev_hash", "leaf_hash", "time", "monotonic", "site", "event", "actor", "job", "method", "round"),
     *("task", "direction", "peer", "tensors", "nbytes", "policy", "exchange", "code_version", "code_digest"),
-    *("model_digest", "dp_event", "epsilon_before", "epsilon_after", "outcome", "reason"),
+    *("model_digest", "dp_event", "epsilon_before", "epsilon_after", "outcome", "reason", "format"),
 }
 TENSOR = TensorRecord("shared", (2, 3), "float32", 24, "ab" * 32, Kind.PARAMETERS, Protection.NONE)
 
@@ -52,7 +52,8 @@ def test_every_line_has_every_field_in_canonical_form(folder: Path, log: AuditLo
         assert line == json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
     opened = json.loads(lines(folder)[0])
     assert {name for name in FIELDS if opened[name] is None} == FIELDS - {
-        *("seq", "prev_hash", "leaf_hash", "time", "monotonic", "site", "event", "tensors", "nbytes")
+        *("seq", "prev_hash", "leaf_hash", "time", "monotonic", "site", "event", "tensors", "nbytes"),
+        "format",
     }
 
 

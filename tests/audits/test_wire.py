@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audits import AuditLog, Entry, Event, Kind, LogError, Outcome, Protection, TensorRecord, read
+from audits import AuditLog, Entry, Event, Kind, LogError, NewerFormat, Outcome, Protection, TensorRecord, read
 from audits.wire import (
     BESIDE,
     ENVELOPE,
@@ -76,11 +76,18 @@ def test_a_window_reads_back_from_the_log(tmp_path: Path) -> None:
     assert entry.wire is not None and WireWindow.from_record(entry.wire) == JOB
 
 
-@pytest.mark.parametrize("broken", [{}, {"sent": 3}, {**JOB.record(), "sent": [{"traffic": "smoke signals"}]}])
+@pytest.mark.parametrize("broken", [{}, {"sent": 3}, {**JOB.record(), "sent": [{"traffic": 3}]}])
 def test_a_window_of_another_format_is_refused(broken: dict[str, Any]) -> None:
     """No guessing."""
     with pytest.raises(LogError, match="format"):
         WireWindow.from_record(broken)
+
+
+@pytest.mark.parametrize("more", [{"colour": 1}, {"sent": [{"traffic": "smoke signals"}]}, {"results": [{"x": 1}]}])
+def test_a_window_of_a_newer_version_is_no_broken_one(more: dict[str, Any]) -> None:
+    """Members and kinds of traffic that this version does not know are called so."""
+    with pytest.raises(NewerFormat):
+        WireWindow.from_record(JOB.record() | more)
 
 
 @given(st.integers(1, 10**6))

@@ -17,6 +17,7 @@ from medfedvqa.cli.sites import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.version import code_digest
 from privacy import Ledger
 from privacy.report import (
     Accuracy,
@@ -36,7 +37,7 @@ from privacy.report import (
 )
 from privacy.report.files import ENVELOPE, HTML, JSON, PDF, made_schema
 from privacy.report.measured import NOT_COVERED
-from privacy.report.verify import differences
+from privacy.report.wording import differences
 
 pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
 SITE = "chest"
@@ -163,7 +164,7 @@ def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
 
 def test_without_a_key_from_the_site_it_is_not_shown_whose_report_it_is(folder: Path) -> None:
     """A key that lies in the report itself vouches for nothing."""
-    found = verify_report(folder)
+    found = verify_report(folder, code_digest=code_digest())
     assert [part.name for part in found.parts if part.state is not State.SHOWN] == ["key"]
     assert found.state is State.NOT_SHOWN
 
@@ -185,7 +186,7 @@ def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
 def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
     data: st.DataObject, tmp_path: Path, report: Report, key: AuditKey
 ) -> None:
-    """Proofs, chain and recomputation find it."""
+    """Proofs, chain and recomputation find it; sentences are compared where the same code made the report."""
     told = report.model_dump(mode="json")
     path = data.draw(st.sampled_from(list(leaves(told))))
     said = with_edit(told, path)
@@ -193,7 +194,9 @@ def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
         folder = put(tmp_path, read_report(said), said, key)
     except ReportError:
         return  # the edit leaves no report of this format, or another site's
-    assert {"figures", "proofs"} & set(broken(verify_report(folder, key.public))), path
+    digest = report.evidence.tool.code_digest
+    lost = broken(verify_report(folder, key.public, code_digest=digest))
+    assert {"figures", "proofs", "wording"} & set(lost), path
 
 
 def test_every_figure_of_the_sections_is_recomputed(report: Report) -> None:

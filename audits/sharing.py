@@ -1,0 +1,84 @@
+"""Among whom values are shared: what entries of a computation on shares say of it, as an object and as a sentence."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from audits.entry import Entry
+from audits.errors import LogError, NewerFormat
+
+_SENTENCE = re.compile(
+    r"shares only, attempt (\S{1,100}) at a (.{1,100}?) among (.{1,10000}?), "
+    r"(?:dealt by the ([^;]{1,100})|without a dealer)(?:; (.*))?",
+    re.DOTALL,
+)
+"""Of entries of format 0, in which a part or all of it stands in the sentence alone."""
+
+
+class Stage(StrEnum):
+    """How far a computation on shares is with a site's input."""
+
+    BEGUN = "begun"
+    """The first attempt with this input."""
+    REPEATED = "repeated"
+    """Takes the place of the last attempt with the same input, which can no longer come to a result."""
+    OPENED = "opened"
+    """The result is of exactly these sites."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Among whom one attempt at a computation on shares runs; its entries hold it, and give the sentence as their
+    reason.
+
+    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: by
+    whom, how these were chosen, and who together could open what; empty where an entry before has said so. `private`:
+    whether the inputs are under differential privacy.
+    """
+
+    attempt: str
+    protocol: str
+    sites: tuple[str, ...]
+    dealer: str
+    computed: str = ""
+    stage: Stage = Stage.BEGUN
+    private: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON, for programs; `from_record` reads it."""
+        parts: dict[str, Any] = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
+        parts |= {"dealer": self.dealer or None, "computed": self.computed}
+        return parts | {"stage": self.stage.value, "private": self.private}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Sharing":
+        """What an entry's `sharing` says. Raises `LogError`, and `NewerFormat` for a stage that is not known."""
+        try:
+            attempt, protocol, sites = record["attempt"], record["protocol"], tuple(record["sites"])
+            dealer, computed = record["dealer"] or "", record.get("computed", "")
+            if not all(isinstance(text, str) for text in (attempt, protocol, dealer, computed, *sites)):
+                raise TypeError
+            if (stage := record["stage"]) not in list(Stage):
+                raise NewerFormat("the entry of a computation on shares")
+            stage, private = Stage(stage), record["private"] is True
+        except (KeyError, TypeError, ValueError):
+            raise LogError("the entry does not say among whom values are shared") from None
+        return cls(attempt, protocol, sites, dealer, computed, stage, private)
+
+    def __str__(self) -> str:
+        dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
+        said = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
+        return f"{said}; {self.computed}" if self.computed else said
+
+
+def sharing_of(entry: Entry) -> Sharing | None:
+    """The computation on shares that an entry belongs to; None if it names none. Raises `LogError`."""
+    if entry.format:
+        return Sharing.from_record(entry.sharing) if entry.sharing else None
+    found = _SENTENCE.fullmatch(entry.reason or "")
+    if found is None:
+        return None
+    sites = tuple(name for name in found[3].split(", ") if name and " " not in name)
+    return Sharing(found[1], found[2], sites, found[4] or "", found[5] or "")

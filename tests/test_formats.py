@@ -1,0 +1,240 @@
+"""What was written once is read for six years: golden files of every format, later formats, and files that are none.
+
+`tests/golden/make.py` wrote the golden files; they are never written again.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_files import GOLDEN, NUMBERS, REPORTS, lines_of, put
+
+from audits import Checkpoint, State, VerifierKey, check, examine, read, verify
+from audits.checkpoint import CHECKPOINTS, NoteFile
+from audits.entry import FORMAT, Entry
+from audits.exchange import canonical
+from audits.lines import read_line
+from audits.sharing import sharing_of
+from audits.witness import KEYS, read_keys
+from medfedvqa.cli.report_inputs import _read, _run
+from medfedvqa.federation.state import StateFile
+from privacy.book import Book
+from privacy.journal import LedgerError, read_export
+from privacy.report import Joined, read_report, sections_of, verify_joined, verify_report
+from privacy.report.files import ENVELOPE, JSON
+from privacy.report.replay import same
+from privacy.report.wording import differences, figures_of
+
+every_format = pytest.mark.parametrize("folder", [GOLDEN / f"formats-{number}" for number in NUMBERS], ids=str)
+SITES = ("abdomen", "chest", "head")
+FLOAT = re.compile(rb"\d\.\d{9,}")
+"""The last digit of one may change without changing the number that is read."""
+
+
+@every_format
+def test_a_golden_log_verifies_with_its_checkpoints_keys_and_proof(folder: Path) -> None:
+    """Chain, tree, signature, cosignature and the bundle for one entry; nothing is broken, and nothing called newer."""
+    found = examine(folder / "log", "chest", network=False)
+    parts = {part.name: part.state for _, verdict in found.verdicts() for part in verdict.parts}
+    assert {parts[name] for name in ("chain", "tree", "signature", "tail")} == {State.SHOWN}
+    assert State.BROKEN not in parts.values() and "format" not in parts and parts["cosigned times"] is not State.BROKEN
+    keys = list(read_keys(folder / "log" / KEYS).values())
+    (own,) = [key for key in keys if key.name == "medfedvqa/audit/chest"]
+    assert check((folder / "log" / "proof.json").read_bytes(), [own]).record["seq"] == 2
+    dated = [Checkpoint.parse(note.text).extensions for note in NoteFile(folder / "log" / CHECKPOINTS)]
+    assert all(one["time"].endswith("Z") for one in dated)
+
+
+@every_format
+def test_a_golden_log_says_what_was_put_into_it(folder: Path) -> None:
+    """Every event, and the sites of the computation on shares, whose sentence is made of the object."""
+    entries = list(read(folder / "log"))
+    number = int(folder.name.removeprefix("formats-"))
+    assert {entry.format for entry in entries} == {number}
+    assert [entry.event.value for entry in entries[:3]] == ["open", "receive", "release"]
+    sharing = sharing_of(entries[3])
+    assert sharing and sharing.sites == SITES and sharing.dealer == "server" and sharing.protocol == "mix"
+    assert str(sharing) == entries[3].reason
+    for line, entry in zip(lines_of(folder), entries, strict=True):
+        assert canonical(entry.record()) + b"\n" == line and read_line(line).leaf_hash == entry.leaf_hash
+
+
+@every_format
+def test_any_changed_byte_of_a_golden_log_is_broken_and_never_newer(folder: Path, tmp_path: Path) -> None:
+    """Every 29th byte, flipped in its lowest bit: a changed number of the format is tampering, too."""
+    whole = b"".join(lines_of(folder))
+    place = whole.find(b'"format":')
+    for offset in {*range(0, len(whole) - 1, 29), *(range(place, place + 11) if place > 0 else ())}:
+        changed = bytearray(whole)
+        changed[offset] ^= 1
+        verdict = verify(put(tmp_path / "log", [bytes(changed)]))
+        assert verdict.first_bad == whole.count(b"\n", 0, offset), offset
+
+
+@every_format
+def test_a_golden_ledger_is_read_and_a_changed_byte_is_found(folder: Path, tmp_path: Path) -> None:
+    """Its own and one that took charges over; bytes of the file, flipped, is an error with a sentence."""
+    for name in ("ledger.jsonl", "imported.jsonl"):
+        book = Book()
+        book.apply(read_export(folder / name))
+        assert book.debits or book.jobs
+        whole = (folder / name).read_bytes()
+        for offset in range(0, len(whole), 5):
+            (tmp_path / name).write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+            with pytest.raises(LedgerError):
+                Book().apply(read_export(tmp_path / name))
+
+
+@every_format
+def test_golden_site_state_is_read(folder: Path) -> None:
+    """With its arrays, shares and draws."""
+    saved = StateFile(folder, "state").load()
+    assert saved and (saved.task, saved.round, saved.state) == ("train", 2, {"step": 3, "name": "chest"})
+    assert saved.reply["prompt"].tolist() == [[0, 1, 2], [3, 4, 5]] and saved.draw and saved.dealt
+    assert saved.dealt.seed == b"seed" and saved.contributions[0].shares == {"chest": b"share"}
+
+
+@every_format
+def test_golden_results_are_read(folder: Path) -> None:
+    """As a report takes them in."""
+    run = _read(folder / "results.json", _run)
+    assert run.sites == SITES and run.status == "finished" and run.backbone == "medclip-slake"
+
+
+every_report = pytest.mark.parametrize("folder", REPORTS, ids=lambda folder: folder.parent.name)
+
+
+@every_report
+def test_a_golden_report_verifies(folder: Path) -> None:
+    """Its signature, proofs and figures; other code made its sentences, which are not compared."""
+    key = VerifierKey.parse((folder / "chest.key").read_text().strip())
+    found = verify_report(folder, key, code_digest="0" * 64)
+    parts = {part.name: part.state for part in found.parts}
+    for name in ("schema", "key", "signature", "proofs", "figures", "code", "all of it"):
+        assert parts[name] is State.SHOWN, name
+    assert parts["wording"] is State.NOT_COMPARED and State.BROKEN not in parts.values()
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, dict | list):
+        for step, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(part, (*path, step))
+    else:
+        yield path
+
+
+def flipped(value: Any) -> Any:
+    """Another value of the same type; None becomes a number or a text."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return "x" if value is None else value[:-1] + ("0" if value[-1:] != "0" else "1")
+
+
+def edit(document: Any, path: tuple[str | int, ...]) -> Any:
+    """A copy in which one leaf is another."""
+    copy = json.loads(json.dumps(document))
+    holder = copy
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = flipped(holder[path[-1]])
+    return copy
+
+
+@every_report
+def test_every_figure_digest_and_proof_of_a_golden_report_counts(folder: Path) -> None:
+    """Each figure of the sections, one by one, is unlike what the evidence gives; each changed part of the evidence
+    gives the report another identity. None of it needs the signature, which covers every byte."""
+    document = json.loads((folder / JSON).read_text("utf-8"))
+    report = read_report((folder / JSON).read_bytes())
+    figures = figures_of(sections_of(report.evidence), whole=True)
+    told = figures_of(report.sections)
+    flat = list(leaves(json.loads(json.dumps(told))))
+    assert len(flat) > 300
+    for path in flat:
+        assert next(differences(edit(json.loads(json.dumps(told)), path), json.loads(json.dumps(figures)), ""), None), (
+            path
+        )
+    identity = document["sections"]["identity"]["report"]
+    evidence = document["evidence"]
+    for path in leaves(evidence):
+        content = edit(evidence, path)
+        plain = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        assert sha256(plain).hexdigest() != identity, path
+    assert (
+        sha256(json.dumps(evidence, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+        == identity
+    )
+
+
+@every_report
+def test_a_flipped_leaf_of_a_golden_report_never_verifies(folder: Path, tmp_path: Path) -> None:
+    """Through the verifier, with the file's own signature beside it: every 23rd leaf, wording included."""
+    key = VerifierKey.parse((folder / "chest.key").read_text().strip())
+    document = json.loads((folder / JSON).read_text("utf-8"))
+    shutil.copy(folder / ENVELOPE, tmp_path)
+    for path in list(leaves(document))[::23]:
+        (tmp_path / JSON).write_text(json.dumps(edit(document, path), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        assert verify_report(tmp_path, key).state is State.BROKEN, path
+
+
+def test_a_reworded_report_still_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence of the code, a rule's statement, the letter of a section, whole sections of explanations: figures
+    hold, and wording is not compared. The same under the report's own code is broken."""
+    folder = REPORTS[-1]
+    key = VerifierKey.parse((folder / "chest.key").read_text().strip())
+    digest = read_report((folder / JSON).read_bytes()).evidence.tool.code_digest
+    monkeypatch.setattr("privacy.report.claim.OBSERVER", "anybody who sees what leaves the site")
+    monkeypatch.setattr("privacy.report.build.NEVER", ("nothing",))
+    monkeypatch.setattr("privacy.report.build.mappings", lambda facts: ())
+    monkeypatch.setattr("privacy.report.build.outside", lambda facts: ())
+    rules = tuple((name, f"{said} (reworded)", "Z", test) for name, said, _, test in verdict_rules())
+    monkeypatch.setattr("privacy.report.verdicts._RULES", rules)
+    parts = {part.name: part.state for part in verify_report(folder, key, code_digest="0" * 64).parts}
+    assert parts["figures"] is State.SHOWN and parts["wording"] is State.NOT_COMPARED
+    parts = {part.name: part.state for part in verify_report(folder, key, code_digest=digest).parts}
+    assert parts["figures"] is State.SHOWN and parts["wording"] is State.BROKEN
+
+
+def verdict_rules() -> Any:
+    from privacy.report import verdicts
+
+    return verdicts._RULES
+
+
+def test_a_joined_report_is_compared_by_its_figures() -> None:
+    """Not signed, so that a changed sentence is not shown to be anybody's; a changed figure is broken, a higher number
+    of the format is a newer version."""
+    content = (GOLDEN / "formats-0" / "joined.json").read_bytes()
+    made = Joined.model_validate_json(content)
+    assert verify_joined(content, made).state is State.SHOWN
+    for old, new, state in (
+        (b"At none of these", b"At each of these", State.NOT_SHOWN),
+        (b'"nbytes": 49260', b'"nbytes": 49261', State.BROKEN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/2", State.NOT_SHOWN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/0", State.BROKEN),
+        (b'"job"', b'"jab"', State.BROKEN),
+    ):
+        assert old in content
+        assert verify_joined(content.replace(old, new), made).state is state, new
+
+
+def test_figures_of_reports_are_alike_to_the_last_digits_only() -> None:
+    """What machines differ by is no difference; what a person could change is one."""
+    assert same(1.0, 1.0 + 1e-9) and not same(1.0, 1.001)
+
+
+def test_every_field_of_an_entry_is_in_the_grammar_once() -> None:
+    """Both readers and the writer take the fields from the class."""
+    from dataclasses import fields
+
+    from audits.entry import GRAMMARS
+
+    assert set(GRAMMARS[FORMAT].forms) == {one.name for one in fields(Entry)}
+    assert set(GRAMMARS[FORMAT].forms) - set(GRAMMARS[0].forms) == {"format"}
