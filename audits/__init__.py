@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from audits.checkpoint import Checkpoint, origin_of
+from audits.code import CodeKind, CodePart, JobCode
 from audits.earlier_sums import EarlierSums
 from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
 from audits.envelope import opened, pae, sealed, statement, subjects
@@ -83,6 +84,8 @@ __all__ = [
     "Charged",
     "Checkpoint",
     "Claims",
+    "CodeKind",
+    "CodePart",
     "Cosigned",
     "EXIT_CODES",
     "EarlierSums",
@@ -100,6 +103,7 @@ __all__ = [
     "Gate",
     "Guesses",
     "Held",
+    "JobCode",
     "JobContext",
     "JobRefused",
     "Judgement",

@@ -94,6 +94,8 @@ class Entry:
     wire: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     admission: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
+    code: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
+    """Of a job that is opened: the parts that `code_digest` is made of, see `JobCode`."""
     sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """Of what belongs to a computation on shares: the attempt, its sites and how far it is, see `Sharing`."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
+from audits.code import JobCode
 from audits.entry import Event, Outcome, TensorRecord
 from audits.errors import (
     AuditError,
@@ -32,6 +33,7 @@ class JobContext:
     """What every entry says about the job: its id, its method, on which model and code, who submitted it.
 
     `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
+    `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them.
     """
 
     job: str
@@ -40,6 +42,7 @@ class JobContext:
     code_version: str
     code_digest: str
     actor: str = ""
+    code: JobCode | None = None
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,16 @@ class Gate:
         if context.method != exchange.method:
             raise AuditError("the job's method and the exchange's are not the same: build both from one method")
         self._exchange, self._policy, self._log = exchange, policy, log
-        self._standing: dict[str, Any] = {name: value or None for name, value in vars(context).items()} | {
+        said = {name: value or None for name, value in vars(context).items() if name != "code"}
+        self._code = context.code and context.code.record()
+        self._standing: dict[str, Any] = said | {
             "policy": policy.digest(),
             "exchange": exchange.digest(),
         }
 
     def open(self) -> None:
         """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
-        self._log.append(Event.OPEN, **self._standing)
+        self._log.append(Event.OPEN, **self._standing, code=self._code)
 
     def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
         """Logs that the site does not go on with the job, and raises `JobRefused`; `detail` stays at the site."""

@@ -25,6 +25,7 @@ class Refusal(StrEnum):
     REPEATS = "repeats"
     READER = "reader"
     METHOD = "method"
+    CODE = "code"
     ANSWERS = "answers"
     KIND = "kind"
     PRIVACY = "privacy"
@@ -67,6 +68,7 @@ _SENTENCES = {
     Refusal.REPEATS: "the job ran as often as the site's policy lets one definition run within a day",
     Refusal.READER: "the job is for data of another reader than the site's",
     Refusal.METHOD: "the site's policy does not allow the job's method",
+    Refusal.CODE: "the code of the job's method has changed at the site since it was loaded",
     Refusal.ANSWERS: "the job takes each site's own list of answers, and the site declares none",
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",

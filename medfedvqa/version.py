@@ -16,14 +16,26 @@ def code_version() -> str:
 
 
 @lru_cache
-def code_digest() -> str:
-    """SHA-256 over the Python files of the three packages, by name and content, hex."""
-    digest = hashlib.sha256()
+def project_files() -> tuple[tuple[str, Path], ...]:
+    """The Python files of the three packages, each with its name as `package/module.py`."""
+    found = list[tuple[str, Path]]()
     for package in PACKAGES:
         spec = find_spec(package)
         assert spec is not None and spec.origin is not None
         folder = Path(spec.origin).parent
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        paths = sorted(folder.rglob("*.py"))
+        found += ((f"{package}/{path.relative_to(folder).as_posix()}", path) for path in paths)
+    return tuple(found)
+
+
+@lru_cache
+def code_digest() -> str:
+    """SHA-256 over the Python files of the three packages, by name and content, hex.
+
+    What else took part in a job is in `medfedvqa.code_identity.running_code`.
+    """
+    digest = hashlib.sha256()
+    for name, path in project_files():
+        digest.update(f"{name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

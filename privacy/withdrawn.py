@@ -4,13 +4,14 @@ The list ships with the package (`withdrawn.json`). A site extends it with a fil
 a list of entries with `version`, `code_digest` or both, the `reason` as a sentence, and the day `since` when it holds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
+from audits.code import JobCode
 from audits.files import MAX_TEXT, read_bounded
 from privacy.errors import SettingsError
 
@@ -25,8 +26,18 @@ class CodeIdentity(NamedTuple):
     digest: str | None
 
 
+def identities(version: str | None, digest: str | None, code: Mapping[str, Any] | None) -> Iterator[CodeIdentity]:
+    """Which code an entry names: the project's version and the digest of all code, then the digest of each part.
+
+    `code`: the entry's field of this name, if it has one. Raises `LogError` if that is malformed.
+    """
+    yield CodeIdentity(version, digest)
+    if code is not None:
+        yield from (CodeIdentity(None, part.sha256) for part in JobCode.from_record(code).parts)
+
+
 class Withdrawal(BaseModel):
-    """Code whose epsilons are withdrawn: all that has this version, and all that has this digest."""
+    """Code whose epsilons are withdrawn: all that has this version, and all of which any part has this digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: str | None = None

@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
-        *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.errors", "medfedvqa.files"),
-        *("medfedvqa.public_answers", "medfedvqa.version"),
+        *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
+        *("medfedvqa.files", "medfedvqa.installed_code", "medfedvqa.public_answers", "medfedvqa.version"),
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},

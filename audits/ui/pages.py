@@ -38,7 +38,8 @@ _LABELS = {
     "actor": "Submitted by", "nbytes": "Bytes", "epsilon_before": "Epsilon before", "epsilon_after": "Epsilon after",
     "admission": "Admission", "dp_event": "Charge", "wire": "Bytes on the network",
     "policy": "Site policy", "exchange": "Exchange spec",
-    "code_version": "Code version", "code_digest": "Code digest", "model_digest": "Model digest",
+    "code_version": "Code version", "code_digest": "Code digest", "code": "Parts of the code",
+    "model_digest": "Model digest",
     "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from medfedvqa.ingest.binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
 from privacy import DPSettings, JobAccount, Ledger, Spent
 from privacy.ledger_folder import read_folder
-from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, withdrawal_of, withdrawals
+from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """Columns; mu is exact without sampling, else the central limit's."""
@@ -109,7 +109,7 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
     listed, ran = withdrawals(own if own.exists() else None), dict[str, set[CodeIdentity]]()
     for entry in read(config.audit) if config.audit.is_dir() else ():
         if entry.job in jobs:
-            ran.setdefault(entry.job, set()).add(CodeIdentity(entry.code_version, entry.code_digest))
+            ran.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
     found = {job: withdrawal_of(codes, listed) for job, codes in ran.items()}
     return {job: withdrawal for job, withdrawal in found.items() if withdrawal}
 

@@ -5,7 +5,7 @@ from medfedvqa.data.batches import batches
 from medfedvqa.data.partition import SiteRows, Split, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
-from medfedvqa.data.readers import READERS, organs, read
+from medfedvqa.data.readers import READERS, organs, read, reader_function
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site import Examples, SiteData, build_site, load_site, united
 from medfedvqa.data.transforms import views
@@ -32,6 +32,7 @@ __all__ = [
     "public_list",
     "public_pairs",
     "read",
+    "reader_function",
     "united",
     "views",
 ]

@@ -16,6 +16,13 @@ FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
 READERS = (*FOLDERS, "phantom")
 
 
+def reader_function(reader: str) -> Callable[..., VQAData]:
+    """The function that reads the set. Raises `ConfigError` for an unknown reader."""
+    if reader not in READERS:
+        raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
+    return FOLDERS.get(reader, phantom.read)
+
+
 def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
     """The data set; of the phantom set, if an organ is named, that organ alone.
 
@@ -23,13 +30,12 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
     Raises `ConfigError` for an unknown reader; `DataError` for a missing root, a malformed file or, where
     the phantom set cannot draw it, an unknown organ.
     """
-    if reader not in READERS:
-        raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
-    if reader == "phantom":
+    function = reader_function(reader)
+    if function is phantom.read:
         return phantom.read((organ,) if organ else phantom.ORGANS, seed)
     if root is None or not root.is_dir():
         raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
-    return FOLDERS[reader](root)
+    return function(root)
 
 
 def organs(reader: str, root: Path | None) -> tuple[str, ...]:

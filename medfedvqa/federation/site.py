@@ -11,8 +11,9 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from audits import AuditKey, AuditLog, Exchange, Gate, JobContext, JobRefused, Refusal, TaskSpec, origin_of
-from medfedvqa.data import SiteData, Split, load_site
+from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
+from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
+from medfedvqa.data import SiteData, Split, load_site, reader_function
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
 from medfedvqa.federation.attempt import Relays
@@ -27,7 +28,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.state import Saved, StateFile
 from medfedvqa.methods import EPSILON, Site, Tensors
 from medfedvqa.models import Backbone, load_backbone, shape_of
-from medfedvqa.version import code_digest, code_version
+from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
@@ -97,6 +98,7 @@ class SiteRuntime:
             self._budget.check()
         with self._refusing(BackboneError, Refusal.BACKBONE):
             digest = self._backbone.digest
+        code = self._code()
         with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
             if self._job.dp is None:
                 self._method.check_rows(self.site.data)
@@ -106,12 +108,20 @@ class SiteRuntime:
             method=self._job.method,
             model_digest=digest,
             code_version=code_version(),
-            code_digest=code_digest(),
+            code_digest=code.digest,
             actor=self._actor,
+            code=code,
         )
         gate = Gate(self._exchange, self.config.policy, self._log, context)
         gate.open()
         return gate
+
+    def _code(self) -> JobCode:
+        """All code that takes part in the job at this site. Raises `JobRefused` if it is not what runs."""
+        with self._refusing(ChangedCode, Refusal.CODE):
+            check_unchanged(type(self._method))
+        loads = (self._load, self._load_data, reader_function(self.config.data.reader))
+        return running_code(type(self), type(self._method), type(self._backbone), *loads)
 
     @contextmanager
     def _refusing(self, kinds: type[Exception] | tuple[type[Exception], ...], code: Refusal) -> Iterator[None]:

@@ -28,6 +28,7 @@ from audits import (
     verify,
 )
 from audits.escaping import for_markdown
+from medfedvqa.code_identity import running_code
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.attest import Attester
 from medfedvqa.federation.budget import check_ledger, look_into
@@ -36,7 +37,7 @@ from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.files import write_whole
 from medfedvqa.methods import Tensors
-from medfedvqa.version import code_digest, code_version
+from medfedvqa.version import code_version
 
 NAME = "site_status"
 STATUS_JOB = {"method": NAME}
@@ -79,7 +80,8 @@ class StatusRuntime:
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
         self._attester = Attester(config, self._log, key, job_id, NAME)
-        context = JobContext(job_id, NAME, "", code_version(), code_digest(), actor)
+        code = running_code(type(self))
+        context = JobContext(job_id, NAME, "", code_version(), code.digest, actor, code)
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
 from medfedvqa.checking import checked
+from medfedvqa.code_identity import remember
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
@@ -346,7 +347,8 @@ _METHODS: dict[str, type[Method[Any]]] = {}
 
 
 def register(method: AnyMethod) -> AnyMethod:
-    """Make a method known by its `name`."""
+    """Make a method known by its `name`, and note which code it is as it is loaded."""
+    remember(method)
     _METHODS[method.name] = method
     return method
 

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from audits import CodeKind
 from privacy.report.evidence import Frozen
 from privacy.report.wording import MaybeWording, Wording, Wordings
 
@@ -12,6 +13,17 @@ class Named(Frozen):
     tensor: str
     round: int | None
     sha256: str | None
+
+
+class CodeShare(Frozen):
+    """A part of the code that ran a job."""
+
+    kind: str
+    """`project`, `plug-in`, `dependency`, or `module` for code of no distribution, which has no name."""
+    name: str | None
+    version: str | None
+    sha256: str | None
+    """None of code that is in no file."""
 
 
 class Identity(Frozen):
@@ -46,6 +58,14 @@ class Identity(Frozen):
     policy_digest: str | None
     config_digest: str | None
     """SHA-256 of the job's settings as canonical JSON; none without `results.json`."""
+    code_parts: tuple[CodeShare, ...] = ()
+    """What `code_digests` are made of, as the log names it; empty if the log is from before it did."""
+
+    @property
+    def same_code(self) -> object:
+        """What sites of one job have in common: dependencies may differ, such as torch with and without CUDA."""
+        parts = frozenset(one for one in self.code_parts if one.kind != CodeKind.DEPENDENCY.value)
+        return parts or self.code_digests
 
 
 class Claim(Frozen):

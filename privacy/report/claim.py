@@ -8,6 +8,7 @@ from privacy.mechanisms import DPEvent, summed
 from privacy.report.budget import (
     Bound,
     Claim,
+    CodeShare,
     EventFigures,
     Executed,
     Identity,
@@ -64,6 +65,10 @@ def identity(facts: Facts) -> Identity:
         exchange_digest=facts.latest("exchange"),
         policy_digest=facts.latest("policy"),
         config_digest=hashlib.sha256(plain(settings(run))).hexdigest() if run else None,
+        code_parts=tuple(
+            CodeShare(kind=part.kind.value, name=part.name, version=part.version, sha256=part.sha256)
+            for part in dict.fromkeys(part for code in facts.codes for part in code.parts)
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from audits import (
     Entry,
     Event,
     Held,
+    JobCode,
     Kind,
     NewerFormat,
     Outcome,
@@ -135,6 +136,12 @@ class Facts:
             return tuple(sorted(self.evidence.run.sites))
         named = {site for one in self.sharings.values() if one for site in one.sites}
         return tuple(sorted(named | {self.evidence.site}))
+
+    @cached_property
+    def codes(self) -> tuple[JobCode, ...]:
+        """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
+        named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
+        return tuple(dict.fromkeys(named))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:

@@ -195,7 +195,7 @@ _OWN = ("de-identified", "within limits")
 _SAME: tuple[tuple[str, Callable[[Identity], object]], ...] = (
     ("job", lambda one: one.job),
     ("method", lambda one: one.method),
-    ("code", lambda one: one.code_digests),
+    ("code", lambda one: one.same_code),
     ("backbone", lambda one: one.backbone_digest),
     ("exchange", lambda one: one.exchange_digest),
     ("settings", lambda one: one.config_digest),

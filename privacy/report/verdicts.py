@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from audits import Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
+from audits import CodeKind, Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
 from audits.counted import counted
 from privacy.book import decoded
 from privacy.errors import AccountingError
@@ -35,6 +35,7 @@ def verdicts(facts: Facts) -> Verdicts:
         Rule(rule=name, statement=statement, state=state, said=said, evidence=tuple(where))
         for name, statement, where, check in _RULES
         if check is not _bound or "binding" in facts.evidence.model_fields_set
+        if check is not _identified or facts.codes  # as entries name it from their format 1 on
         for state, said in [check(facts)]
     )
     return Verdicts(state=max((one.state for one in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
@@ -216,6 +217,18 @@ def _in_settings(facts: Facts) -> Found:
     return SHOWN, "method and mechanisms of the settings are those of log and ledger"
 
 
+def _identified(facts: Facts) -> Found:
+    named = {code.digest for code in facts.codes}
+    if set(facts.every("code_digest")) - named:
+        return BROKEN, "an entry of the job has the digest of other code than the log names"
+    if len(facts.codes) > 1:
+        return NOT_SHOWN, "the job was continued with other code"
+    if any(part.sha256 is None for part in facts.codes[0].parts):
+        return NOT_SHOWN, "code that is in no file took part, such as that of a notebook"
+    outside = [part for part in facts.codes[0].parts if part.kind in (CodeKind.PLUG_IN, CodeKind.MODULE)]
+    return SHOWN, f"the log names all code that took part; {len(outside)} parts are from outside of this project"
+
+
 def _hidden(facts: Facts) -> Found:
     if not facts.shared:
         return NOT_SHOWN, "the job aggregates in clear"
@@ -266,6 +279,7 @@ _RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
     ("sound noise", "The noise cannot be repeated.", "D", _sound),
     ("allowed", "Method, kinds and recipients are those that the site's policy names.", "H", _allowed),
     ("settings", "The settings that were given are those that ran.", "D", _in_settings),
+    ("code", "The log names the code that ran, part by part.", "A", _identified),
     ("on shares", "Nobody saw this site's own contribution.", "G", _hidden),
     ("attacked", "Attacks do not refute the claim.", "J", _attacked),
     ("de-identified", "The data were de-identified by this tool.", "I", _de_identified),

@@ -28,7 +28,7 @@ from privacy.report.facts import Facts, NewerReport, ReportError
 from privacy.report.files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
 from privacy.report.model import Report, Sections
 from privacy.report.wording import differences, figures_of
-from privacy.withdrawn import CodeIdentity, Withdrawal, withdrawal_of, withdrawals
+from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 CODE = "code"
 """The part about withdrawn versions."""
@@ -201,7 +201,11 @@ def _code(report: Report, listed: Sequence[Withdrawal]) -> Part:
     if not report.sections.claim.made:
         return Part(CODE, State.SHOWN, "the report claims no epsilon that could be withdrawn")
     quoted = [one.record for one in report.evidence.log.entries if one.record.get("job") == report.evidence.job]
-    ran = [CodeIdentity(one.get("code_version"), one.get("code_digest")) for one in quoted]
+    try:
+        parts = [identities(one.get("code_version"), one.get("code_digest"), one.get("code")) for one in quoted]
+        ran = [identity for names in parts for identity in names]
+    except AuditError:
+        return Part(CODE, State.NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably")
     tool = report.evidence.tool
     if found := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listed):
         return _withdrawn(found)

@@ -172,7 +172,7 @@ def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
     digest = hashlib.sha256((folder / "app" / "config" / "config_fed_client.json").read_bytes()).hexdigest()
     for site in SITES:
         (entry,) = federation.refusals(site, job_id)
-        assert entry.admission == {"code": code, "definition": digest}
+        assert entry.admission == {"code": code, "configuration": digest}
         assert not (federation.kits / site / job_id / f"app_{site}").exists()
         assert verify(federation.kits / site / "audit").ok
     seen = federation.seen()

@@ -53,7 +53,7 @@ def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
 def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
     tmp_path: Path, site_files: SiteFiles, quick_job: Job
 ) -> None:
-    """Same job, same sites: same bytes at the server; an event per answer; an entry per release.
+    """Same job, same sites: same bytes at the server; an event per answer; an entry per release; the same code.
 
     Under differential privacy, with noise that repeats: every entry of a release carries its charge.
     """
@@ -79,6 +79,8 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT and entry.job != "local"]
         assert [entry.task for entry in sent] == tasks
         assert [entry.dp_event is not None for entry in sent] == [True, True, False]
+        opened = [entry for entry in read(config.audit) if entry.event == "open"]
+        assert [entry.job == "local" for entry in opened] == [False, True] and opened[0].code == opened[1].code
 
 
 def test_the_recipe_runs_in_flares_simulation_environment(

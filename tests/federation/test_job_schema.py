@@ -214,7 +214,7 @@ def test_an_archive_that_holds_too_much_is_not_unpacked(tmp_path: Path, ledger: 
     with pytest.raises(JobRefused):
         app_deployer.unzip_all_from_bytes(content, str(out))
     assert not list(out.iterdir()) and [entry.admission for entry in refusals(tmp_path)] == [
-        {"code": "folder", "definition": None}
+        {"code": "folder", "configuration": None}
     ]
     app_deployer.unzip_all_from_bytes(archive((CLIENT, b"{}")), str(out))
     assert (out / CLIENT).read_bytes() == b"{}"
@@ -230,7 +230,7 @@ def test_a_refused_job_has_an_entry_with_code_and_definition(app: Path, ledger: 
     assert ConfigurationOnly().validate(str(app))[0]
     (entry,) = refusals(tmp_path)
     assert entry.job == JOB_ID and entry.outcome == "refused" and entry.reason == Refusal.SCHEMA.sentence
-    assert entry.admission == {"code": "schema", "definition": definition(app)}
+    assert entry.admission == {"code": "schema", "configuration": definition(app)}
     assert "PLANTED" not in json.dumps(entry.record()) and verify(tmp_path / "audit").ok
 
 
@@ -258,5 +258,5 @@ def test_entries_of_a_day_are_bounded_also_across_restarts(tmp_path: Path, monke
     assert [entry.job for entry in refusals(tmp_path)] == [JOB_ID] * 3 + [None]
     RefusalEntries(log, folder / "counts", lambda: date(2026, 1, 2)).enter(Refusal.FOLDER, JOB_ID, None)
     *_, summary, last = refusals(tmp_path)
-    assert summary.admission == {"code": "throttled", "definition": None, "count": 4}
-    assert last.admission == {"code": "folder", "definition": None} and verify(folder).ok
+    assert summary.admission == {"code": "throttled", "configuration": None, "count": 4}
+    assert last.admission == {"code": "folder", "configuration": None} and verify(folder).ok

@@ -176,7 +176,7 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
     for job, ran in (("old", version), ("new", VERSION)):
         with monkeypatch.context() as patched:
             patched.setattr("medfedvqa.federation.site.code_version", lambda ran=ran: ran)
-            patched.setattr("medfedvqa.federation.site.code_digest", lambda ran=ran: sha256(ran.encode()).hexdigest())
+            patched.setattr("medfedvqa.code_identity.code_digest", lambda ran=ran: sha256(ran.encode()).hexdigest())
             runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), job)
             runtime.handle("start", 1, {})
             runtime.close()

@@ -35,7 +35,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     spread,
     yes,
 )
-from privacy.report.budget import Accounting, Charge, EventFigures, Executed, Figures, Refusal
+from privacy.report.budget import Accounting, Charge, CodeShare, EventFigures, Executed, Figures, Refusal
 from privacy.report.model import Report
 
 NAMED_PLACE = re.compile(r"(record|entry) (\d+)")
@@ -75,8 +75,25 @@ def identity(report: Report) -> Section:
         tuple(row(one.tensor, count(one.round), _sent(one.sha256)) for one in it.adapter),
         "No tensor was released.",
     )
-    blocks = (Facts("What it is of", tuple(about)), Facts("Code and settings", tuple(code)), adapter)
+    parts = _parts(it.code_parts) if it.code_parts else ()
+    blocks = (Facts("What it is of", tuple(about)), Facts("Code and settings", tuple(code)), *parts, adapter)
     return Section("A", "Identity", blocks)
+
+
+def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
+    """What the job's code consists of: what a site added first, since nobody else may have looked at it."""
+    titles = ("Part", "Version", "SHA-256")
+    groups = {
+        "Code from outside of this project that took part": ("plug-in", "module"),
+        "The project and what it depends on": ("project", "dependency"),
+    }
+    for caption, kinds in groups.items():
+        rows = tuple(
+            row(one.name or "a module of no distribution", one.version or NONE, digest(one.sha256))
+            for one in parts
+            if one.kind in kinds
+        )
+        yield Table(caption, titles, rows, "No code from outside of the project took part.")
 
 
 def claim(report: Report) -> Section:

@@ -23,8 +23,12 @@ class RefusalEntries:
         """`counts`: a file of its own, next to the log."""
         self._log, self._counts, self._today = log, counts, today
 
-    def enter(self, code: Refusal, job: str | None, definition: str | None) -> None:
-        """Log one refused job, or count it. Raises `LogError`, `OSError`."""
+    def enter(self, code: Refusal, job: str | None, configuration: str | None) -> None:
+        """Log one refused job, or count it. Raises `LogError`, `OSError`.
+
+        `configuration`: SHA-256 of the site's configuration file. It is not the definition that `JobSpec` digests: a
+        file that is refused may hold no job, and this process does not load what a job is made of.
+        """
         today = self._today().isoformat()
         day, count = self._read()
         if day != today:
@@ -34,13 +38,13 @@ class RefusalEntries:
         count += 1
         write_whole(self._counts, json.dumps([today, count]).encode())
         if count <= MOST_ENTRIES:
-            admission = {"code": code.value, "definition": definition}
+            admission = {"code": code.value, "configuration": configuration}
             self._log.append(Event.REFUSAL, job=job, outcome=Outcome.REFUSED, reason=code.sentence, admission=admission)
         elif count == MOST_ENTRIES + 1:
             self._summarise("further jobs that are refused today are only counted", 0)
 
     def _summarise(self, reason: str, count: int) -> None:
-        admission = {"code": Refusal.THROTTLED.value, "definition": None, "count": count}
+        admission = {"code": Refusal.THROTTLED.value, "configuration": None, "count": count}
         self._log.append(Event.REFUSAL, outcome=Outcome.REFUSED, reason=reason, admission=admission)
 
     def _read(self) -> tuple[str, int]:

@@ -1,0 +1,194 @@
+"""Which code takes part in a job: the project, what it needs, and whatever else a site has installed for it.
+
+A class takes part with the modules of its bases and of its attributes; a module with the whole distribution that it
+belongs to; and each source with what it imports. What a dependency imports is taken from its list of requirements.
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from audits import CodeKind, CodePart, JobCode
+from medfedvqa.errors import MedfedvqaError
+from medfedvqa.installed_code import (
+    Distribution,
+    digest_of_files,
+    distributions,
+    imports,
+    is_standard,
+    modules_below,
+    on_disk,
+    outermost,
+    owner_of,
+    root_of,
+    sources,
+)
+from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files
+
+PROJECT = "medfedvqa"
+MOST_BYTES = 1 << 25
+"""Of a distribution's modules, to be read: a larger one is named by its version and RECORD, as a dependency is."""
+
+
+class ChangedCode(MedfedvqaError):
+    """The code of a method is no longer what this process has loaded."""
+
+
+_loaded: dict[type, frozenset[CodePart]] = {}
+"""The parts from outside of the project that a class had when it was loaded."""
+
+
+def running_code(*roots: object) -> JobCode:
+    """All code that takes part where these classes, functions and bound methods do."""
+    modules = {name for root in roots for name in _modules_of(root)}
+    needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
+    project = CodePart(CodeKind.PROJECT, PROJECT, VERSION, code_digest())
+    return JobCode((project, *needed.values(), *_Outside(set(needed)).parts(modules)))
+
+
+def remember(root: type) -> None:
+    """Notes what a class from outside of the project consists of as it is loaded."""
+    if not _is_project(root.__module__):
+        _loaded[root] = _outside(root)
+
+
+def check_unchanged(root: type) -> None:
+    """Raises `ChangedCode` if a class's code was written again after this process loaded it."""
+    if root in _loaded and _loaded[root] != _outside(root):
+        raise ChangedCode("the code of the job's method has changed since it was loaded: start the process again")
+
+
+def _outside(root: type) -> frozenset[CodePart]:
+    modules = set(_modules_of(root))
+    needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
+    return frozenset(_Outside(set(needed)).parts(modules))
+
+
+def _is_project(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES
+
+
+def _modules_of(root: Any) -> Iterator[str]:
+    """Names of the modules in which an object and what it inherits are defined."""
+    if isinstance(root, partial):
+        yield from _modules_of(root.func)
+    elif isinstance(root, type):
+        for base in root.__mro__:
+            yield base.__module__
+            named = (getattr(value, "__module__", None) for value in vars(base).values())
+            yield from (name for name in named if isinstance(name, str) and name in sys.modules)
+    else:
+        yield from _modules_of(type(getattr(root, "__self__", root)))
+        if isinstance(name := getattr(root, "__module__", None), str):
+            yield name
+
+
+class _Outside:
+    """Collects what takes part besides the project and its dependencies."""
+
+    def __init__(self, dependencies: set[Distribution]) -> None:
+        self._dependencies = dependencies
+        self._roots = set[Path]()
+        self._plug_ins: dict[Distribution, set[Path]] = {}
+        self._others: dict[Distribution, CodePart] = {}
+        self._modules = set[CodePart]()
+
+    def parts(self, modules: set[str]) -> Iterator[CodePart]:
+        """Each part from outside that modules, which are loaded, reach."""
+        for name in modules:
+            if not _is_project(name):
+                self._add_loaded(sys.modules.get(name))
+        for distribution, roots in self._plug_ins.items():
+            files = distribution.modules() | {
+                name: path for root in roots for name, path in modules_below(root).items()
+            }
+            yield _part(CodeKind.PLUG_IN, distribution, digest_of_files(files))
+        yield from (*self._others.values(), *self._modules)
+
+    def _add_loaded(self, module: ModuleType | None) -> None:
+        if module is None or (file := getattr(module, "__file__", None)) is None:
+            if module is None or module.__name__ not in sys.stdlib_module_names:
+                self._modules.add(CodePart(CodeKind.MODULE, None, None, None))
+        elif not is_standard(path := Path(file).absolute()):
+            self._add(outermost(path))
+
+    def _add(self, root: Path) -> None:
+        """The code that this file begins, and all that it imports."""
+        if root in self._roots:
+            return
+        self._roots.add(root)
+        owner = owner_of(root)
+        if owner is None or owner.name == PROJECT:  # a file that lies beside the project's sources
+            self._add_module(root)
+        elif owner not in self._dependencies:
+            self._add_distribution(owner, root)
+
+    def _add_module(self, root: Path) -> None:
+        file = on_disk(root)
+        if file is None:
+            self._modules.add(CodePart(CodeKind.MODULE, None, None, None))
+            return
+        files = modules_below(root) if file == root else {file.name: file}
+        self._modules.add(CodePart(CodeKind.MODULE, None, None, digest_of_files(files)))
+        self._follow(files)
+
+    def _add_distribution(self, owner: Distribution, root: Path) -> None:
+        if owner.code_bytes > MOST_BYTES:
+            needed = _needed(frozenset({owner}))
+            self._others |= {one: part for one, part in needed.items() if one not in self._dependencies}
+            return
+        first = owner not in self._plug_ins
+        self._plug_ins.setdefault(owner, set()).add(root)
+        self._follow((owner.modules() if first else {}) | modules_below(root))
+
+    def _follow(self, files: dict[str, Path]) -> None:
+        for source in sources(files.values()):
+            for name in imports(source):
+                if not _is_project(name) and (root := root_of(name)):
+                    self._add(root)
+
+
+def _part(kind: CodeKind, distribution: Distribution, sha256: str) -> CodePart:
+    return CodePart(kind, distribution.name, distribution.version, sha256)
+
+
+@lru_cache
+def _dependencies(modules: frozenset[str]) -> dict[Distribution, CodePart]:
+    """The distributions that the project needs for these modules of its own and all that they import."""
+    roots = {root for name in _imported(modules) if (root := root_of(name))}
+    return _needed(frozenset(owner for root in roots if (owner := owner_of(root)) and owner.name != PROJECT))
+
+
+@lru_cache
+def _needed(owners: frozenset[Distribution]) -> dict[Distribution, CodePart]:
+    """These distributions and all that they require, as far as it is installed."""
+    known, todo, found = distributions(), [*owners], dict[Distribution, CodePart]()
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found[one] = _part(CodeKind.DEPENDENCY, one, one.record_digest)
+            todo += (known[name] for name in one.needs if name in known)
+    return found
+
+
+def _imported(modules: frozenset[str]) -> set[str]:
+    """What the project's modules, and those of the project that they import, import from elsewhere."""
+    files = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()
+    }
+    todo, seen, outside = list(modules), set[str](), set[str]()
+    while todo:
+        module = todo.pop()
+        if module in seen or module not in files:
+            continue
+        seen.add(module)
+        for name in imports(files[module].read_bytes()):
+            if _is_project(name):
+                parts = name.split(".")
+                todo += (".".join(parts[: end + 1]) for end in range(len(parts)))
+            else:
+                outside.add(name)
+    return outside

@@ -1,0 +1,271 @@
+"""The code that is installed on this machine: which file a module comes from, which distribution a file belongs to,
+what the code of either hashes to. Nothing is imported for it.
+"""
+
+import hashlib
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
+from importlib.util import find_spec
+from json import loads
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_WRITTEN = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")]
+_STANDARD = frozenset(f"{folder}{os.sep}" for folder in [*_WRITTEN, *(folder.resolve() for folder in _WRITTEN)])
+"""Folders of the standard library, with and without links on the way."""
+_SITES = frozenset({"site-packages", "dist-packages"})
+_SUFFIXES = tuple(all_suffixes())
+_INIT = "__init__.py"
+
+_IMPORT = re.compile(
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t\\\r\n]+import[ \t\\\r\n]*(\([^)]*\)|[^\r\n;]*)"
+    rb"|import[ \t]+([^\r\n;#]+))",
+    re.MULTILINE,
+)
+_RENAMED = re.compile(rb"\bas[ \t]+\w+|#[^\r\n]*")
+_NEEDS = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
+_hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
+"""The digest of each file that was read, with its size and times then."""
+
+
+def imports(source: bytes) -> Iterator[str]:
+    """Dotted names that a source imports, also within functions; relative imports are left out.
+
+    It reads lines, since parsing the whole project would take a second: a line of a text that looks like an import is
+    taken for one.
+    """
+    for base, names, modules in _IMPORT.findall(source):
+        if base:
+            yield base.decode()
+            yield from (f"{base.decode()}.{name.decode()}" for name in re.findall(rb"\w+", _RENAMED.sub(b"", names)))
+        else:
+            yield from (name.decode() for name in re.findall(rb"\w[\w.]*", _RENAMED.sub(b"", modules)))
+
+
+def root_of(dotted: str) -> Path | None:
+    """The file of the outermost regular package, or of the module, that an import of this name runs.
+
+    None for what is not installed, belongs to the standard library, or is in no file.
+    """
+    first, *others = dotted.split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):  # such as `__main__`, which has no specification
+        return None
+    name = first
+    while spec is not None and spec.origin is None and others:  # a namespace package has no code
+        name = f"{name}.{others.pop(0)}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+    file = _file_of(spec)
+    return None if file is None or is_standard(file) else file
+
+
+def _file_of(spec: ModuleSpec | None) -> Path | None:
+    if spec is None or not spec.has_location or not spec.origin:
+        return None
+    return Path(spec.origin).absolute()
+
+
+def is_standard(file: Path) -> bool:
+    """Whether a file is of the standard library, in whose folder those of distributions may lie as well."""
+    path = str(file)
+    return any(_SITES.isdisjoint(path[len(top) :].split(os.sep)) for top in _STANDARD if path.startswith(top))
+
+
+def outermost(file: Path) -> Path:
+    """The `__init__` of the outermost regular package that holds the file, or the file itself."""
+    while (above := file.parent if file.name != _INIT else file.parent.parent) and (above / _INIT).is_file():
+        file = above / _INIT
+    return file
+
+
+def modules_below(root: Path) -> dict[str, Path]:
+    """All modules of the package that a root begins, by name relative to the folder that it is imported from."""
+    if root.name != _INIT:
+        return {root.name: root}
+    base, found = root.parent.parent, {}
+    for folder, folders, files in os.walk(root.parent):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            if name.endswith(_SUFFIXES):
+                path = Path(folder, name)
+                found[path.relative_to(base).as_posix()] = path
+    return found
+
+
+def on_disk(file: Path) -> Path | None:
+    """The file, or the archive that it is in; None if it is gone."""
+    return next((path for path in (file, *file.parents) if path.is_file()), None)
+
+
+def digest_of_files(files: Mapping[str, Path]) -> str:
+    """SHA-256, as hex, over the names and contents of files; of a single file, over its content alone."""
+    if len(files) == 1:
+        return _file_digest(*files.values())
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\0".encode())
+        digest.update(bytes.fromhex(_file_digest(path)))
+    return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    """Of the file, read again only if it was written since."""
+    state = path.stat()
+    version = state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    known = _hashed.get(str(path))
+    if known is None or known[0] != version:
+        known = _hashed[str(path)] = version, hashlib.sha256(path.read_bytes()).hexdigest()
+    return known[1]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What an installer wrote of one distribution: the folder `*.dist-info`."""
+
+    info: Path
+
+    @property
+    def name(self) -> str:
+        """As its authors write it."""
+        return _header(self.info, "Name")
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return _header(self.info, "Version")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Normalised names of what it asks for without an extra."""
+        lines = _NEEDS.findall(_metadata(self.info))
+        return tuple(normalised(name) for name, rest in lines if not re.search(r"\bextra\s*==", rest))
+
+    @property
+    def record_digest(self) -> str:
+        """SHA-256, as hex, over the paths, digests and sizes of the files that were installed.
+
+        Files that differ from one installation of the same wheel to the next are left out: scripts, compiled caches,
+        and what the installer notes about itself.
+        """
+        return hashlib.sha256(b"\n".join(sorted(_installed(self.info)))).hexdigest()
+
+    @property
+    def code_bytes(self) -> int:
+        """How large its modules are together."""
+        lines = (line.rsplit(b",", 2) for line in _installed(self.info))
+        return sum(int(size or 0) for name, _, size in lines if name.decode().endswith(_SUFFIXES))
+
+    def modules(self) -> dict[str, Path]:
+        """Its modules that are there, by name; none of one that is installed as a link to its sources."""
+        base = self.info.parent
+        names = (line.rsplit(b",", 2)[0].decode() for line in _installed(self.info))
+        return {name: base / name for name in names if name.endswith(_SUFFIXES) and (base / name).is_file()}
+
+    def lists(self, name: str) -> bool:
+        """Whether a file of this name, relative to the folder that holds the distribution, is one of its own."""
+        return f"\n{name},".encode() in _record(self.info)
+
+
+@lru_cache
+def _record(info: Path) -> bytes:
+    try:
+        return b"\n" + (info / "RECORD").read_bytes().replace(b"\r", b"")
+    except OSError:
+        return b""
+
+
+@lru_cache
+def _installed(info: Path) -> tuple[bytes, ...]:
+    note = f"{info.name}/".encode()
+    lines = _record(info).split(b"\n")
+    return tuple(
+        line for line in lines if line and not line.startswith((b"..", b"/", note)) and b"__pycache__/" not in line
+    )
+
+
+@lru_cache
+def _metadata(info: Path) -> str:
+    """The headers of the distribution's description."""
+    try:
+        return (info / "METADATA").read_text("utf-8", errors="replace").replace("\r", "").partition("\n\n")[0]
+    except OSError:
+        return ""
+
+
+def _header(info: Path, name: str) -> str:
+    found = re.search(rf"^{name}: *(\S+)", _metadata(info), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def normalised(name: str) -> str:
+    """A distribution's name as it is compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def distributions() -> Mapping[str, Distribution]:
+    """All that Python finds, by normalised name."""
+    return _distributions(_places())
+
+
+Places = tuple[tuple[Path, int], ...]
+"""Folders that modules are imported from, each with the time when something was last added to it."""
+
+
+def _places() -> Places:
+    folders = (Path(place or os.curdir).absolute() for place in sys.path)
+    return tuple((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir())
+
+
+@lru_cache
+def _distributions(places: Places) -> Mapping[str, Distribution]:
+    found: dict[str, Distribution] = {}
+    for folder, _ in places:
+        for info in sorted(folder.glob("*.dist-info")):
+            found.setdefault(normalised(info.name.removesuffix(".dist-info").rpartition("-")[0]), Distribution(info))
+    return found
+
+
+def owner_of(root: Path) -> Distribution | None:
+    """The distribution that installed a package or module, also as a link to its sources; None if none did."""
+    return _owner_of(root, _places())
+
+
+@lru_cache(maxsize=4096)
+def _owner_of(root: Path, places: Places) -> Distribution | None:
+    known = _distributions(places)
+    path = str(root)
+    top = root.parent.name if root.name == _INIT else root.name.partition(".")[0]
+    likely = [known[name] for name in (normalised(top),) if name in known]
+    for one in (*likely, *known.values()):
+        base = f"{one.info.parent}{os.sep}"
+        if path.startswith(base) and one.lists(path[len(base) :].replace(os.sep, "/")):
+            return one
+    return next((one for one in known.values() if any(_holds(folder, root) for folder in _linked(one.info))), None)
+
+
+def _holds(sources: Path, file: Path) -> bool:
+    return file.is_relative_to(sources) and _SITES.isdisjoint(file.relative_to(sources).parts)
+
+
+@lru_cache
+def _linked(info: Path) -> tuple[Path, ...]:
+    """The folder of its sources, if it was installed as a link to them (`pip install --editable`)."""
+    try:
+        told = loads((info / "direct_url.json").read_bytes())
+        url = urlsplit(told["url"])
+        linked = url.scheme == "file" and bool(told["dir_info"].get("editable"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return (Path(unquote(url.path)),) if linked else ()
+
+
+def sources(files: Iterable[Path]) -> Iterator[bytes]:
+    """The content of those files that are source code."""
+    yield from (path.read_bytes() for path in files if path.suffix == ".py" and path.is_file())

@@ -1,0 +1,58 @@
+"""A small distribution with a method of its own, built from files and installed by pip, offline."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+NAME, VERSION = "Acme.Federated", "1.4.2"
+METHOD = '''"""A method from outside."""
+from medfedvqa.methods import register
+from medfedvqa.methods.fedavg import FedAvg
+
+
+@register
+class AcmeAvg(FedAvg):
+    """Federated averaging under another name."""
+
+    name = "acme_avg"
+
+    def train(self, site, state, received, round):
+        from acme_federated.schedule import FACTOR
+        from acme_loose import OFFSET
+        assert FACTOR + OFFSET
+        return super().train(site, state, received, round)
+'''
+FILES = {
+    "pyproject.toml": f"""
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "{NAME}"
+version = "{VERSION}"
+[tool.hatch.build.targets.wheel]
+packages = ["acme_federated"]
+""",
+    "acme_federated/__init__.py": METHOD,
+    "acme_federated/schedule.py": "FACTOR = 1\n",
+}
+LOOSE = "OFFSET = 2\n"
+
+
+def sources(folder: Path) -> Path:
+    """The distribution's sources."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def installed(source: Path, target: Path, *options: str) -> Path:
+    """Builds the distribution and installs it into a folder, where a loose module lies as well."""
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q"]
+    command = [sys.executable, "-m", "pip", "install", *offline, *(options or ("--target", str(target))), str(source)]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
+    target.mkdir(exist_ok=True)
+    (target / "acme_loose.py").write_text(LOOSE)
+    return target

@@ -1,0 +1,112 @@
+"""What a report says of the code that ran a job, and what reports of several sites say together."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from audits import AuditKey, AuditLog, CodeKind, CodePart, Gate, JobCode, JobContext, origin_of
+from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.evaluation.privacy_report.document import compose
+from medfedvqa.evaluation.privacy_report.html import page
+from medfedvqa.federation.attest import Attester
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
+from privacy.report.files import JSON
+
+Sites = Callable[..., dict[str, SiteConfig]]
+Job = Callable[..., JobSpec]
+PROJECT = CodePart(CodeKind.PROJECT, "medfedvqa", "0.1.1", "aa" * 32)
+TORCH = CodePart(CodeKind.DEPENDENCY, "torch", "2.13.0+cpu", "bb" * 32)
+PLUG_IN = CodePart(CodeKind.PLUG_IN, "acme-federated", "1.4.2", "cc" * 32)
+NOTEBOOK = CodePart(CodeKind.MODULE, None, None, None)
+CODE = JobCode((PROJECT, TORCH, PLUG_IN))
+
+
+@pytest.fixture
+def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
+    """The report of a site whose log has a job of this code, opened once for each code that is given."""
+
+    def make(codes: Sequence[JobCode | None], site: str = "chest", digest: str | None = None) -> Report:
+        config = sites(site)[site]
+        key = AuditKey.at(config.audit_key, origin_of(site))
+        with closing(AuditLog(config.audit, site, key)) as log:
+            Attester(config, log, key, "study-1", "prompt_pfl")
+            for code in codes:
+                said = digest or (code.digest if code else "ff" * 32)
+                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", said, code=code)
+                gate = Gate(quick_job().exchange(), config.policy, log, context)
+                gate.open()
+            gate.close()
+        return report_of(evidence_of(config, "study-1", None, None, None, (), False))
+
+    return make
+
+
+def rule(report: Report) -> str | None:
+    """The state of the rule about code."""
+    return next((one.state for one in report.sections.verdicts.rules if one.rule == "code"), None)
+
+
+def test_the_report_lists_what_the_log_names(reported: Callable[..., Report], tmp_path: Path) -> None:
+    """In section A, on the page, and in what is written, which can be read and verified again."""
+    report = reported([CODE])
+    named = [(one.kind, one.name, one.sha256) for one in report.sections.identity.code_parts]
+    assert named == [(part.kind.value, part.name, part.sha256) for part in CODE.parts]
+    assert rule(report) == "shown" and "acme-federated" in page(compose(report))
+    (tmp_path / JSON).write_bytes(written(report))
+    assert read_report(written(report)) == report
+    states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
+    assert states["figures"] == states["proofs"] == "shown"
+
+
+def test_a_report_from_before_the_log_named_code_stays_as_it_is(
+    reported: Callable[..., Report], tmp_path: Path
+) -> None:
+    """Its file has no such member, and is neither schema nor figures that another version wrote; no rule is added."""
+    report = reported([None])
+    identity = report.sections.identity.model_copy()
+    identity.model_fields_set.discard("code_parts")
+    earlier = report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})})
+    assert rule(report) is None and b"code_parts" not in written(earlier)
+    (tmp_path / JSON).write_bytes(written(earlier))
+    states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
+    assert states["schema"] == states["figures"] == "shown"
+
+
+@pytest.mark.parametrize(
+    ("codes", "digest", "state"),
+    [
+        ([CODE], "ee" * 32, "broken"),
+        ([CODE, JobCode((PROJECT, TORCH))], None, "not shown"),
+        ([JobCode((PROJECT, NOTEBOOK))], None, "not shown"),
+    ],
+    ids=["another digest", "other code after a restart", "code in no file"],
+)
+def test_code_that_is_not_identified_is_no_rule_that_is_kept(
+    reported: Callable[..., Report], codes: Sequence[JobCode], digest: str | None, state: str
+) -> None:
+    """Entries with another digest than the named code has break the rule."""
+    assert rule(reported(codes, digest=digest)) == state
+
+
+@pytest.mark.parametrize(
+    ("other", "state"),
+    [
+        ((PROJECT, replace(TORCH, version="2.13.0", sha256="ba" * 32), PLUG_IN), "shown"),
+        ((PROJECT, TORCH), "broken"),
+        ((PROJECT, TORCH, replace(PLUG_IN, sha256="ca" * 32)), "broken"),
+        ((replace(PROJECT, sha256="ab" * 32), TORCH, PLUG_IN), "broken"),
+    ],
+    ids=["another build of torch", "no plug-in", "another plug-in", "another project"],
+)
+def test_sites_of_one_job_agree_on_project_and_plug_ins_and_need_not_on_dependencies(
+    reported: Callable[..., Report], other: tuple[CodePart, ...], state: str
+) -> None:
+    """A site with a graphics card has another torch than one without."""
+    reports = [reported([CODE]), reported([JobCode(other)], site="head")]
+    joined = join(Given(report, "ab" * 32) for report in reports)
+    assert {one.what: one.state for one in joined.agreements}["code"] == state

@@ -1,0 +1,241 @@
+"""Which code a log names: what takes part from outside of the project, however it was installed."""
+
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from plug_in import LOOSE, NAME, VERSION, installed, sources
+
+from audits import CodeKind, CodePart, JobCode, LogError
+from medfedvqa import code_identity
+from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
+from medfedvqa.installed_code import imports, owner_of
+
+pytestmark = pytest.mark.xdist_group("plug-in")
+OURS = ("acme", "bare")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the distribution; tests write into copies of it."""
+    place = tmp_path_factory.mktemp("identity")
+    return installed(sources(place / "source"), place / "target")
+
+
+@pytest.fixture
+def place(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of that folder, from which this process can import."""
+    copied = tmp_path / "copied"
+    for path in (path for path in target.rglob("*") if path.is_file()):
+        (copied / path.relative_to(target)).parent.mkdir(parents=True, exist_ok=True)
+        (copied / path.relative_to(target)).write_bytes(path.read_bytes())
+    monkeypatch.syspath_prepend(str(copied))
+    yield copied
+    for name in [name for name in sys.modules if name.startswith(OURS)]:
+        del sys.modules[name]
+
+
+def added(module: str, name: str = "rate") -> list[CodePart]:
+    """What a function of a module adds to a job's code."""
+    loaded = importlib.import_module(module)
+    return [part for part in running_code(getattr(loaded, name)).parts if part.kind in OUTSIDE]
+
+
+OUTSIDE = (CodeKind.PLUG_IN, CodeKind.MODULE)
+FUNCTION = "def rate():\n    return 1\n"
+
+
+def written(file: Path, text: str = FUNCTION) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    importlib.invalidate_caches()
+    return file
+
+
+def test_any_module_of_a_distribution_changes_its_digest_and_caches_and_notes_of_pip_do_not(place: Path) -> None:
+    """Also a module that nothing has imported yet; the name and the version are those of the distribution."""
+    written(place / "acme_federated" / "rates.py")
+    [before] = [part for part in added("acme_federated.rates") if part.kind is CodeKind.PLUG_IN]
+    assert (before.name, before.version) == (NAME, VERSION)
+    (place / "acme_federated" / "__pycache__").mkdir(exist_ok=True)
+    written(place / "acme_federated" / "__pycache__" / "other.cpython-311.pyc", "a cache")
+    written(next(place.glob("*.dist-info")) / "REQUESTED", "by somebody")
+    assert before in added("acme_federated.rates")
+    written(place / "acme_federated" / "schedule.py", "FACTOR = 9\n")
+    assert before not in added("acme_federated.rates")
+
+
+def test_a_compiled_module_beside_the_sources_is_part_of_the_digest(place: Path) -> None:
+    """Its bytes are hashed like those of a source."""
+    written(place / "acme_federated" / "rates.py")
+    before = added("acme_federated.rates")
+    written(place / "acme_federated" / f"fast{importlib.machinery.EXTENSION_SUFFIXES[0]}", "machine code")
+    assert added("acme_federated.rates") != before
+
+
+def test_a_distribution_too_large_to_read_is_named_by_its_record(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record without what differs from one installation of a wheel to the next; a changed module is not seen."""
+    written(place / "acme_federated" / "rates.py")
+    monkeypatch.setattr(code_identity, "MOST_BYTES", 10)
+
+    def named() -> list[CodePart]:
+        loaded = importlib.import_module("acme_federated.rates")
+        return [part for part in running_code(loaded.rate).parts if part.name == NAME]
+
+    [part] = named()
+    record = next(place.glob("*.dist-info")) / "RECORD"
+    lines = [line for line in record.read_text().splitlines() if line.startswith("acme_federated/")]
+    lines = sorted(line for line in lines if "__pycache__" not in line)
+    assert len(lines) == 2 and part.sha256 == sha256("\n".join(lines).encode()).hexdigest()
+    assert (part.kind, part.version) == (CodeKind.DEPENDENCY, VERSION)
+    written(place / "acme_federated" / "schedule.py", "FACTOR = 9\n")
+    assert named() == [part]
+
+
+def test_a_linked_installation_is_named_and_follows_its_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --editable`: the distribution's own record lists no module."""
+    source = sources(tmp_path / "source")
+    written(source / "acme_federated" / "rates.py")
+    prefix = tmp_path / "prefix"
+    installed(source, tmp_path / "loose", "--prefix", str(prefix), "--editable")
+    [folder] = prefix.rglob("site-packages")
+    monkeypatch.syspath_prepend(str(folder))
+    [linked] = folder.glob("*.pth")
+    monkeypatch.syspath_prepend(linked.read_text().strip())
+    monkeypatch.syspath_prepend(str(tmp_path / "loose"))
+    try:
+        [before] = [part for part in added("acme_federated.rates") if part.name]
+        assert (before.kind, before.name, before.version) == (CodeKind.PLUG_IN, NAME, VERSION)
+        written(source / "acme_federated" / "schedule.py", "FACTOR = 9\n")
+        assert before not in added("acme_federated.rates")
+    finally:
+        for name in [name for name in sys.modules if name.startswith(OURS)]:
+            del sys.modules[name]
+
+
+def test_a_namespace_package_is_told_apart_from_what_else_is_in_it(place: Path) -> None:
+    """Two distributions, or two people, may share an outer name without code."""
+    one = written(place / "acme_space" / "first" / "__init__.py")
+    written(place / "acme_space" / "second.py", "from acme_space import first\n" + FUNCTION)
+    other = written(place / "acme_space" / "third.py", FUNCTION + "# not reached\n")
+    digests = {part.sha256 for part in added("acme_space.second")}
+    assert sha256(one.read_bytes()).hexdigest() in digests and len(digests) == 2
+    assert sha256(other.read_bytes()).hexdigest() not in digests
+
+
+def test_what_a_function_imports_when_it_runs_takes_part_too(place: Path) -> None:
+    """Nothing has imported it when the job opens."""
+    written(place / "bare_late.py")
+    written(place / "bare_early.py", "def rate():\n    if True: import bare_late; return bare_late\n")
+    digests = [part.sha256 for part in added("bare_early")]
+    assert "bare_late" not in sys.modules
+    assert sha256(FUNCTION.encode()).hexdigest() in digests and len(digests) == 2
+
+
+def test_a_loose_module_is_named_by_the_digest_of_its_file_alone(place: Path) -> None:
+    """Neither its name nor its folder is in the record."""
+    written(place / "bare_loose.py", LOOSE + FUNCTION)
+    code = running_code(importlib.import_module("bare_loose").rate)
+    assert CodePart(CodeKind.MODULE, None, None, sha256((LOOSE + FUNCTION).encode()).hexdigest()) in code.parts
+    assert "bare_loose" not in str(code.record()) and str(place) not in str(code.record())
+
+
+def test_code_in_no_file_is_said_to_be_unidentified(place: Path) -> None:
+    """A class of a notebook, and a module whose file is gone."""
+    notebook = ModuleType("bare_notebook")
+    exec(FUNCTION, vars(notebook))
+    sys.modules[notebook.__name__] = notebook
+    unknown = CodePart(CodeKind.MODULE, None, None, None)
+    assert added("bare_notebook") == [unknown]
+    file = written(place / "bare_gone.py")
+    importlib.import_module("bare_gone")
+    file.unlink()
+    assert added("bare_gone") == [unknown]
+
+
+def test_a_class_takes_part_with_its_bases_and_with_what_others_put_into_it(place: Path) -> None:
+    """A base of another module, and a function that replaces a method."""
+    base = written(place / "bare_base.py", "class Base:\n    pass\n")
+    patch = written(place / "bare_patch.py")
+    written(place / "acme_class.py", "import sys\nBase = sys.modules['bare_base'].Base\nclass Own(Base):\n    pass\n")
+    importlib.import_module("bare_base")
+    own = importlib.import_module("acme_class").Own
+    assert sha256(base.read_bytes()).hexdigest() in {part.sha256 for part in running_code(own).parts}
+    assert sha256(patch.read_bytes()).hexdigest() not in {part.sha256 for part in running_code(own).parts}
+    own.rate = importlib.import_module("bare_patch").rate
+    assert sha256(patch.read_bytes()).hexdigest() in {part.sha256 for part in running_code(own).parts}
+
+
+def test_a_class_whose_file_was_written_again_is_not_what_was_loaded(place: Path) -> None:
+    """Also with the same size and the same time of change; loading it again makes it good."""
+    file = written(place / "bare_class.py", "class Own:\n    rate = 1\n")
+    own = importlib.import_module("bare_class").Own
+    remember(own)
+    check_unchanged(own)
+    before = file.stat()
+    file.write_text("class Own:\n    rate = 2\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ChangedCode, match="start the process again"):
+        check_unchanged(own)
+    remember(own)
+    check_unchanged(own)
+
+
+def test_the_project_alone_has_no_part_from_outside_and_the_same_digest_each_time() -> None:
+    """Its dependencies are named by version; those of the command line alone are not."""
+    code = running_code(code_identity.JobCode, remember)
+    assert code.digest == running_code(remember, code_identity.JobCode).digest
+    assert {part.kind for part in code.parts} == {CodeKind.PROJECT, CodeKind.DEPENDENCY}
+    named = {part.name for part in code.parts}
+    assert "numpy" in named and not {"typer", "nvflare", "pytest"} & named
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (b"import a, b.c as d  # e\n", {"a", "b.c"}),
+        (b"from a.b import (\n    c,  # d\n    e as f,\n)\n", {"a.b", "a.b.c", "a.b.e"}),
+        (b"try: import a; from b \\\n    import c\n", {"a", "b", "b.c"}),
+        (b"from . import a\nfrom .b import c\nimporting = 1\nx = 'import y'\n", set()),
+    ],
+)
+def test_imports_are_read_as_python_reads_them(source: bytes, named: set[str]) -> None:
+    """On one line or several, behind a colon, renamed; relative ones are the package's own."""
+    assert set(imports(source)) == named
+
+
+def test_a_record_of_code_is_read_strictly() -> None:
+    """Another order, an unknown kind, a path for a name, a part twice: none is what this version writes."""
+    code = JobCode((CodePart(CodeKind.MODULE, None, None, "ab" * 32), CodePart(CodeKind.PROJECT, "p", "1", "cd" * 32)))
+    record = code.record()
+    assert JobCode.from_record(record) == code and code.parts[0].kind is CodeKind.PROJECT
+    one, other = record["parts"]
+    for parts in (
+        [other, one],
+        [one, other, other],
+        [one | {"kind": "x"}],
+        [one | {"name": "/a"}],
+        [one | {"more": 1}],
+    ):
+        with pytest.raises(LogError):
+            JobCode.from_record({"parts": parts})
+    for record in ({}, {"parts": None}, {"parts": [None]}, {"parts": [one], "more": 1}, {"parts": [one | {"name": 1}]}):
+        with pytest.raises(LogError):
+            JobCode.from_record(record)
+
+
+def test_the_projects_own_folder_owns_nothing_else(place: Path) -> None:
+    """A file of nobody has no owner; a module of a dependency has that."""
+    assert owner_of(written(place / "bare_loose.py")) is None
+    import numpy
+
+    owner = owner_of(Path(numpy.__file__))
+    assert owner is not None and owner.name == "numpy"
