@@ -113,6 +113,8 @@ def main() -> None:
         call(light, "privacy", "ledger", "--site", own / "site.yml")
         call(light, "privacy", "verify-report", report, "--key", key, "--log", own / "audit", ends=(SHOWN, NOT_SHOWN))
         call(light, "privacy", "verify-report", ROOT / "docs" / "examples" / "report" / "chest", "--key", KEY)
+        for golden in sorted((ROOT / "tests" / "golden").glob("formats-*")):
+            call(light, "audit", "verify", "--no-network", golden / "log", ends=(SHOWN, NOT_SHOWN))
         told = call(light, "run", "fedavg", "--data", "phantom", ends=(1,))
         if "pip install 'medfedvqa[train]'" not in told:
             raise SystemExit(f"a light installation that is asked to train does not name the extra: {told}")
