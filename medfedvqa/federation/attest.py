@@ -153,8 +153,8 @@ class Attester:
                 own = tuple(one for one in result.signatures if one[0] == self._key.public.name)
                 self._cosigned.append(Note(result.text, own))
         try:
-            own = [self._own(note) for note in down.cosigned]
-            self._log.cosigned(own, self._witness.known_keys().values())
+            notes = [self._own(note) for note in down.cosigned]
+            self._log.cosigned(notes, self._witness.known_keys().values())
             self._sizes = self._known(down.wanted)
         except NoteError as error:
             self._find(error, round)

@@ -19,7 +19,8 @@ class JobBudget:
 
     def __init__(self, config: SiteConfig, job: "JobSpec", job_id: str, method: "Method[Any]") -> None:
         self._config, self._job_id, self._method = config, job_id, method
-        self._dp, self._ledger = job.dp, None
+        self._dp = job.dp
+        self._ledger: Ledger | None = None
 
     def check(self) -> None:
         """Whether the job fits beside all others, whoever its patients are: asks no data.

@@ -91,7 +91,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         sites = self.least_sites if self.secagg else self.min_sites
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
-        return Offer(sites, self.secagg, self.dp and self.dp.delta, self.dp and self.dp.unit, members, rule.named)
+        delta, unit = (self.dp.delta, self.dp.unit) if self.dp else (None, None)
+        return Offer(sites, self.secagg, delta, unit, members, rule.named)
 
     @property
     def definition(self) -> str:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -119,8 +119,9 @@ class SecureHub(ServerHub):
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
         """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
         if self._rule.needs_draw(self._enough(site for site in self.sites if site in addressed)):
-            self._rule = replace(self._rule, beacon=draw(self._ask, self.sites))
-            self._leave_out(set(self.sites) - set(self._rule.beacon.sites))
+            beacon = draw(self._ask, self.sites)
+            self._rule = replace(self._rule, beacon=beacon)
+            self._leave_out(set(self.sites) - set(beacon.sites))
         sites = self._enough(site for site in self.sites if site in addressed)
         if self._number == attempts.ATTEMPTS:
             raise FederationError(
@@ -214,7 +215,7 @@ class SecureHub(ServerHub):
         }
         return opened(attempt.sites, attempt.members, uploads, answers)
 
-    def _enough(self, sites: Any) -> tuple[str, ...]:
+    def _enough(self, sites: Iterable[str]) -> tuple[str, ...]:
         """These sites in order of names. Raises `FederationError` if they are too few."""
         found = tuple(sorted(sites))
         if len(found) < self._least:

@@ -232,7 +232,7 @@ class SecureSite:
         reply = {name: array for name, array in saved.reply.items() if name not in beside}
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-            upload = self.gate.share(mixing(task), round, reply, sharing, charge and logged(charge))
+            upload = self.gate.share(mixing(task), round, reply, sharing, logged(charge) if charge else None)
         saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)
@@ -276,7 +276,8 @@ class SecureSite:
         upload = self._named(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
-        return self.gate.release(averaging(task), round, upload, charged=charge and logged(charge), sharing=sharing)
+        charged = logged(charge) if charge else None
+        return self.gate.release(averaging(task), round, upload, charged=charged, sharing=sharing)
 
     def _group(self, attempt: Attempt, saved: Saved) -> Group:
         """Raises `FederationError` if the site must take no part: what it uploaded before could be opened as well."""

@@ -41,13 +41,13 @@ def serve_job(
         data=None if job.data == ANY_DATA else job.data,
         split=asdict(job.split),
         backbone=job.backbone,
-        backbone_seen=seen and list(seen),
+        backbone_seen=None if seen is None else list(seen),
         seed=job.seed,
         engine=engine,
         sites=sites,
         rounds_planned=method.config.rounds,
         secagg=job.secagg,
-        dp=job.dp and _privacy(job.dp, method),
+        dp=_privacy(job.dp, method) if job.dp else None,
     )
 
     def ended(history: History) -> None:

@@ -181,7 +181,7 @@ class SiteRuntime:
             return answer(round, received)
         saved = self._file.load()
         try:
-            repeated = self._order.repeats(task, round, saved and (saved.task, saved.round))
+            repeated = self._order.repeats(task, round, (saved.task, saved.round) if saved else None)
         except JobRefused as error:
             gate.refuse_job(error.code, error.detail)
         received, hidden = apart(received) if self._secure else (received, {})

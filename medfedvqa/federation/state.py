@@ -129,8 +129,14 @@ class StateFile:
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
         drawn, dealt = fields.pop("draw"), fields.pop("dealt")
-        kept = {"draw": drawn and Draw(**drawn), "dealt": dealt and Dealt(**dealt)}
-        return Saved(**fields, **arrays, **kept, contributions=contributions)
+        return Saved(
+            **fields,
+            reply=arrays["reply"],
+            mixture=arrays["mixture"],
+            contributions=contributions,
+            draw=drawn and Draw(**drawn),
+            dealt=dealt and Dealt(**dealt),
+        )
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""

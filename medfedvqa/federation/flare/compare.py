@@ -22,6 +22,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.patches import PRIVATE_MODULES, REACHES, TESTED
 from medfedvqa.federation.flare.reach import Reach, sha256
 
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?")
 
 
@@ -32,15 +33,21 @@ def source_in(root: Path, place: str) -> str | None:
     if path is None:
         return None
     text = path.read_text(encoding="utf-8")
-    node: ast.AST = ast.parse(text)
-    for part in name.split("."):
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds) and child.name == part]
-        if not inner:
-            return None
-        node = inner[-1]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])  # type: ignore[attr-defined]
-    return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])  # type: ignore[attr-defined]
+    node = _defined(ast.parse(text), name)
+    if node is None:
+        return None
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
+
+
+def _defined(scope: ast.AST, name: str) -> _Definition | None:
+    """The function or class `name`, or `Class.name`, that a module or class defines last; None if there is none."""
+    outer, _, inner = name.partition(".")
+    children = ast.iter_child_nodes(scope)
+    matches = [child for child in children if isinstance(child, _Definition) and child.name == outer]
+    if not matches:
+        return None
+    return _defined(matches[-1], inner) if inner else matches[-1]
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -70,12 +77,11 @@ def _places() -> dict[str, list[Reach]]:
 
 
 def _change(old: Path, place: str, source: str | None, version: str) -> Iterator[str]:
-    before = source_in(old, place)
     if source is None:
         yield f"  it is gone in {version}"
         return
-    lines = [(text or "").splitlines() for text in (before, source)]
-    yield from difflib.unified_diff(*lines, nvflare.__version__, version, lineterm="")
+    before = source_in(old, place) or ""
+    yield from difflib.unified_diff(before.splitlines(), source.splitlines(), nvflare.__version__, version, lineterm="")
     yield f"  digest in {version}: {sha256(source)}"
 
 

@@ -94,7 +94,7 @@ class PinnedAddress:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError:
             return
-        self._addresses = {address for *_, place in found if (address := _numeric(place[0])) is not None}
+        self._addresses = {address for *_, place in found if (address := _numeric(str(place[0]))) is not None}
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         allowed = self._allowed.get(event)

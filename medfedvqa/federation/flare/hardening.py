@@ -212,8 +212,8 @@ def _permitted(asked: admin_defs.Message) -> bool:
     return asked.topic in ADMIN_TOPICS and (job is None or _is_id(job))
 
 
-def _is_id(job: Any) -> bool:
+def _is_id(job: object) -> bool:
     try:
-        return str(uuid.UUID(job)) == job
-    except (ValueError, AttributeError, TypeError):
+        return isinstance(job, str) and str(uuid.UUID(job)) == job
+    except ValueError:
         return False

@@ -86,6 +86,8 @@ class LaunchRecord:
 class PersistentHandle(ProcessHandle):
     """A job process that FLARE sees as one, however often it is started again."""
 
+    adapter: ProcessAdapter
+
     def __init__(self, start: Callable[[], ProcessAdapter], ended: Callable[[], None]) -> None:
         super().__init__(process_adapter=start())
         self._start, self._ended = start, ended

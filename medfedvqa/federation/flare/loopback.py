@@ -99,7 +99,7 @@ class LoopbackFederation:
 
     def submit(self, job_folder: Path) -> str:
         """Submit a job folder; returns the job's id."""
-        return self._admin.submit_job(str(job_folder.resolve()))
+        return str(self._admin.submit_job(str(job_folder.resolve())))
 
     def status(self, job_id: str) -> str:
         """FLARE's word for where the job is; it begins with FINISHED once the job is over."""

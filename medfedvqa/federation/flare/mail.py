@@ -72,7 +72,8 @@ class SiteMail:
 
     def address(self, site: str) -> str:
         """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
-        return FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
+        address: str = FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
+        return address
 
     def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
         """One part of a message, and how far the peer's own have arrived."""

@@ -48,7 +48,9 @@ def pin_settings(kit: Path) -> None:
     folders = _folders(kit)
     initialize = patches.INITIALIZE.current()
 
-    def in_kit(section_files: dict[str, str], config_path: list[str], parsed_args: Any = None, var_dict: Any = None):  # type: ignore[no-untyped-def]
+    def in_kit(
+        section_files: dict[str, str], config_path: list[str], parsed_args: Any = None, var_dict: Any = None
+    ) -> None:
         initialize(section_files, folders, parsed_args, var_dict)
 
     patches.INITIALIZE.replace(in_kit)

@@ -64,7 +64,7 @@ _PLACES = {
     "identity": "../identity.key",
     "audit_key": "../audit.key",
 }
-_FORM = {"reader": None, "organ": None, "methods": []}
+_FORM: Mapping[str, Any] = {"reader": None, "organ": None, "methods": []}
 
 
 def _harden(

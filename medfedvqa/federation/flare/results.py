@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from audits import Refusal
@@ -46,9 +47,17 @@ def check_results(ledger: WireLedger) -> None:
     """From now on this process submits what was answered, and the ledger knows how much that is."""
     submit = patches.SUBMIT.current()
 
-    def submit_update(  # type: ignore[no-untyped-def]
-        communicator: Any, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named
-    ):
+    def submit_update(
+        communicator: Any,
+        project_name: str,
+        token: str,
+        ssid: str,
+        fl_ctx: FLContext,
+        client_name: str,
+        shareable: Shareable,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
         shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
         values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
@@ -75,12 +84,21 @@ def check_questions() -> None:
     """FLARE's own auxiliary requests to the server carry a few named headers; one that carries more is not sent."""
     send = patches.QUESTION.current()
 
-    def send_to_cell(runner: Any, targets, channel, topic, request, *more, **named):  # type: ignore[no-untyped-def]
+    def send_to_cell(
+        runner: Any,
+        targets: Any,
+        channel: str,
+        topic: str,
+        request: Shareable,
+        *more: Any,
+        **named: Any,
+    ) -> dict[str, Any]:
         headers = request.get(ReservedHeaderKey.HEADERS, {})
         if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
             return {}
-        return send(runner, targets, channel, topic, request, *more, **named)
+        replies: dict[str, Any] = send(runner, targets, channel, topic, request, *more, **named)
+        return replies
 
     patches.QUESTION.replace(send_to_cell)
 

@@ -116,7 +116,7 @@ def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> S
         raise _logged(config, job_id, Refusal.SCHEMA) from None
     except JobRefused as error:
         raise _logged(config, job_id, error.code) from None
-    return SiteRuntime(config, spec, job_id, relays=mail and mail.attempt, signature=signature)
+    return SiteRuntime(config, spec, job_id, relays=mail.attempt if mail else None, signature=signature)
 
 
 def _status(config: SiteConfig, job_id: str, signature: Signature | None) -> StatusRuntime:

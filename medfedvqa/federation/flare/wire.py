@@ -85,7 +85,8 @@ class Tally:
 
     def window(self, process: str, session: str, number: int, last: bool, gap: bool = False) -> WireWindow:
         """What was counted, as an entry holds it."""
-        sent, refused, results = (tuple(part.values()) for part in (self.sent, self.refused, self.results))
+        sent, refused = tuple(self.sent.values()), tuple(self.refused.values())
+        results = tuple(self.results.values())
         return WireWindow(process, session, number, last, gap, sent, refused, results, self.mailed)
 
     def __bool__(self) -> bool:
@@ -155,7 +156,7 @@ class WireLedger:
 
     def admit(self, frame: Prefix, headers: Mapping[str, Any] | None, payload: int, far: str | None) -> None:
         """Count a frame that is about to be sent to the cell `far`. Raises `CommError` if it may not be."""
-        length = PREFIX_LEN + len(SfmConnection.headers_to_bytes(headers) or b"") + payload  # type: ignore[arg-type]
+        length = PREFIX_LEN + len(SfmConnection.headers_to_bytes(headers) or b"") + payload
         seen = classify(frame, headers or {}, self.site, self.job, far)
         limit = LIMITS[seen.traffic]
         announced, self._announced.payload = getattr(self._announced, "payload", 0), 0
@@ -293,7 +294,9 @@ def _announce_payloads(ledger: WireLedger) -> None:
 def _count_results(ledger: WireLedger) -> None:
     send = patches.SEND_BLOB.current()
 
-    def send_blob(cell: StreamCell, channel: str, topic: str, target: str, message: Message, *more: Any, **named: Any):  # type: ignore[no-untyped-def]
+    def send_blob(
+        cell: StreamCell, channel: str, topic: str, target: str, message: Message, *more: Any, **named: Any
+    ) -> Any:
         if (channel, topic) == RESULT:
             ledger.encoded(buffer_len(message.payload))
         return send(cell, channel, topic, target, message, *more, **named)
