@@ -165,9 +165,10 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
 
 def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
     """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
-    data, method = _data(grid, seed), job.build()
+    method = job.build()
     if not isinstance(method, Alone):
-        raise ConfigError("a centralised system trains by a method that trains alone, such as 'local'")
+        raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
+    data = _data(grid, seed)
     everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
     state, began = method.setup(everywhere), time.process_time()
     for number in range(1, method.config.rounds + 1):
