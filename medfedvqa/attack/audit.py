@@ -57,7 +57,7 @@ def audit(
     `launch_of`: the job of a seed; jobs differ in seed and folder alone. Raises as `observe` does.
     """
     guesses: dict[tuple[str, str], Guesses] = {}
-    inverted, claims, inserted = Inverted(), [], 0
+    inverted, claims, inserted = Inverted(), list[float | None](), 0
     for seed in plan.seeds:
         launch = launch_of(seed)
         canaries = {site: _drawn(launch, site, seed, plan) for site in launch.sites}
@@ -69,7 +69,8 @@ def audit(
                 found = guess(scores.tolist(), seen.canaries.inserted.tolist(), plan.share)
                 guesses[key] = guesses.get(key, Guesses(0, 0, 0)) + found
     job = launch.job
-    claimed = None if job.dp is None else {"epsilon": max(claims), "delta": job.dp.delta, "unit": job.dp.unit}
+    largest = max((claim for claim in claims if claim is not None), default=None)
+    claimed = None if job.dp is None else {"epsilon": largest, "delta": job.dp.delta, "unit": job.dp.unit}
     delta = job.dp.delta if job.dp else 0.0
     attacks = list(_findings(guesses, plan, claimed, delta))
     return {

@@ -54,9 +54,10 @@ def _summed(probe: Probe, values: Values, seen: Observed) -> torch.Tensor:
 
 def _by_update(seen: Observed) -> Scores:
     scores: Scores = {}
+    others: torch.Tensor = torch.unique(seen.base.patients)
     patients = [
         *(seen.rows.chosen(seen.canaries.rows(patient)) for patient in range(len(seen.canaries))),
-        *(seen.base.chosen(torch.where(seen.base.patients == patient)[0]) for patient in seen.base.patients.unique()),
+        *(seen.base.chosen(torch.where(seen.base.patients == patient)[0]) for patient in others),
     ]
     for task in seen.tasks:
         probe = seen.method.probe(seen.site, task.before, task.received)
@@ -88,7 +89,8 @@ def decoded(update: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
     noise = (update.double().square().sum() - within.sum()).clamp(min=0) / outside
     signal = ((within.sum() - kept.sum() * noise) / scale[kept].sum()).clamp(min=TINY)
     ridge = (noise / signal).clamp(LEAST_RIDGE, MOST_RIDGE)
-    return basis @ ((basis.T @ along) / (scale.clamp(min=0) + ridge))
+    shares: torch.Tensor = basis @ ((basis.T @ along) / (scale.clamp(min=0) + ridge))
+    return shares
 
 
 def gradient(probe: Probe, values: dict[str, torch.Tensor], rows: Examples) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from medfedvqa.attack.canaries import Canaries, everybody, planted
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.budget import look_into
-from medfedvqa.federation.hub import Event, Excused, Reply, nobody
+from medfedvqa.federation.hub import NOTHING, Event, Excused, Reply, nobody
 from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
@@ -81,8 +81,9 @@ def observe(
             messages: Mapping[str, Tensors],
             answered: Callable[[str], None],
             excused: Excused = nobody,
+            beside: Mapping[str, bytes] = NOTHING,
         ) -> dict[str, Reply]:
-            replies = engine.call(task, round, messages, answered, excused)
+            replies = engine.call(task, round, messages, answered, excused, beside)
             for name, reply in replies.items():
                 saved = StateFile(configs[name].state, launch.out.name).load()
                 if saved is None:

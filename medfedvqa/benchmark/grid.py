@@ -27,6 +27,7 @@ from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.state import StateFile
 from medfedvqa.files import write_whole
 from medfedvqa.methods import Site
+from medfedvqa.methods.alone import Alone
 from medfedvqa.methods.base import RIGHT, VALIDATED
 from medfedvqa.models import bundled_for, load_backbone, seen_by
 
@@ -164,7 +165,10 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
 
 def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
     """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
-    data, method = _data(grid, seed), job.build()
+    method = job.build()
+    if not isinstance(method, Alone):
+        raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
+    data = _data(grid, seed)
     everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
     state, began = method.setup(everywhere), time.process_time()
     for number in range(1, method.config.rounds + 1):

@@ -41,8 +41,8 @@ def _draw(path: Path, curves: Mapping[str, Sequence[float]], across: str, places
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axes = figure.subplots()
         for number, (label, values) in enumerate(curves.items()):
-            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
-            axes.plot(list(places), values, label=label, **look)
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+            axes.plot(list(places), values, label=label, color=colour, marker=marker)
         axes.set_xlabel(across)
         axes.set_xticks(list(places))
         axes.set_ylabel("closed questions right, %")

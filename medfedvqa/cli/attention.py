@@ -12,7 +12,7 @@ from audits.files import MAX_DOCUMENT, read_bounded
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, RootOption
 from medfedvqa.cli.terminal import Terminal, sentence
-from medfedvqa.data import Examples, Split, load_site
+from medfedvqa.data import Examples, Split, is_part, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.attention import draw_attention
 from medfedvqa.evaluation.results import RESULTS
@@ -43,7 +43,7 @@ def attention(
 ) -> None:
     """Draw where a model looks in one of the site's own pictures. Patient data: nothing is sent, and nothing may be."""
     check_place(out)
-    if part not in ("train", "validate", "test"):
+    if not is_part(part):
         raise ConfigError("--part is train, validate or test")
     here, kept = _from_run(run, site) if run else (_bare(site, data, data_root, backbone, seed), None)
     own = Site(here.name, here.data.only(part, row), here.backbone, here.device, here.seed)

@@ -108,7 +108,7 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
     own = config.ledger / WITHDRAWN
     listed, ran = withdrawals(own if own.exists() else None), dict[str, set[CodeIdentity]]()
     for entry in read(config.audit) if config.audit.is_dir() else ():
-        if entry.job in jobs:
+        if entry.job is not None and entry.job in jobs:
             ran.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
     found = {job: withdrawal_of(codes, listed) for job, codes in ran.items()}
     return {job: withdrawal for job, withdrawal in found.items() if withdrawal}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeGuard, get_args
 
 import typer
 from rich.console import Console
@@ -98,7 +98,7 @@ def run(
     out: OutOption = None,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
-    if engine not in get_args(Engine):
+    if not _is_engine(engine):
         raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
     reader, root = find_root(data, data_root)
     options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
@@ -170,6 +170,10 @@ def asked_committee(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdecimal() else text.split(",")
+
+
+def _is_engine(name: str) -> TypeGuard[Engine]:
+    return name in get_args(Engine)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.batches import batches
-from medfedvqa.data.partition import SiteRows, Split, partition
+from medfedvqa.data.partition import SiteRows, Split, is_part, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, organs, read, reader_function
@@ -25,6 +25,7 @@ __all__ = [
     "batches",
     "build_site",
     "fold",
+    "is_part",
     "load_site",
     "numbered",
     "organs",

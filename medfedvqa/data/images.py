@@ -12,13 +12,15 @@ from PIL import Image
 from medfedvqa.errors import DataError
 
 if TYPE_CHECKING:
-    from monai.transforms import Compose
+    from monai.transforms.compose import Compose
 
 
 @lru_cache
 def _square(size: int) -> "Compose":
     # MONAI takes seconds to import, and most commands open no picture.
-    from monai.transforms import Compose, Resize, SpatialPad
+    from monai.transforms.compose import Compose
+    from monai.transforms.croppad.array import SpatialPad
+    from monai.transforms.spatial.array import Resize
 
     return Compose([Resize(size, size_mode="longest", mode="area"), SpatialPad((size, size))])
 

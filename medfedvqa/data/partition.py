@@ -3,13 +3,14 @@
 import hmac
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard, get_args
 
 from medfedvqa.bounds import MOST_SEED
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import ConfigError, DataError
 
-PARTS = ("train", "validate", "test")
+Part = Literal["train", "validate", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class SiteRows:
     train: tuple[Row, ...] = field(repr=False)
     validate: tuple[Row, ...] = field(repr=False)
     test: tuple[Row, ...] = field(repr=False)
+
+
+def is_part(name: str) -> TypeGuard[Part]:
+    """Whether rows have a part of this name."""
+    return name in PARTS
 
 
 def partition(data: VQAData, organ: str, split: Split) -> SiteRows:

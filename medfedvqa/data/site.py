@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
 from medfedvqa.data.answers import numbered
-from medfedvqa.data.partition import Split, partition
+from medfedvqa.data.partition import Part, Split, partition
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.readers import read
 from medfedvqa.data.schema import Row, VQAData
@@ -74,7 +74,7 @@ class SiteData:
         """Rows to train on, to validate on, to test on."""
         return self.train, self.validate, self.test
 
-    def only(self, part: Literal["train", "validate", "test"], row: int) -> "SiteData":
+    def only(self, part: Part, row: int) -> "SiteData":
         """A site with this row for testing, and no other. Raises `DataError` if there is no such row."""
         rows: Examples = getattr(self, part)
         if not 0 <= row < len(rows):

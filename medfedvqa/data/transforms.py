@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from monai.transforms import Compose
+    from monai.transforms.compose import Compose
 
 ROTATION = 0.15
 """Most radians a view is turned."""
@@ -39,7 +39,9 @@ def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Ten
 def _augmentation(size: int) -> "Compose":
     """A new one for each call, since it carries its own random state."""
     # MONAI takes seconds to import, and most commands open no picture.
-    from monai.transforms import Compose, RandAdjustContrast, RandAffine, RandScaleIntensity
+    from monai.transforms.compose import Compose
+    from monai.transforms.intensity.array import RandAdjustContrast, RandScaleIntensity
+    from monai.transforms.spatial.array import RandAffine
 
     move = RandAffine(
         prob=1,

@@ -143,7 +143,8 @@ def _profile(keys: Pseudonyms) -> Rules:
 
 @lru_cache
 def _table() -> Rules:
-    return initialize_actions(TABLE)
+    rules: Rules = initialize_actions(TABLE)
+    return rules
 
 
 def _own_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:

@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeGuard, get_args
 
 from audits.files import read_bounded
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, organ_of
 
+Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
 OPTIONAL = ("organ", "split")
-SPLITS = ("train", "validate", "test")
+SPLITS: tuple[Split, ...] = get_args(Split)
 LONGEST = 4096
 """Most letters of a field."""
 MAX_QUESTIONS = 1 << 28
@@ -33,7 +35,7 @@ class Question:
     question: str = field(repr=False)
     answer: str = field(repr=False)
     organ: str | None
-    split: str | None
+    split: Split | None
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -94,6 +96,12 @@ def _question(index: int, row: Mapping[str, object]) -> Question:
     organ, split = texts["organ"] and organ_of(texts["organ"]), texts["split"].lower()
     if texts["organ"] and not organ:
         raise DataError(f"row {index}: unknown organ; there is {', '.join(ORGANS)}, or a body part of one")
-    if split and split not in SPLITS:
+    if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
-    return Question(index, texts["image"], texts["question"], texts["answer"], organ or None, split or None)
+    return Question(
+        index, texts["image"], texts["question"], texts["answer"], organ or None, split if _is_split(split) else None
+    )
+
+
+def _is_split(name: str) -> TypeGuard[Split]:
+    return name in SPLITS

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.errors import InvalidDicomError
+from pydicom.filebase import DicomBytesIO
 from pydicom.filereader import read_dataset, read_preamble
 from pydicom.filewriter import write_file_meta_info
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian
@@ -93,7 +94,7 @@ def _inflated(content: bytes, most: int) -> bytes:
     if not stream.eof:
         raise Quarantined(Reason.UNREADABLE)
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    plain = BytesIO()
+    plain = DicomBytesIO()
     plain.write(bytes(128) + b"DICM")
     write_file_meta_info(plain, meta, enforce_standard=False)
     return plain.getvalue() + data

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
-from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+from pydicom.pixels.utils import pixel_array
 from pydicom.uid import JPEGExtended12Bit
 
 from medfedvqa.ingest.options import Options
@@ -109,9 +110,11 @@ def _grey(pixels: Array, dataset: Dataset, frame: int) -> Array:
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if photometric == "PALETTE COLOR":
         coloured = apply_color_lut(pixels, dataset)
-        return coloured[..., :3] @ np.array(LUMINANCE) / np.iinfo(coloured.dtype).max
+        luminance: Array = coloured[..., :3] @ np.array(LUMINANCE) / np.iinfo(coloured.dtype).max
+        return luminance
     if photometric in COLOURS and pixels.ndim == 3:
-        return pixels.astype(np.float64) @ np.array(LUMINANCE) / (2.0 ** int(dataset.BitsStored) - 1)
+        luminance = pixels.astype(np.float64) @ np.array(LUMINANCE) / (2.0 ** int(dataset.BitsStored) - 1)
+        return luminance
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or pixels.ndim != 2:
         raise Quarantined(Reason.UNKNOWN_COLOURS)
     padding = _padding(pixels, dataset)
@@ -135,7 +138,8 @@ def _shown(pixels: Array, dataset: Dataset, frame: int, padding: Array) -> Array
     low, high = np.percentile(kept, TAILS)
     if low == high:
         low, high = kept.min(), kept.max()
-    return np.clip((values - low) / max(high - low, np.finfo(np.float64).tiny), 0, 1)
+    greys: Array = np.clip((values - low) / max(high - low, np.finfo(np.float64).tiny), 0, 1)
+    return greys
 
 
 def _through_table(values: Array, table: Dataset) -> Array:
@@ -147,7 +151,8 @@ def _through_table(values: Array, table: Dataset) -> Array:
         data = np.frombuffer(data, dtype="<u2" if len(data) >= 2 * entries else "u1")
     data = np.asarray(data, dtype=np.float64)[:entries]
     places = np.clip(np.rint(values) - first, 0, len(data) - 1).astype(np.int64)
-    return data[places] / (2.0**bits - 1)
+    greys: Array = data[places] / (2.0**bits - 1)
+    return greys
 
 
 def _padding(pixels: Array, dataset: Dataset) -> Array:
@@ -156,7 +161,8 @@ def _padding(pixels: Array, dataset: Dataset) -> Array:
     if not isinstance(value, int):
         return np.zeros(pixels.shape, dtype=bool)
     low, high = sorted((value, limit if isinstance(limit, int) else value))
-    return (pixels >= low) & (pixels <= high)
+    empty: Array = (pixels >= low) & (pixels <= high)
+    return empty
 
 
 def _of_frame(dataset: Dataset, frame: int, name: str) -> Dataset | None:

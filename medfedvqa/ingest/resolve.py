@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 
 from medfedvqa.ingest.journal import Record
 from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.questions import Question
+from medfedvqa.ingest.questions import Question, Split
 from medfedvqa.ingest.reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
-PARTS = (("train", 0.70), ("validate", 0.15), ("test", 0.15))
+PARTS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("validate", 0.15), ("test", 0.15))
 """Shares of the patients whose questions name no split, each by its own keyed digest: it stays when others come."""
 
 
@@ -64,7 +64,7 @@ class Resolver:
             for question, image in reversed(found)
             if isinstance(image, Image) and question.split
         }
-        rows, left_out = [], []
+        rows, left_out = list[StoredRow](), list[tuple[int, RowReason]]()
         for question, image in found:
             if not isinstance(image, Image):
                 left_out.append((question.index, image))
@@ -94,7 +94,7 @@ class Resolver:
         return record.image if words.isdisjoint(record.secrets) else RowReason.IDENTIFIER_IN_TEXT
 
 
-def part_of(patient: str, keys: Pseudonyms) -> str:
+def part_of(patient: str, keys: Pseudonyms) -> Split:
     """The part of a patient whose questions name none."""
     place, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
     for part, share in PARTS:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from medfedvqa.errors import DataError
 from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.organs import ORGANS
+from medfedvqa.ingest.questions import Split
 from medfedvqa.ingest.reasons import Reason, RowReason
 
 FORMAT = "medfedvqa-store/1"
@@ -49,7 +50,7 @@ class StoredRow(_Strict):
     index: Count
     image: Keyed
     organ: Organ
-    split: Literal["train", "validate", "test"]
+    split: Split
     question: Annotated[str, Field(min_length=1, repr=False)]
     answer: Annotated[str, Field(min_length=1, repr=False)]
 

@@ -1,5 +1,7 @@
 """Federated methods, one file each, and the registry that knows them by name."""
 
+from audits import Tensors
+from medfedvqa.checking import checked
 from medfedvqa.methods import creamfl as creamfl
 from medfedvqa.methods import distillation as distillation
 from medfedvqa.methods import fedavg as fedavg
@@ -20,10 +22,7 @@ from medfedvqa.methods.base import (
     Method,
     MethodConfig,
     Probe,
-    Site,
     State,
-    Tensors,
-    checked,
     create,
     method_names,
     method_type,
@@ -37,6 +36,7 @@ from medfedvqa.methods.on_shares import (
     OnShares,
     mixing,
 )
+from medfedvqa.training import Site
 
 __all__ = [
     "ACCURACY",

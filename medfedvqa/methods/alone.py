@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 import torch
 from pydantic import Field, field_validator
 
-from audits import Exchange, TaskSpec
+from audits import Exchange, TaskSpec, Tensors
 from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
 from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
 from medfedvqa.errors import ConfigError
@@ -23,7 +23,6 @@ from medfedvqa.methods.base import (
     MethodConfig,
     Probe,
     State,
-    Tensors,
     counts,
     scored,
     tensors_of,

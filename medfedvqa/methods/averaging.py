@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_LAYERS, MOST_LENGTH, MOST_RANK, MOST_SITES, MOST_WIDTH, SiteName
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import Hub, MethodConfig, State, Tensors, counts
+from medfedvqa.methods.base import Hub, MethodConfig, State, counts
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
@@ -176,9 +176,10 @@ class Averaging(Alone[Config]):
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The last mean, or the site's own model."""
+        values: Values = state["values"]
         if self.config.evaluated == "shared" or site.name in self.config.unseen:
-            return state["values"] | received
-        return dict(state["values"])
+            return values | received
+        return dict(values)
 
     @property
     def _common(self) -> bool:

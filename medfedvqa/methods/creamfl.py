@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
     LEAST_TEMPERATURE,
     MOST_LAYERS,
@@ -37,7 +37,6 @@ from medfedvqa.methods.base import (
     Hub,
     MethodConfig,
     State,
-    Tensors,
     counts,
     register,
     tensors_of,
@@ -71,10 +70,10 @@ class SiteModelConfig(MethodConfig, frozen=True):
 
     sees: Sees | None = None
     tuning: TuningKind | None = None
-    blocks: int | None = Field(None, ge=1, le=MOST_LAYERS)
-    reduction: int | None = Field(None, ge=1, le=MOST_WIDTH)
-    rank: int | None = Field(None, ge=1, le=MOST_RANK)
-    hidden: int | None = Field(None, ge=1, le=MOST_WIDTH)
+    blocks: int | None = Field(default=None, ge=1, le=MOST_LAYERS)
+    reduction: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
+    rank: int | None = Field(default=None, ge=1, le=MOST_RANK)
+    hidden: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
@@ -246,7 +245,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         server = EnsembleServer(self._trunk(hub.backbone), pairs, self.config.server, hub.seed + 1)
         for _ in hub.rounds(self.config.rounds):
             server.supervise()
-            shared, uploads = server.representations(), {}
+            shared, uploads = server.representations(), dict[str, Tensors]()
             for kind, names in sites.items():
                 uploads |= hub.collect(_task(kind), {name: _arrays(shared) for name in names})
             server.distil(self.ensemble(uploads, shared))
@@ -275,7 +274,7 @@ class CreamFL(Averaging[CreamFLConfig]):
                 if joint:
                     projection.step()
             for pull in islice(contrasts, public.steps if apart else 0):
-                pull(own.values).backward()
+                torch.autograd.backward(pull(own.values))
                 own.step()
                 projection.step()
         return {**state, "values": own.trained(), "projection": projection.trained()}

@@ -36,7 +36,7 @@ def scores(
     `excluded`: the partner is not among these others.
     """
     found = []
-    for rows in torch.arange(len(local)).split(block):
+    for rows in torch.split(torch.arange(len(local)), block):
         logits = local[rows] @ other.T / temperature
         own = (torch.arange(len(rows)), rows)
         fit = logits[own]

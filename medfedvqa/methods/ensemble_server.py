@@ -90,15 +90,18 @@ class EnsembleServer:
         with one_thread():
             for _ in range(epochs):
                 order = torch.randperm(len(self._captions), generator=self._generator)
-                for items in order.split(self._config.public_rows):
+                for items in torch.split(order, self._config.public_rows):
                     self._optimizer.zero_grad()
-                    loss(items).backward()
+                    torch.autograd.backward(loss(items))
                     self._optimizer.step()
 
 
 def _network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Module:
     """Two layers, with torch's default initial values from this generator and no global one."""
-    layers = [nn.utils.skip_init(nn.Linear, inputs, hidden), nn.utils.skip_init(nn.Linear, hidden, outputs)]
+    layers: list[nn.Linear] = [
+        nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]  # torch's has no annotations
+        for sizes in ((inputs, hidden), (hidden, outputs))
+    ]
     for layer in layers:
         for parameter in layer.parameters():
             nn.init.uniform_(parameter, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
@@ -122,7 +125,7 @@ def _features(backbone: Backbone, pairs: PublicPairs) -> Values:
     towers = backbone.shape.towers
     frozen = FrozenPairs.of(backbone, dict.fromkeys(towers, 0), pairs)
     found = backbone.features(frozen.batch(torch.arange(len(pairs))), Tuning())
-    return dict(zip(towers, found.split([facts.width for facts in towers.values()], dim=-1), strict=True))
+    return dict(zip(towers, torch.split(found, [facts.width for facts in towers.values()], dim=-1), strict=True))
 
 
 def _numbers(captions: tuple[str, ...]) -> torch.Tensor:

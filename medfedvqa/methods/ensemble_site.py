@@ -58,10 +58,12 @@ class PublicPass:
     @torch.no_grad()
     def represent(self, values: Mapping[str, torch.Tensor]) -> Values:
         """By modality that the model sees, unit vectors of all items, [items, space]."""
-        parts = [self._of(values, items) for items in torch.arange(len(self.pairs)).split(CHUNK)]
+        parts = [self._of(values, items) for items in torch.split(torch.arange(len(self.pairs)), CHUNK)]
         return {modality: torch.cat([part[modality] for part in parts]) for modality in parts[0]}
 
-    def contrasts(self, before: Values, projection: Values, server: Values, seed: int) -> Iterator[Penalty]:
+    def contrasts(
+        self, before: Mapping[str, torch.Tensor], projection: Values, server: Values, seed: int
+    ) -> Iterator[Penalty]:
         """Endless steps over the pairs in random order: gamma times both contrasts, as functions of the VQA model.
 
         `before`: all values that the round starts from; `projection`: those in training; `server`: representations.
@@ -77,7 +79,7 @@ class PublicPass:
             return self.gamma * torch.stack(terms).sum(dim=0).mean()
 
         while True:
-            for items in torch.randperm(len(self.pairs), generator=generator).split(self.rows):
+            for items in torch.split(torch.randperm(len(self.pairs), generator=generator), self.rows):
                 yield partial(loss, items)
 
     def _of(self, values: Mapping[str, torch.Tensor], items: torch.Tensor) -> Values:

@@ -122,7 +122,8 @@ class FedDAT(Averaging[FedDATConfig]):
         values = super().tested(site, state, received)
         match self.config.inference:
             case "local":
-                return values | state[LOCAL]
+                local: Values = state[LOCAL]
+                return values | local
             case "both":
                 return values | self.teacher(state[FROZEN], state[LOCAL])
         return values

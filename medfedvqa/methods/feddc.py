@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 
-from audits import Exchange, Kind, TaskSpec
+from audits import Exchange, Kind, TaskSpec, Tensors
 from medfedvqa.bounds import MOST_WEIGHT
 from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import State, Tensors, register
+from medfedvqa.methods.base import State, register
 from medfedvqa.models import BackboneShape, Values
 from medfedvqa.training import Penalty, Site, Trainer
 
@@ -57,7 +57,8 @@ class FedDC(Averaging[FedDCConfig]):
             return None
 
         def apart(values: Values) -> torch.Tensor:
-            return alpha / 2 * sum((values[name] + drift[name] - start[name]).square().sum() for name in drift)
+            square: torch.Tensor = sum((values[name] + drift[name] - start[name]).square().sum() for name in drift)
+            return alpha / 2 * square
 
         return apart
 

@@ -85,10 +85,11 @@ def mutual(
 
     `reference`: as the authors' code, where nothing is held constant and the divergence is a mean over answers.
     """
-    losses = sum(F.cross_entropy(each.logits, answers, reduction="none") for each in (mentee, mentor))
+    of_mentee, of_mentor = (F.cross_entropy(each.logits, answers, reduction="none") for each in (mentee, mentor))
+    losses = of_mentee + of_mentor
     if not weight:
         return losses
-    taught = sum(lesson(*pair, form) for pair in ((mentor, mentee), (mentee, mentor)))
+    taught = lesson(mentor, mentee, form) + lesson(mentee, mentor, form)
     unsure = losses.detach() if form == "paper" else losses
     return losses + weight * taught / unsure.clamp(min=_LEAST)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from audits import Tensors
 from medfedvqa.data import Examples
-from medfedvqa.methods.base import RIGHT, State, Tensors, tensors_of
+from medfedvqa.methods.base import RIGHT, State, tensors_of
 from medfedvqa.training import Site
 
 if TYPE_CHECKING:

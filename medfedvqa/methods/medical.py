@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from audits import Exchange
+from audits import Exchange, Tensors
 from medfedvqa.bounds import MOST_HOPS, MOST_PASSES, MOST_PIXELS, MOST_SPACE, MOST_WEIGHT
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import State, Tensors, register
+from medfedvqa.methods.base import State, register
 from medfedvqa.models import (
     IMAGE,
     BackboneShape,

@@ -5,13 +5,13 @@ mixed by reliability, as its shared prompt S (Eqs. 8, 10, 11).
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
     MOST_LAYERS,
     MOST_LENGTH,
@@ -31,7 +31,6 @@ from medfedvqa.methods.base import (
     Hub,
     Probe,
     State,
-    Tensors,
     counts,
     register,
     scored,
@@ -285,7 +284,8 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     def _penalty(self, trainer: Trainer) -> Penalty:
         """The terms of the loss that depend on no data."""
-        config, shared = self.config, trainer.model.shared
+        # Every trainer of this method holds a model that `model` makes.
+        config, shared = self.config, cast(TunedModel, trainer.model).shared
 
         def penalty(values: Values) -> torch.Tensor:
             head = [value for name, value in values.items() if name.startswith(HEAD)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from audits import Exchange, Kind, TaskSpec, TensorSpec
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
     LEAST_TEMPERATURE,
     MOST_DECAYS,
@@ -25,7 +25,7 @@ from medfedvqa.bounds import (
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.methods.averaging import TunedConfig
-from medfedvqa.methods.base import SCORED, Hub, Method, State, Tensors, counts, register, scored, tensors_of
+from medfedvqa.methods.base import SCORED, Hub, Method, State, counts, register, scored, tensors_of
 from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
     BackboneShape,
@@ -197,7 +197,7 @@ class UniCon(Method[UniConConfig]):
         networks, cosine = self._networks(site), self.config.contrast.cosine and self.config.answering == "trained"
         answers = networks.answers(values, self._words(site), self.config.mask_padding)
         keys, found = self._server.answers(values, answers), []
-        for part in torch.arange(len(examples)).split(self.config.batch_rows):
+        for part in torch.split(torch.arange(len(examples)), self.config.batch_rows):
             sent = networks.rows(values, self._batch(site, examples, part))
             rows = self._server.rows(values, sent, training=False)
             found.append(similarities(rows, keys, cosine).argmax(dim=1).cpu())
@@ -279,7 +279,7 @@ class UniCon(Method[UniConConfig]):
 def _learn(part: ServerPart, sent: Tensors, rate: float) -> Tensors:
     """A step at the server: gradients for activations."""
     at_cut = tensors_of(sent)
-    return _arrays(dict(zip(_CUT, part.learn(*(at_cut[name] for name in _CUT), rate), strict=True)))
+    return _arrays(dict(zip(_CUT, part.learn(at_cut[ROWS], at_cut[ANSWERS], rate), strict=True)))
 
 
 def _step(number: int) -> str:
@@ -291,7 +291,7 @@ def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torc
     """Rows of a round, int64 [steps, size]: all rows in random order, again and again. Every batch is full."""
     epochs = -(-steps * size // rows)
     order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(epochs)])
-    return order[: steps * size].unflatten(0, (steps, size))
+    return torch.unflatten(order[: steps * size], 0, (steps, size))
 
 
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:

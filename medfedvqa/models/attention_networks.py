@@ -25,7 +25,7 @@ SEEN = (1, 16, 32, 64, 64)
 """Channels of the convolutional encoder, each layer of which halves the picture's side."""
 CODED = (1, 16, 32, 32, 16)
 """Channels of the auto-encoder's encoder; the decoder has them in reverse."""
-REDUCTION = 2 ** (len(SEEN) - 1)
+REDUCTION: int = 2 ** (len(SEEN) - 1)
 """Pixels along the side of a region."""
 NOISE = 0.1
 """Standard deviation of what is added to the pixels, in 0..1, that the auto-encoder is to take away."""
@@ -302,6 +302,8 @@ class ClipFusion(Denoising, Network):
         }
 
     def features(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
+        if batch.clip is None:
+            raise ConfigError("the batch holds no features of a frozen CLIP: make it of this network's own cache")
         with owned(batch.picture_owner):
             coded = self.coded(values, batch.pixels).flatten(1)
             picture = F.linear(torch.cat([batch.clip, coded], dim=1), values["picture.weight"], values["picture.bias"])

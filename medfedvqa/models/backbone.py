@@ -118,7 +118,7 @@ def looked_at(
     Queries and keys are [items, heads, positions, width]; a mean over heads. `visible`: which keys may be looked at,
     broadcast to the scores.
     """
-    scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
+    scores: torch.Tensor = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     return scores.softmax(dim=-1).mean(dim=1)[..., -patches:]

@@ -118,7 +118,7 @@ def _configuration(architecture: str) -> dict[str, Any]:
     import open_clip
 
     try:
-        configuration = open_clip.get_model_config(architecture)
+        configuration: dict[str, Any] | None = open_clip.get_model_config(architecture)
     except Exception as error:  # the hub's client raises a dozen kinds
         raise BackboneError(f"'{architecture}' cannot be read from the hub ({type(error).__name__})") from None
     if configuration is None:
@@ -171,7 +171,7 @@ def _unsupported(configuration: Mapping[str, Any]) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _from_file(name: str, architecture: str, configuration: dict[str, Any], path: Path) -> "CLIP | CustomTextCLIP":
+def _from_file(name: str, architecture: str, configuration: Mapping[str, Any], path: Path) -> "CLIP | CustomTextCLIP":
     if not path.is_file():
         hint = "`medfedvqa pretrain` makes it" if name in BUNDLED else "check the path that this machine gives for it"
         raise BackboneError(f"the {architecture} checkpoint of the backbone '{name}' is missing; {hint}")
@@ -180,7 +180,7 @@ def _from_file(name: str, architecture: str, configuration: dict[str, Any], path
     return clip
 
 
-def _build(configuration: dict[str, Any]) -> "CLIP | CustomTextCLIP":
+def _build(configuration: Mapping[str, Any]) -> "CLIP | CustomTextCLIP":
     from open_clip.model import CLIP, CustomTextCLIP
 
     options = dict(configuration)
@@ -226,6 +226,7 @@ def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
     import open_clip
 
     try:
-        return open_clip.get_tokenizer(architecture)
+        tokenizer: Callable[[list[str]], torch.Tensor] = open_clip.get_tokenizer(architecture)
     except Exception as error:  # some architectures fetch their vocabulary from the hub
         raise BackboneError(f"the tokenizer of '{architecture}' cannot be fetched ({type(error).__name__})") from None
+    return tokenizer

@@ -70,10 +70,12 @@ class ClipBackbone(Backbone):
 
     @property
     def device(self) -> torch.device:
-        return self.clip.logit_scale.device
+        device: torch.device = self.clip.logit_scale.device
+        return device
 
     def parameter(self, name: str) -> torch.Tensor:
-        return self.clip.get_parameter(name)
+        parameter: torch.Tensor = self.clip.get_parameter(name)
+        return parameter
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, pictures, questions)
@@ -101,12 +103,16 @@ def _with(tuning: Tuning, module: nn.Module, *arguments: Any) -> torch.Tensor:
     return found
 
 
-class _Whole(nn.Module):
-    """All that is computed for a batch, as one module, so that other weights can stand in for CLIP's."""
+class _OverClip(nn.Module):
+    """A module that holds CLIP, so that other weights can stand in for CLIP's."""
 
     def __init__(self, clip: "CLIP | CustomTextCLIP") -> None:
         super().__init__()
         self.clip = clip
+
+
+class _Whole(_OverClip):
+    """All that is computed for a batch."""
 
     def forward(self, batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
         image, text = towers(self.clip, batch.depth)
@@ -124,7 +130,7 @@ class _Whole(nn.Module):
         return torch.cat(parts, dim=-1)
 
 
-class _Looking(_Whole):
+class _Looking(_OverClip):
     """How the picture's pooled position looks at its patches in the last block: the same for every question."""
 
     def forward(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
@@ -177,7 +183,9 @@ class ClipCache:
         tokens = self._asked.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
         with torch.no_grad():
-            self._pictures = torch.cat([_see(backbone, image, depth[IMAGE], grey) for grey in pictures.split(CHUNK)])
+            self._pictures = torch.cat(
+                [_see(backbone, image, depth[IMAGE], grey) for grey in torch.split(pictures, CHUNK)]
+            )
             self._questions = _read(text, depth[TEXT], tokens, self._beginnings)
 
     @property
@@ -223,7 +231,7 @@ def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) ->
     """Where questions with token ids [n, context] start: [states, width], [n, width] or token ids."""
     if _raw(tower.layers, depth):
         return tokens
-    chunks = torch.arange(len(tokens), device=tokens.device).split(CHUNK)
+    chunks = torch.split(torch.arange(len(tokens), device=tokens.device), CHUNK)
     layouts = [Packed(of, chunk) for chunk in chunks]
     hidden = [tower.trunk(tokens[chunk], layout) for chunk, layout in zip(chunks, layouts, strict=True)]
     if not depth:

@@ -109,7 +109,7 @@ class Packed:
         return self._places % self.length
 
     def pad(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.index_select(0, self._spots).unflatten(0, (-1, self.length))
+        return torch.unflatten(hidden.index_select(0, self._spots), 0, (-1, self.length))
 
     def pack(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.flatten(0, 1).index_select(0, self._places)

@@ -70,5 +70,5 @@ class PairedModel(TunedModel):
 
     def _parts(self, values: Mapping[str, torch.Tensor], batch: Any) -> Values:
         towers = self.backbone.shape.towers
-        found = super().features(values, batch).split([facts.width for facts in towers.values()], dim=-1)
+        found = torch.split(super().features(values, batch), [facts.width for facts in towers.values()], dim=-1)
         return {tower: part for tower, part in zip(towers, found, strict=True) if tower in self.sees}

@@ -152,7 +152,7 @@ def info_nce(scores: torch.Tensor, negatives: torch.Tensor, included: bool) -> t
 
 def same_rows(sent: torch.Tensor) -> torch.Tensor:
     """Which rows of [rows, width] are equal, bool [rows, rows]: v_APN of one answer is, to the bit."""
-    _, group = torch.unique(sent, dim=0, return_inverse=True)
+    group: torch.Tensor = torch.unique(sent, dim=0, return_inverse=True)[1]
     return group[:, None] == group
 
 
@@ -195,7 +195,7 @@ class ServerPart:
         sent, answers = (tensor.detach().clone().requires_grad_() for tensor in (sent, answers))
         rows, keys = self._networks.rows(self.values, sent, training=True), self._networks.answers(self.values, answers)
         self._optimizer.zero_grad()
-        self._contrast(rows, keys, same_rows(answers.detach())).backward()
+        torch.autograd.backward(self._contrast(rows, keys, same_rows(answers.detach())))
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.step()
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (sent, answers))

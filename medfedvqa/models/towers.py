@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,8 @@ Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 """By block, counted from the tower's first: applied to what the block gives."""
 Updates = Mapping[int, Update]
 """By block, counted as adapters are: added to its queries and values."""
+Beside = TypeVar("Beside")
+"""What stands beside a block: an adapter or an update."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class ImageTower:
     ) -> torch.Tensor:
         """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
         blocks, first = self.visual.transformer.resblocks[-self.tuned :], self.layers - self.tuned
-        pool = bool(self.visual.pool_type == "tok")
-        beside = {"adapters": _last(adapters, first), "updates": _last(updates, first)}
-        hidden = _run(blocks, hidden, Aligned(), prompts, pool=pool, **beside)
-        return self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
+        pool, adapters, updates = bool(self.visual.pool_type == "tok"), _last(adapters, first), _last(updates, first)
+        hidden = _run(blocks, hidden, Aligned(), prompts, pool=pool, adapters=adapters, updates=updates)
+        pooled: torch.Tensor = self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
+        return pooled
 
     def attention(
         self,
@@ -126,7 +128,8 @@ class TextTower:
             case "argmax":  # CLIP's end token has the highest id
                 return tokens.argmax(dim=-1)
             case "eos":
-                return (tokens == (text.text_eos_id if plain else text.eos_id)).int().argmax(dim=-1)
+                end: int = text.text_eos_id if plain else text.eos_id
+                return (tokens == end).int().argmax(dim=-1)
             case "first":
                 return torch.zeros_like(tokens[:, 0])
             case _:
@@ -161,10 +164,11 @@ class TextTower:
     ) -> torch.Tensor:
         """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
         text, blocks, first = self._text, self._text.transformer.resblocks, self.layers - self.tuned
-        beside = {"adapters": _last(adapters, first), "updates": _last(updates, first)}
-        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, pool=True, **beside)
+        adapters, updates = _last(adapters, first), _last(updates, first)
+        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, True, adapters, updates)
         with owned(layout.pooled_owners(current_owners())):
-            return text.ln_final(pooled[:, 0])
+            normed: torch.Tensor = text.ln_final(pooled[:, 0])
+        return normed
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
@@ -176,7 +180,7 @@ def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
         raise ConfigError(f"tuning in {tuned} blocks is asked for; the {tower} tower has {len(blocks)}")
 
 
-def _last(beside: Mapping[int, Any], first: int) -> Mapping[int, Any]:
+def _last(beside: Mapping[int, Beside], first: int) -> Mapping[int, Beside]:
     """What stands beside the blocks from `first` on, counted from there. Raises `ConfigError` for a block before it."""
     if any(block < first for block in beside):
         raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
@@ -234,12 +238,13 @@ def _block(
     update: Update | None = None,
 ) -> torch.Tensor:
     """One residual attention block; with `pool` only the pooled positions of it, [items, 1, width]."""
-    *heads, mask = _heads(block, hidden, layout, prompts, mask, pool, update)
-    attended = F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
+    queries, keys, values, mask = _heads(block, hidden, layout, prompts, mask, pool, update)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
     attended = attended if pool else layout.pack(attended)
     with owned(_owners(layout, pool)):
         hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
-        return hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+        grown: torch.Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    return grown
 
 
 def _heads(
@@ -274,8 +279,10 @@ def _heads(
         )
         if mask is not None:  # every position sees all prompts
             mask = F.pad(mask, (prompts[0].shape[1], 0))
-    heads = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (queries, keys, values))
-    return *heads, mask
+    queries, keys, values = (
+        torch.unflatten(part, -1, (attention.num_heads, -1)).transpose(1, 2) for part in (queries, keys, values)
+    )
+    return queries, keys, values, mask
 
 
 def _embed(features: torch.Tensor, projection: nn.Parameter | nn.Linear | None) -> torch.Tensor:

@@ -140,15 +140,17 @@ class _Looking(_Whole):
 def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
     """Square pictures of ViLT's own size, [n, 3, size, size] in -1..1, to [n, patches + 1, width]."""
     embeddings = vilt.embeddings
-    patches = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
+    patches: torch.Tensor = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
     patches = torch.cat([embeddings.cls_token.expand(len(patches), -1, -1), patches], dim=1)
-    return patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
+    placed: torch.Tensor = patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
+    return placed
 
 
 def embedded_words(vilt: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Token ids [n, context], -1 beyond a question's end, to [n, context, width]."""
-    words: torch.Tensor = vilt.embeddings.text_embeddings(input_ids=tokens.clamp(min=0))
-    return words + vilt.embeddings.token_type_embeddings.weight[WORDS]
+    words = vilt.embeddings.text_embeddings(input_ids=tokens.clamp(min=0))
+    typed: torch.Tensor = words + vilt.embeddings.token_type_embeddings.weight[WORDS]
+    return typed
 
 
 def encoded(
@@ -241,8 +243,8 @@ def _block(
 
     `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
     """
-    *heads, visible = _heads(block, hidden, visible, prompts, pool, update)
-    attended = F.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2).flatten(2)
+    queries, keys, values, visible = _heads(block, hidden, visible, prompts, pool, update)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible).transpose(1, 2).flatten(2)
     hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
     grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
     return grown
@@ -269,9 +271,11 @@ def _heads(
             for tokens, own in zip(prompts, (keys, values), strict=True)
         )
         visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
-    parts = queries, keys, values
-    heads = (part.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2) for part in parts)
-    return *heads, visible
+    queries, keys, values = (
+        torch.unflatten(part, -1, (attention.num_attention_heads, -1)).transpose(1, 2)
+        for part in (queries, keys, values)
+    )
+    return queries, keys, values, visible
 
 
 class ViltCache:
@@ -291,8 +295,8 @@ class ViltCache:
         tokens = self._asked.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
-            self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in pictures.split(CHUNK)])
-            self._questions = torch.cat([self._read(ids.to(self._device)) for ids in tokens.split(CHUNK)])
+            self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
+            self._questions = torch.cat([self._read(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
         self._pairs: dict[tuple[int, int], torch.Tensor] = {}
 
     @property

@@ -89,7 +89,7 @@ def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -
 def _features(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
     """Image features of uint8 [n, h, w], scaled to the backbone's input size."""
     chunks = []
-    for chunk in pixels.split(128):
+    for chunk in torch.split(pixels, 128):
         grey = F.interpolate(chunk[:, None].float() / 255, size=(SIZE, SIZE), mode="area")
         chunks.append(image_features(clip, normalise(grey)))
     return torch.cat(chunks)
@@ -104,10 +104,10 @@ def _logistic(x: torch.Tensor, y: torch.Tensor, classes: int) -> Callable[[torch
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         value = F.cross_entropy(layer((x - mean) / deviation), y) + 1e-4 * layer.weight.square().sum()
-        value.backward()
+        torch.autograd.backward(value)
         return value
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch's LBFGS has no annotations
     return lambda values: layer((values - mean) / deviation)
 
 
@@ -118,9 +118,9 @@ def _head(x: torch.Tensor, y: torch.Tensor, classes: int, seed: int) -> Callable
         head = nn.Sequential(nn.Linear(x.shape[1], 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, classes))
         optimizer = torch.optim.AdamW(head.parameters(), lr=5e-4, weight_decay=0.05)
         for _ in range(40):
-            for rows in torch.randperm(len(x), generator=generator).split(64):
+            for rows in torch.split(torch.randperm(len(x), generator=generator), 64):
                 optimizer.zero_grad()
-                F.cross_entropy(head(x[rows]), y[rows]).backward()
+                torch.autograd.backward(F.cross_entropy(head(x[rows]), y[rows]))
                 optimizer.step()
     return head.eval()
 

@@ -59,7 +59,7 @@ class Learner(nn.Module):
 
 def image_features(clip: CLIP, images: torch.Tensor) -> torch.Tensor:
     """The image tower's pooled output before its projection, [n, width]."""
-    pooled, _ = clip.visual._pool(clip.visual.transformer(clip.visual._embeds(images)))
+    pooled: torch.Tensor = clip.visual._pool(clip.visual.transformer(clip.visual._embeds(images)))[0]
     return pooled
 
 
@@ -69,7 +69,8 @@ def text_features(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
     length = int(ends.max()) + 1
     hidden = clip.token_embedding(tokens[:, :length]) + clip.positional_embedding[:length]
     hidden = clip.ln_final(clip.transformer(hidden, attn_mask=clip.attn_mask[:length, :length]))
-    return hidden[torch.arange(len(tokens), device=tokens.device), ends]
+    pooled: torch.Tensor = hidden[torch.arange(len(tokens), device=tokens.device), ends]
+    return pooled
 
 
 def known_answers(corpus: Corpus, least: int = 5) -> list[str]:
@@ -150,7 +151,7 @@ def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, 
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * _schedule(step, recipe)
         optimizer.zero_grad()
-        value.backward()
+        torch.autograd.backward(value)
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimizer.step()
         progress(step + 1, recipe.steps, value.item())

@@ -40,7 +40,7 @@ class PlainGradients:
         chance = seed if isinstance(seed, SeededChance) else SeededChance(seed)
         epochs = (batches(self.train, self.config.batch_rows, chance.generator) for _ in count())
         if self.config.local_unit == "batches":
-            chosen = islice(chain.from_iterable(epochs), self.config.local_epochs)
+            chosen: Iterator[torch.Tensor] = islice(chain.from_iterable(epochs), self.config.local_epochs)
         else:
             chosen = chain.from_iterable(islice(epochs, self.config.local_epochs))
         return ((Batch(rows, chance),) * passes for rows in chosen)

@@ -102,7 +102,7 @@ class Trainer:
         values = {name: value for part in parts for name, value in part.values.items()}
         self._gradients.fill(values, loss, draw)
         if penalty is not None:
-            penalty(values).backward()
+            torch.autograd.backward(penalty(values))
         for part in parts:
             part.step()
 
@@ -115,7 +115,7 @@ class Trainer:
         right = torch.zeros(len(examples), dtype=torch.bool)
         if not len(examples):
             return right
-        for part in torch.arange(len(examples)).split(self.config.batch_rows):
+        for part in torch.split(torch.arange(len(examples)), self.config.batch_rows):
             rows = self._rows.rows(encoded, part)
             right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
         return right

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, outcomes, run
+from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _together, outcomes, run
 from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.systems import SYSTEMS, System, chosen
 from medfedvqa.benchmark.table import best_baseline, markdown
@@ -70,6 +70,14 @@ def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path:
     assert {site: len(rows) for site, rows in together.right.items()} == {s: len(p) for s, p in apart.right.items()}
     assert len(together.validated["all sites"]) == 2 and together.patients == apart.patients
     assert not (grid.folder(both[0], 0) / "sites").exists()
+
+
+def test_a_split_network_is_not_trained_centrally(tmp_path: Path) -> None:
+    """A centralised system of a method whose sites cannot train alone is refused before any data is read."""
+    system = System("CT", "unicon", {"aggregate": "none"}, centralised=True)
+    grid = Grid("slake", tmp_path, tmp_path, (system,), 1, BUDGET, ("lung",))
+    with pytest.raises(ConfigError, match="can train alone"):
+        _together(grid, grid.job(system, 0), 0)
 
 
 def test_no_job_is_centralised() -> None:

@@ -127,6 +127,13 @@ def test_clip_s_features_are_those_of_its_image_tower(network, single) -> None:
     assert torch.allclose(batch_of(model, (0, 1, 2, 3)).clip, expected, atol=1e-4)
 
 
+def test_a_batch_without_clip_s_features_is_refused(network) -> None:
+    """The batch of another network's cache holds none: the sentence names the cache to take."""
+    fusion = network("pubmedclip")
+    with pytest.raises(ConfigError, match="this network's own cache"):
+        fusion.features(values_of(fusion), batch_of(network("mevf")))
+
+
 def test_a_network_without_regions_shows_no_attention(network) -> None:
     model = network("pubmedclip")
     with pytest.raises(ConfigError, match="no attention"):

@@ -11,6 +11,7 @@ from typing import Literal
 from medfedvqa.evaluation.privacy_report.drawing import SERIES, Box, Drawing, Line, Mark, Role, Words
 from medfedvqa.evaluation.privacy_report.parts import at_least, at_most, percent, plain, words
 from privacy.report.budget import Accounting, Charge
+from privacy.report.evidence import Accuracy
 from privacy.report.model import Egress, Empirical
 
 WIDTH, LEFT, RIGHT, TOP, ROW = 460.0, 52.0, 438.0, 44.0, 34.0
@@ -44,11 +45,15 @@ def budget_course(accounting: Accounting, job: str) -> Drawing | None:
         y = _height(accounting.limit, ticks)
         shapes.append(Line(((LEFT, y), (RIGHT, y)), "limit", 1.5, dashed=True))
     shapes += _steps(site, ticks, "first", 4.5) + _steps(own, ticks, "second", 1.75)
-    said = [("first", "all jobs, worst patient", _last(site)), ("second", "this job", _last(own))]
+    said: list[tuple[Role, str, float | None]] = [
+        ("first", "all jobs, worst patient", _last(site)),
+        ("second", "this job", _last(own)),
+    ]
     legend = [(role, f"{name}: {_bound(value)}") for role, name, value in said if value is not None]
-    limit = [("limit", f"limit: {accounting.limit:g}")] if accounting.limit is not None else []
-    shapes += _legend([*legend, *limit])
-    words_ = "; ".join(text for _, text in [*legend, *limit])
+    if accounting.limit is not None:
+        legend.append(("limit", f"limit: {accounting.limit:g}"))
+    shapes += _legend(legend)
+    words_ = "; ".join(text for _, text in legend)
     return Drawing("Epsilon after each charge, in the ledger's order", words_, WIDTH, FLOOR + 28, tuple(shapes))
 
 
@@ -115,18 +120,15 @@ def accuracy(empirical: Empirical) -> Drawing | None:
     """Accuracy with and without differential privacy, finished at the site and alone, with intervals; the prior."""
     private, low, high = empirical.accuracy_private, empirical.accuracy_private_low, empirical.accuracy_private_high
     without = empirical.accuracy_without
+    trained: tuple[tuple[str, Role, Accuracy | None], ...] = (
+        ("finished", "third", empirical.accuracy_finished),
+        ("alone", "fourth", empirical.accuracy_alone),
+        ("alone, equal", "fifth", empirical.accuracy_alone_equal),
+    )
     lines: list[tuple[str, Role, float | None, float | None, float | None]] = [
         ("without DP", "first", without, empirical.accuracy_without_low, empirical.accuracy_without_high),
         ("with DP", "second", private, low, high),
-        *(
-            (name, role, model.accuracy, model.low, model.high)
-            for name, role, model in (
-                ("finished", "third", empirical.accuracy_finished),
-                ("alone", "fourth", empirical.accuracy_alone),
-                ("alone, equal", "fifth", empirical.accuracy_alone_equal),
-            )
-            if model
-        ),
+        *((name, role, model.accuracy, model.low, model.high) for name, role, model in trained if model),
     ]
     if private is None and without is None:
         return None

@@ -19,6 +19,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     Section,
     Table,
     Text,
+    Tone,
     at_least,
     at_most,
     count,
@@ -34,7 +35,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     yes,
 )
 from privacy.report.evidence import Policy
-from privacy.report.model import Egress, Empirical, Proofs, Released, Report
+from privacy.report.model import Egress, Empirical, Proofs, Released, Report, Support
 
 
 def trust(report: Report) -> Section:
@@ -251,7 +252,7 @@ def _utility(it: Empirical) -> Table:
 
 def mappings(report: Report) -> Section:
     """K."""
-    tones = {"supports": "good", "partly supports": "open", "not provided": "open"}
+    tones: dict[Support, Tone] = {"supports": "good", "partly supports": "open", "not provided": "open"}
     table = Table(
         "What this report has for each framework; it supports a judgement and is none",
         ("Framework", "Reference", "Topic", "Support", "What there is", "Evidence"),

@@ -1,7 +1,7 @@
 """Sections A to F: what the report is of, what is claimed, and what the claim rests on."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from medfedvqa.evaluation.privacy_report import charts
 from medfedvqa.evaluation.privacy_report.parts import (
@@ -22,6 +22,7 @@ from medfedvqa.evaluation.privacy_report.parts import (
     Section,
     Table,
     Text,
+    Tone,
     at_least,
     at_most,
     count,
@@ -38,6 +39,8 @@ from medfedvqa.evaluation.privacy_report.parts import (
 from privacy.report.budget import Accounting, Charge, CodeShare, EventFigures, Executed, Figures, Refusal
 from privacy.report.model import Report
 
+TONES: Mapping[str, Tone] = {"shown": "good", "broken": "bad"}
+"""How verdicts are coloured; any other is open."""
 NAMED_PLACE = re.compile(r"(record|entry) (\d+)")
 
 
@@ -199,8 +202,12 @@ def accounting(report: Report) -> Section:
         fact("Remaining", at_least(it.remaining), "limit less authorised"),
         fact("Tasks reserved, not begun", count(it.reserved_tasks), Link("ledger", "ledger")),
     )
-    totals = (("This job, charged", it.job, own), ("This job, with what is reserved", it.projected, own))
-    totals += (("All jobs, spent", it.spent, every), ("All jobs, authorised", it.authorised, every))
+    totals = (
+        ("This job, charged", it.job, own),
+        ("This job, with what is reserved", it.projected, own),
+        ("All jobs, spent", it.spent, every),
+        ("All jobs, authorised", it.authorised, every),
+    )
     replayed = Table(
         "Epsilon, replayed by both accountants; the smaller binds",
         ("Of", "#Epsilon", "#RDP", "#PRV", "#GDP mu", "Source"),
@@ -208,7 +215,7 @@ def accounting(report: Report) -> Section:
         "Nothing was charged.",
     )
     drawn = (charts.budget_course(it, job), charts.budget_by_job(it, job))
-    blocks = [
+    blocks: list[Block] = [
         Facts("Budget of the site", figures),
         replayed,
         Pictures(tuple(drawing for drawing in drawn if drawing)),
@@ -248,11 +255,11 @@ def _jobs(it: Accounting) -> Table:
 
 
 def _charges(charges: Sequence[Charge]) -> Table:
-    titles = ("Record", "Time", "Job, method", "Task", "Round", "Attempt", "Events", "#Delta", "#Job, recorded")
-    titles += ("#Job, replayed", "#All jobs, recorded", "State", "Log")
+    charge_titles = ("Record", "Time", "Job, method", "Task", "Round", "Attempt", "Events", "#Delta")
+    epsilon_titles = ("#Job, recorded", "#Job, replayed", "#All jobs, recorded", "State", "Log")
     return Table(
         "Charges, in the ledger's order, with epsilon after each",
-        titles,
+        (*charge_titles, *epsilon_titles),
         tuple(
             row(
                 Link(str(c.record), f"record-{c.record}"),
@@ -347,7 +354,7 @@ def placed(source: str) -> Cell:
 
 def state(found: str) -> Badge:
     """A verdict."""
-    return Badge(found, {"shown": "good", "broken": "bad"}.get(found, "open"))
+    return Badge(found, TONES.get(found, "open"))
 
 
 def _both(versions: Sequence[str], digests: Sequence[str]) -> Content:

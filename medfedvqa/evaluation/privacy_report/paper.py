@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from fpdf import FPDF
+from fpdf.fonts import TTFFont
 from fpdf.prefs import ViewerPreferences
+from fpdf.util import Padding
 
 from audits.escaping import number
 from medfedvqa.evaluation.privacy_report import appendix, parts
@@ -27,6 +30,7 @@ LEADING = 1.4 * 25.4 / 72
 """Height of a line of text for each point of its size."""
 HARD, SOFT, ACCENT, WARNING, WASH = ROLES["ink"], ROLES["soft"], (10, 86, 132), (161, 28, 22), (251, 230, 228)
 SIGNATURE = 12.0
+INSET = Padding(1.5, 1.5, 1.5, 1.5)
 PAGES = "{nb}\x00"
 """Stands for the number of pages while a page is set. No text of others holds it once it is escaped."""
 
@@ -50,7 +54,8 @@ def paper(document: Document) -> bytes:
     final = _Paper(document, draft.begun)
     content = bytes(final.output())
     for font in (*draft.fonts.values(), *final.fonts.values()):
-        font.ttfont.close()
+        if isinstance(font, TTFFont):
+            font.ttfont.close()
     return content
 
 
@@ -87,7 +92,7 @@ class _Paper(FPDF):
 
     def normalize_text(self, text: str) -> str:
         """The text as fpdf2 sets it: a letter that the font lacks, an empty box otherwise, is written as its number."""
-        known = self.current_font.cmap if self.current_font else {}
+        known = self.current_font.cmap if isinstance(self.current_font, TTFFont) else {}
         return "".join(one if ord(one) in known or one in "\n\x00" else number(one) for one in text)
 
     def _fonts(self) -> None:
@@ -184,7 +189,7 @@ class _Paper(FPDF):
         self.set_fill_color(*WASH)
         self._font(TEXT, colour=WARNING)
         self.set_x(MARGIN)
-        self.multi_cell(WIDTH, TEXT * LEADING, parts.words(block.cell), align="L", fill=True, padding=1.5)
+        self.multi_cell(WIDTH, TEXT * LEADING, parts.words(block.cell), align="L", fill=True, padding=INSET)
         self.set_x(MARGIN)
 
     def _facts(self, block: parts.Facts) -> None:
@@ -286,7 +291,13 @@ class _Paper(FPDF):
         said = parts.words(content)
         if "\n" not in said and self.get_string_width(said) <= column.width:
             return [said]
-        return list(self.multi_cell(column.width, size * LEADING, said, align="L", dry_run=True, output="LINES"))
+        return self._wrapped(said, column.width, size)
+
+    def _wrapped(self, said: str, width: float, size: float) -> list[str]:
+        """The lines that the text takes in a column of this width, in the font that is set."""
+        lines = self.multi_cell(width, size * LEADING, said, align="L", dry_run=True, output="LINES")
+        # fpdf2 returns a list for this `output`; it annotates the results of all outputs together.
+        return cast(list[str], lines)
 
     def _face(self, content: Cell, size: float, bold: bool = False, colour: tuple[int, int, int] = HARD) -> None:
         mono = bool(content) and all(isinstance(part, Code | Digest) for part in content)
@@ -322,7 +333,7 @@ class _Paper(FPDF):
     ) -> None:
         self._font(size, bold, colour=colour)
         self.set_x(MARGIN)
-        for line in self.multi_cell(width, size * LEADING, said, align="L", dry_run=True, output="LINES"):
+        for line in self._wrapped(said, width, size):
             self._need(size * LEADING)
             self._font(size, bold, colour=colour)
             self.cell(width, size * LEADING, line, new_x="LMARGIN", new_y="NEXT")
