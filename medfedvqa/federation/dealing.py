@@ -70,13 +70,16 @@ class DealingSite:
             self.file.save(replace(saved, dealt=kept))
         return self.gate.release(seeding(task), saved.round, self._offered(kept))
 
-    def offered(self, saved: Saved) -> Saved:
-        """With a seed and the hash of a coin in the answer, for the first attempt to mix it.
+    def check_shown(self, saved: Saved) -> None:
+        """Before the site answers another task that is mixed.
 
-        Raises `MisdealtError` if an attempt before ended once this site's coin was open.
+        Raises `MisdealtError` if an attempt ended once this site's coin was open.
         """
         if saved.dealt is not None and saved.dealt.committed is not None:
             raise MisdealtError("the server goes on without showing a dealing that it did not use: refuse the job")
+
+    def offered(self, saved: Saved) -> Saved:
+        """With a seed and the hash of a coin in the answer, for the first attempt to mix it."""
         kept = _fresh()
         return replace(saved, dealt=kept, reply={**saved.reply, **self._offered(kept)})
 

@@ -159,12 +159,18 @@ class SecureSite:
     def _dealing(self) -> DealingSite:
         return DealingSite(self.config.name, self.gate, self.file)
 
+    def check_shown(self, task: str, saved: Saved) -> None:
+        """Before a task runs, and costs: the job is refused if the dealing before it should have been shown."""
+        if self._is_mixed(task):
+            with self._well_dealt():
+                self._dealing.check_shown(saved)
+
     def offered(self, saved: Saved) -> Saved:
         """An answer with what goes beside it for the aggregation that follows."""
-        if not isinstance(self.method.on_shares.get(saved.task), MixOnShares):
-            return saved
-        with self._well_dealt():
-            return self._dealing.offered(saved)
+        return self._dealing.offered(saved) if self._is_mixed(saved.task) else saved
+
+    def _is_mixed(self, task: str) -> bool:
+        return isinstance(self.method.on_shares.get(task), MixOnShares)
 
     def _seed(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
         """A member's seed of what is dealt to it for an attempt in which it will take part."""

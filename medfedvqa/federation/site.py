@@ -189,6 +189,7 @@ class SiteRuntime:
         spec = self._exchange.task(task)
         if saved is None or not repeated:
             if self._secure and saved is not None:
+                self._secure.check_shown(task, saved)
                 saved = self._secure.read_hidden(saved, hidden) if hidden else saved
                 received = received | self._secure.results(task, saved)
             saved = self._run(spec, round, saved, received)

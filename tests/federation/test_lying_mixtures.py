@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lying_dealer import Bend, Deal, Parts, bent, draw, mixed_layout
 from lying_server import LyingServer
-from test_lying_server import assert_refused_in_order, refusals
+from test_lying_server import assert_refused_in_order, charged, refusals
 from untrained import Averaged, Mixed
 
 from audits import verify
@@ -25,6 +25,8 @@ Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 FOUR = ("a", "b", "c", "d")
 TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 COLLUDERS = TWELVE[:3]
+DP = {"noise": 2.0, "count_noise": 20.0, "sample_rate": 0.3, "patient_rows": 4, "physical_patients": 5}
+LOOSE = {"require_dp": True, "require_fresh": False, "max_epsilon": 1000.0, "repeats": 100}
 SUBMITTER = Signature("5" * 64, "")
 
 
@@ -196,6 +198,22 @@ def test_a_dealer_that_ends_an_attempt_whose_coins_do_not_suit_it_has_to_show_wh
     mixing.restart(*FOUR)
     shown = attempt(mixing, "start", 1, number=2)
     assert not shown.seed(first.seeds) and shown.codes == {"dealer"}
+
+
+def test_a_dealer_that_goes_on_without_showing_a_dealing_costs_no_budget(job_on_shares: Make) -> None:
+    """Each process of a site refuses the next task before it trains: nothing is charged, however often it is asked."""
+    configs, job = job_on_shares(Mixed, FOUR, rounds=2, dp=DP, allowed=LOOSE)
+    assert job.dp is not None
+    server = LyingServer(configs, job)
+    server.tell("start", 1, FOUR)
+    deal = attempt(server, "start", 1)
+    assert deal.seed() and deal.toss()
+    server.restart(*FOUR)
+    before = {site: charged(config, job.dp.delta) for site, config in configs.items()}
+    for _ in range(3):
+        assert {answer.code for answer in server.tell("train", 2, FOUR).values()} == {"dealer"}
+        server.restart(*FOUR)
+    assert {site: charged(config, job.dp.delta) for site, config in configs.items()} == before
 
 
 # Draws.
