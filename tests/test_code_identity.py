@@ -16,6 +16,7 @@ from audits import CodeKind, CodePart, JobCode, LogError
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
 from medfedvqa.installed_code import imports, owner_of
+from medfedvqa.methods import base
 
 pytestmark = pytest.mark.xdist_group("plug-in")
 OURS = ("acme", "bare")
@@ -36,6 +37,7 @@ def place(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         (copied / path.relative_to(target)).parent.mkdir(parents=True, exist_ok=True)
         (copied / path.relative_to(target)).write_bytes(path.read_bytes())
     monkeypatch.syspath_prepend(str(copied))
+    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
     yield copied
     for name in [name for name in sys.modules if name.startswith(OURS)]:
         del sys.modules[name]

@@ -147,6 +147,15 @@ def test_a_failing_disk_fails_all_who_wait_and_leaves_no_entry(
     assert log.append(Event.CLOSE).seq == 1 and verify(tmp_path).ok
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where a shell has started the tests in the background and has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_stops_waiting_holds_nobody_up(log: AuditLog, disk: Disk, pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     """Ctrl-C in a thread that waits: its entry is not written, and those of the others are."""
     first = pool.submit(log.append, Event.RELEASE, round=0)

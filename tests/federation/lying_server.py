@@ -60,7 +60,9 @@ class Liar(ABC):
     def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
         """One task at each of these sites, each with its own message. Raises `AssertionError` if one hangs."""
 
-    def tell(self, task: str, round: int, sites: Collection[str], message: Tensors | None = None) -> dict[str, Answer]:
+    def tell(
+        self, task: str, round: int, sites: Collection[str], message: "Tensors | None" = None
+    ) -> dict[str, Answer]:
         """One task at each of these sites, with the same message for all."""
         return self.ask(task, round, {site: dict(message or {}) for site in sites})
 

@@ -284,5 +284,5 @@ def test_the_log_holds_the_parts_of_a_computation_as_data(job_on_shares: Make, t
     ]
     assert len({part["attempt"] for part in found}) == 1 and all(part["sites"] == list("abc") for part in found)
     sharing = Sharing("one", "mix", ("a", "b"), "server", stage=Stage.REPEATED, private=True)
-    parts = {"attempt": "one", "protocol": "mix", "sites": ["a", "b"], "dealer": "server"}
+    parts = {"attempt": "one", "protocol": "mix", "sites": ["a", "b"], "dealer": "server", "computed": ""}
     assert sharing.record() == parts | {"stage": "repeated", "private": True}
