@@ -29,6 +29,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(sources(place / "source"), place / "target")
 
 
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that register themselves here are forgotten afterwards."""
+    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+
+
 @pytest.fixture
 def place(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of that folder, from which this process can import."""
@@ -37,7 +43,6 @@ def place(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         (copied / path.relative_to(target)).parent.mkdir(parents=True, exist_ok=True)
         (copied / path.relative_to(target)).write_bytes(path.read_bytes())
     monkeypatch.syspath_prepend(str(copied))
-    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
     yield copied
     for name in [name for name in sys.modules if name.startswith(OURS)]:
         del sys.modules[name]
