@@ -3,10 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from audits.byte_ledger import (
+    FrameCount,
+    Reconciler,
+    Reconciliation,
+    Submitted,
+    Traffic,
+    WireFinding,
+    WireWindow,
+    reconcile,
+)
 from audits.checkpoint import Checkpoint, origin_of
 from audits.code import CodeKind, CodePart, JobCode
 from audits.earlier_sums import EarlierSums
 from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
+from audits.entry_proof import Proven, check, prove
 from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
     AuditError,
@@ -21,36 +32,25 @@ from audits.errors import (
     ReceiptRefused,
     ReleaseRefused,
 )
-from audits.evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
 from audits.examine import Examination, check_site, examine, sites_of
 from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
+from audits.external_evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
 from audits.gate import Charged, Gate, JobContext, round_number
 from audits.judgement import EXIT_CODES, Judgement, Part, State
 from audits.log import AuditLog
-from audits.note import AuditKey, Note, VerifierKey
 from audits.policy import Offer, SitePolicy
-from audits.proofs import Proven, check, prove
 from audits.refusals import Refusal, known_code, refuses_job
 from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.sharing import Sharing, Stage, sharing_of
+from audits.signed_note import AuditKey, Note, VerifierKey
 from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
-from audits.wire import (
-    FrameCount,
-    Reconciler,
-    Reconciliation,
-    Submitted,
-    Traffic,
-    WireFinding,
-    WireWindow,
-    reconcile,
-)
 from audits.witness import Witness
 
 if TYPE_CHECKING:
-    from audits.empirical import (
+    from audits.epsilon_lower_bound import (
         EmpiricalError,
         Guesses,
         binomial,
@@ -68,13 +68,13 @@ _WITH_NUMPY = frozenset(
         *("rate_interval", "rate_p_value"),
     }
 )
-"""Names of `audits.empirical`, which needs NumPy: a verifier of logs starts without."""
+"""Names of `audits.epsilon_lower_bound`, which needs NumPy: a verifier of logs starts without."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WITH_NUMPY:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module("audits.empirical"), name)
+    return getattr(import_module("audits.epsilon_lower_bound"), name)
 
 
 __all__ = [

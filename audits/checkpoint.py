@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from audits.bounded_files import open_plain
 from audits.errors import NoteError
-from audits.files import open_plain
-from audits.note import DASH, MAX_NOTE, AuditKey, Note
+from audits.signed_note import DASH, MAX_NOTE, AuditKey, Note
 from audits.tree import HASH_BYTES
 
 ORIGIN = "medfedvqa/audit/"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from audits.checkpoint import Checkpoint
-from audits.note import Note, VerifierKey
+from audits.signed_note import Note, VerifierKey
 
 TOLERANCE = timedelta(minutes=5)
 """Clocks are corrected by less than this, and differ by less."""

@@ -12,7 +12,7 @@ from typing import Any
 from audits.entry import Outcome, parse_line
 from audits.errors import LogError
 from audits.exchange import SITES
-from audits.segments import lines_of, segments
+from audits.log_files import lines_of, segments
 from audits.sharing import Stage
 
 LOCK_NAME = "sharing.lock"

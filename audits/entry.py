@@ -9,7 +9,7 @@ from typing import Any
 
 from audits.errors import LogError, NewerFormat
 from audits.exchange import Kind, Protection, canonical
-from audits.forms import Fit, members_of
+from audits.field_types import Fit, members_of
 
 
 class Event(StrEnum):

@@ -14,7 +14,7 @@ from typing import Any
 
 from audits.errors import NoteError
 from audits.exchange import canonical
-from audits.note import AuditKey, VerifierKey
+from audits.signed_note import AuditKey, VerifierKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"

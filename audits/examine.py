@@ -9,20 +9,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from audits.byte_ledger import Reconciler, WireWindow
 from audits.checkpoint import Checkpoint, origin_of
 from audits.cosigned_times import CosignedTimes, cosigned_times
-from audits.counted import counted
 from audits.errors import LogError, NewerFormat
-from audits.evidence import Claims, Evidence, claims_on, matching, receipts_of
+from audits.external_evidence import Claims, Evidence, claims_on, matching, receipts_of
+from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
 from audits.judgement import Judgement, Part, State, worst
-from audits.lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
-from audits.note import VerifierKey
 from audits.own_checkpoints import OwnCheckpoints
+from audits.plurals import counted
+from audits.signed_note import VerifierKey
 from audits.tile_verifier import TileVerifier
+from audits.time_order import Times
 from audits.time_verdicts import cosigned_times_parts, retention_parts, times_part
-from audits.times import Times
 from audits.verifier import Walk
-from audits.wire import Reconciler, WireWindow
 from audits.witness import KEYS, read_keys
 
 

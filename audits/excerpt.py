@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from audits.anchor import TREE
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.entry import Entry, parse_any, parse_line
 from audits.errors import LogError, NewerFormat, NoteError
-from audits.evidence import Evidence
 from audits.exchange import canonical
-from audits.note import Note, VerifierKey
-from audits.running import Snapshot
-from audits.segments import lines_from
+from audits.external_evidence import Evidence
+from audits.log_files import lines_from
+from audits.running_jobs import Snapshot
+from audits.signed_note import Note, VerifierKey
+from audits.signed_tree import TREE
 from audits.tree import Nodes, TreeFile, consistency_proof, consistent, includes, inclusion_proof
 from audits.witness import KEYS, read_keys
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from audits.lines import Line
+from audits.fast_lines import Line
 
 _SENTENCE = re.compile(
     r"the lines of entries 0 to ([0-9]{1,18}) are past the retention of ([0-9]{1,9}) days and .{1,200}"

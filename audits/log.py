@@ -20,16 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from audits.anchor import Anchor, Link, signed_size
 from audits.checkpoint import Checkpoint
 from audits.entry import Entry, Event, parse_any, parse_line
 from audits.errors import LogError, NewerFormat
 from audits.exchange import canonical
+from audits.fast_lines import read_line
 from audits.group_commit import Draft, GroupCommit, Request
-from audits.lines import read_line
-from audits.note import AuditKey, Note, VerifierKey
-from audits.refusals import announce
-from audits.segments import (
+from audits.log_files import (
     LOG_NAME,
     MAX_LINE,
     closed_segments,
@@ -40,6 +37,9 @@ from audits.segments import (
     segment_name,
     sync_folder,
 )
+from audits.refusals import announce
+from audits.signed_note import AuditKey, Note, VerifierKey
+from audits.signed_tree import Anchor, Link, signed_size
 from audits.tiles import WIDTH
 
 GENESIS = "0" * 64

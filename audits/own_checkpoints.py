@@ -6,7 +6,7 @@ from pathlib import Path
 
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile
 from audits.errors import NoteError
-from audits.note import Note
+from audits.signed_note import Note
 
 _COSIGNED = 64
 """The newest cosigned checkpoints that are looked at: each covers all before it."""

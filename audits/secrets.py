@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from audits.files import open_plain
+from audits.bounded_files import open_plain
 
 SECRET_BYTES = 32
 

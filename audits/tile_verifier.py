@@ -8,8 +8,8 @@ from pathlib import Path
 from audits.checkpoint import Checkpoint, origin_of
 from audits.errors import LogError, NoteError
 from audits.judgement import Part, State
-from audits.note import Note, VerifierKey
-from audits.segments import lines_from
+from audits.log_files import lines_from
+from audits.signed_note import Note, VerifierKey
 from audits.tiles import (
     ENTRIES,
     HEIGHT,

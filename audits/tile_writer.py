@@ -7,11 +7,11 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
+from audits.bounded_files import read_bounded
 from audits.checkpoint import Checkpoint
 from audits.errors import NoteError
-from audits.files import read_bounded
-from audits.note import Note
-from audits.segments import sync_folder
+from audits.log_files import sync_folder
+from audits.signed_note import Note
 from audits.tiles import (
     ENTRIES,
     HEIGHT,

@@ -12,11 +12,11 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
+from audits.bounded_files import read_bounded
 from audits.checkpoint import Checkpoint
 from audits.errors import LogError, NoteError
-from audits.files import read_bounded
-from audits.note import MAX_NOTE, Note
-from audits.segments import first_entry, segments
+from audits.log_files import first_entry, segments
+from audits.signed_note import MAX_NOTE, Note
 from audits.tree import HASH_BYTES, Frontier, Nodes, root_of
 
 PUBLIC = "tlog"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from audits.cosigned_times import TOLERANCE, CosignedTimes
 from audits.expiry import Basis
 from audits.judgement import Part, State
-from audits.times import LEAP, TRAVEL, Times
+from audits.time_order import LEAP, TRAVEL, Times
 from audits.verifier import Walk
 
 

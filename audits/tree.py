@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from audits.files import open_plain
+from audits.bounded_files import open_plain
 
 HASH_BYTES = 32
 EMPTY_ROOT = sha256().digest()

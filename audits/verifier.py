@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.anchor import TREE, expired_leaves
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
 from audits.errors import LogError, NewerFormat
 from audits.expiry import Expiry
-from audits.lines import EXPIRED, Line, read_line
+from audits.fast_lines import EXPIRED, Line, read_line
 from audits.log import GENESIS
-from audits.running import Counting, Snapshot
-from audits.segments import LOG_NAME, MAX_LINE, segments
+from audits.log_files import LOG_NAME, MAX_LINE, segments
+from audits.running_jobs import Counting, Snapshot
+from audits.signed_tree import TREE, expired_leaves
 from audits.tree import Frontier
 
 

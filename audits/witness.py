@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from audits.bounded_files import MAX_TEXT, read_bounded
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.errors import ForkFound, LogError, NoteError
-from audits.files import MAX_TEXT, read_bounded
-from audits.note import AuditKey, Note, VerifierKey
-from audits.segments import sync_folder
+from audits.log_files import sync_folder
+from audits.signed_note import AuditKey, Note, VerifierKey
 from audits.tree import consistent
 
 WITNESSED, KEYS, EVIDENCE = "witnessed", "keys", "evidence-"

@@ -34,9 +34,9 @@ from audits import (
     origin_of,
 )
 from audits.entry import parse_line
-from audits.segments import lines_from
+from audits.log_files import lines_from
 from medfedvqa.data import organs
-from medfedvqa.federation.attest import Attester
+from medfedvqa.federation.checkpoint_exchange import Attester
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, run
 from medfedvqa.models import bundled_for

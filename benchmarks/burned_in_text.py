@@ -10,9 +10,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.reasons import Quarantined
-from medfedvqa.ingest.text import TextFinder, fitted
+from medfedvqa.ingest.burned_in_text import TextFinder, fitted
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.refusal_reasons import Quarantined
 
 TEXTS = ("DOE^JANE 1970-02-03", "Meyer, Anna", "ID 4711-0815", "J.D. *03.02.1970")
 CAPITAL = 22

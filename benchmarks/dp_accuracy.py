@@ -8,7 +8,7 @@ and not repeated; several processes with other `--seeds` may share it.
     python benchmarks/dp_accuracy.py RUNS --data vqa-rad slake --data-root "$MEDFEDVQA_DATA" --out FOLDER
 
 Intervals are 95 % bootstrap intervals over patients, seeds of a patient together; p is of a permutation test on
-patients (`medfedvqa.benchmark.compare`), two-sided and uncorrected.
+patients (`medfedvqa.benchmark.statistics`), two-sided and uncorrected.
 """
 
 import argparse
@@ -26,14 +26,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
-from medfedvqa.benchmark.compare import p_value  # noqa: E402
+from medfedvqa.atomic_files import write_whole  # noqa: E402
 from medfedvqa.benchmark.grid import Outcome  # noqa: E402
+from medfedvqa.benchmark.statistics import p_value  # noqa: E402
+from medfedvqa.core import (
+    State,
+    Tensors,
+    create,  # noqa: E402
+)
+from medfedvqa.core.kept_model import Keeping  # noqa: E402
 from medfedvqa.data import Split, load_site, organs  # noqa: E402
 from medfedvqa.evaluation.baselines import question_prior_right  # noqa: E402
 from medfedvqa.federation.hub import Reply, ServerHub  # noqa: E402
-from medfedvqa.files import write_whole  # noqa: E402
-from medfedvqa.methods import State, Tensors, create  # noqa: E402
-from medfedvqa.methods.keeping import Keeping  # noqa: E402
 from medfedvqa.methods.prompt_pfl import PromptPFL  # noqa: E402
 from medfedvqa.models import Backbone, bundled_for, load_backbone  # noqa: E402
 from medfedvqa.training import Site  # noqa: E402

@@ -21,8 +21,8 @@ from opacus.grad_sample import GradSampleModule, register_grad_sampler
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
+from medfedvqa.core import create
 from medfedvqa.data import Split, load_site
-from medfedvqa.methods import create
 from medfedvqa.models import HEAD, PROMPT, TunedModel, load_backbone
 from medfedvqa.training import Site, Trainer
 from medfedvqa.training.plain import Batch

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, TensorRecord, origin_of, verify
-from audits.anchor import Anchor
+from audits.signed_tree import Anchor
 
 SITE = "chest"
 PROMPT = TensorRecord("prompt.image", (2, 4, 256), "float32", 8192, "ab" * 32, Kind.PARAMETERS, Protection.DP)

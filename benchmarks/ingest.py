@@ -18,8 +18,8 @@ import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
+from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingest import ingest
-from medfedvqa.ingest.options import Options
 
 SIDE = 1024
 

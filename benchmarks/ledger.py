@@ -16,7 +16,7 @@ from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
-from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.flare.frame_counts import WireLedger
 
 SITE, JOB = "chest", "9a0427e4-902a-42e3-b4ac-9c705cce5caa"
 HEADERS = {

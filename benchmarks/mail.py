@@ -1,6 +1,6 @@
 """What an exchange among sites costs: each sends to every other, then receives from every other.
 
-In one provisioned federation on loopback: single frames between FLARE's cells (`medfedvqa.federation.flare.mail`)
+In one provisioned federation on loopback: single frames between FLARE's cells (`medfedvqa.federation.flare.site_mail`)
 against FLARE's auxiliary messages with a receipt for each, as this project sent them before. Seconds per exchange at
 the slowest site, messages unencrypted; training and CrypTen are not in it.
 """
@@ -30,9 +30,9 @@ from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedvqa.federation.flare.loopback import LoopbackFederation
-from medfedvqa.federation.flare.mail import SiteMail
 from medfedvqa.federation.flare.recipe import TASK_INTERVAL
 from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.flare.site_mail import SiteMail
 from medfedvqa.federation.site_config import site_yaml
 
 SIZES = {"64 B": 64, "0.5 MB": 500_000, "5 MB": 5_000_000}

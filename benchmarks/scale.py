@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 
 from medfedvqa.data.phantom import organs
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config
 from privacy import Reliability, mix

@@ -1,6 +1,6 @@
 """What a secure mixture costs: exchanges, bytes and seconds, all sites as threads of this process.
 
-The server deals from seeds of the members, and each site checks what it dealt (`privacy.secagg.dealing`).
+The server deals from seeds of the members, and each site checks what it dealt (`privacy.secagg.cut_and_choose`).
 Prompts of ViT-B/32 (12 layers of 4 tokens, 768 wide for images and 512 for text), over encrypted links, without a
 network: to the seconds add, for each exchange, what a message through the federation's server takes.
 """
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from audits import Tensors
 from privacy.secagg import Group, Identity, InProcessRelay, Layout, connect
 from privacy.secagg.communicator import Metered
-from privacy.secagg.dealing import SETS, Dealing, check_dealing, check_part, new_seed, set_seed
+from privacy.secagg.cut_and_choose import SETS, Dealing, check_dealing, check_part, new_seed, set_seed
 from privacy.secagg.protocol import secure_mix
 
 LAYOUT = Layout.of({"image": (12, 4, 768), "text": (12, 4, 512)})

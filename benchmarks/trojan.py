@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from audits import Tensors
+from medfedvqa.core import Method, Site, create
 from medfedvqa.data import Examples, Pictures, SiteData, Split, load_site, organs
-from medfedvqa.methods import Method, Site, create
 from medfedvqa.models import bundled_for, load_backbone
 from privacy import mean
 

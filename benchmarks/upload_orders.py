@@ -15,10 +15,10 @@ from itertools import combinations
 import numpy as np
 import torch
 
+from medfedvqa.core import Method
 from medfedvqa.data import Split, load_site
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import Method
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.training import Site
 

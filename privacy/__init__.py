@@ -24,29 +24,29 @@ from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.settings import Cost, DPSettings, NoiseLevels
 
 if TYPE_CHECKING:
-    from privacy.chance import Chance, PatientChance, PatientStreams, SeededChance
-    from privacy.gradients import PrivateStep, expanded
+    from privacy.dp_sgd import PrivateStep, expanded
     from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
-    from privacy.owners import current_owners, owned
+    from privacy.noisy_counts import noisy_share
     from privacy.recorder import Recorder
-    from privacy.releases import noisy_share
+    from privacy.row_owners import current_owners, owned
     from privacy.sampling import PatientSampler
+    from privacy.training_randomness import Chance, PatientChance, PatientStreams, SeededChance
 
 _WITH_TORCH = {
-    "Chance": "chance",
-    "PatientChance": "chance",
+    "Chance": "training_randomness",
+    "PatientChance": "training_randomness",
     "PatientSampler": "sampling",
-    "PatientStreams": "chance",
-    "PrivateStep": "gradients",
+    "PatientStreams": "training_randomness",
+    "PrivateStep": "dp_sgd",
     "Randomness": "noise",
     "Recorder": "recorder",
     "RepeatableRandomness": "noise",
     "SecureRandomness": "noise",
-    "SeededChance": "chance",
-    "current_owners": "owners",
-    "expanded": "gradients",
-    "noisy_share": "releases",
-    "owned": "owners",
+    "SeededChance": "training_randomness",
+    "current_owners": "row_owners",
+    "expanded": "dp_sgd",
+    "noisy_share": "noisy_counts",
+    "owned": "row_owners",
 }
 """The module of each name whose module needs torch."""
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from privacy.errors import SettingsError
-from privacy.owners import current_owners
-from privacy.uses import Looked, Outer, Range, Rows
+from privacy.layer_uses import Looked, Outer, Range, Rows
+from privacy.row_owners import current_owners
 
 if TYPE_CHECKING:
     from privacy.recorder import Recorder

@@ -14,14 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from privacy.accounting import Spent, spent
-from privacy.accounts import Account, JobAccount, State, accounts_of, history
-from privacy.book import Book, Charge, Job, Planned, Slot, encoded, events_of
-from privacy.cohorts import load_key
-from privacy.journal import BudgetRefused, Head, Journal, LedgerError, Record, Row, read_export, reported, write_export
+from privacy.budget_limits import Limits, by_round, check_fits
+from privacy.ledger_accounts import Account, JobAccount, State, accounts_of, history
 from privacy.ledger_folder import LEDGER_NAME
-from privacy.limits import Limits, by_round, check_fits
+from privacy.ledger_journal import (
+    BudgetRefused,
+    Head,
+    Journal,
+    LedgerError,
+    Record,
+    Row,
+    read_export,
+    reported,
+    write_export,
+)
+from privacy.ledger_records import FORMAT
+from privacy.ledger_replay import Book, Charge, Job, Planned, Slot, encoded, events_of
 from privacy.mechanisms import DPEvent
-from privacy.records import FORMAT
+from privacy.patient_keys import load_key
 
 __all__ = [
     "Account",

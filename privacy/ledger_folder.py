@@ -4,9 +4,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from privacy.book import Book
-from privacy.cohorts import KEY_NAME, SiteKey, load_key
-from privacy.journal import Head, Journal, reported
+from privacy.ledger_journal import Head, Journal, reported
+from privacy.ledger_replay import Book
+from privacy.patient_keys import KEY_NAME, SiteKey, load_key
 
 LEDGER_NAME = "ledger.sqlite"
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.contributions import Contribution, Lookups, Products, Segments, Separate, merged
+from privacy.clipping import Contribution, Lookups, Products, Segments, Separate, merged
 from privacy.errors import SettingsError
 from privacy.layer_rules import RULES
-from privacy.owners import current_owners
-from privacy.uses import Looked, Outer, Range, Rows, Use
+from privacy.layer_uses import Looked, Outer, Range, Rows, Use
+from privacy.row_owners import current_owners
 
 
 @dataclass

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from privacy.chance import PatientStreams
 from privacy.noise import Randomness
+from privacy.training_randomness import PatientStreams
 
 
 class PatientSampler:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
+from audits.bounded_files import MAX_TEXT, read_bounded
 from audits.code import JobCode
-from audits.files import MAX_TEXT, read_bounded
 from privacy.errors import SettingsError
 
 WITHDRAWN = "withdrawn.json"

@@ -16,7 +16,7 @@ import torch
 from open_clip.model import CLIP
 
 from medfedvqa.data import Row, Split, VQAData, build_site
-from medfedvqa.federation.attempt import load_identity
+from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml

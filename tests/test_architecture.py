@@ -10,17 +10,18 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
         *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
-        *("medfedvqa.files", "medfedvqa.installed_code", "medfedvqa.public_answers", "medfedvqa.version"),
+        *("medfedvqa.atomic_files", "medfedvqa.installed_code", "medfedvqa.public_answers", "medfedvqa.version"),
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
     {"medfedvqa.data"},
     {"medfedvqa.evaluation"},
     {"medfedvqa.training"},
+    {"medfedvqa.core"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
-    {"medfedvqa.benchmark"},
+    {"medfedvqa.benchmark", "medfedvqa.report"},
     {"medfedvqa.cli"},
 ]
 PACKAGES = ("audits", "privacy", "medfedvqa")

@@ -15,8 +15,8 @@ from plug_in import LOOSE, NAME, VERSION, installed, sources
 from audits import CodeKind, CodePart, JobCode, LogError
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
+from medfedvqa.core import registry
 from medfedvqa.installed_code import imports, owner_of
-from medfedvqa.methods import base
 
 pytestmark = pytest.mark.xdist_group("plug-in")
 OURS = ("acme", "bare")
@@ -32,7 +32,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that register themselves here are forgotten afterwards."""
-    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
 
 
 @pytest.fixture

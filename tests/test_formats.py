@@ -18,16 +18,16 @@ from audits import Checkpoint, State, VerifierKey, check, examine, read, verify
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.entry import FORMAT, Entry
 from audits.exchange import canonical
-from audits.lines import read_line
+from audits.fast_lines import read_line
 from audits.sharing import sharing_of
 from audits.witness import KEYS, read_keys
-from medfedvqa.cli.report_inputs import _read, _run
-from medfedvqa.federation.state import StateFile
-from privacy.book import Book
-from privacy.journal import LedgerError, read_export
+from medfedvqa.federation.site_state import StateFile
+from medfedvqa.report.collect import _read, _run
+from privacy.ledger_journal import LedgerError, read_export
+from privacy.ledger_replay import Book
 from privacy.report import Joined, read_report, sections_of, verify_joined, verify_report
-from privacy.report.files import ENVELOPE, JSON
 from privacy.report.replay import same
+from privacy.report.report_files import ENVELOPE, JSON
 from privacy.report.wording import differences, figures_of
 
 every_format = pytest.mark.parametrize("folder", [GOLDEN / f"formats-{number}" for number in NUMBERS], ids=str)

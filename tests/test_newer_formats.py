@@ -11,15 +11,15 @@ from golden_files import GOLDEN, REPORTS, lines_of, put, rewritten
 
 from audits import Checkpoint, LogError, NewerFormat, NoteError, State, VerifierKey, check, examine, read, verify
 from audits.entry import FORMAT, parse_any, parse_line
-from audits.lines import read_line
+from audits.fast_lines import read_line
 from audits.log import AuditLog
-from medfedvqa.cli.report_inputs import _read, _run
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation.state import StateFile
-from privacy.book import Book
-from privacy.journal import Head, LedgerError, NewerRecord, Row, link, read_export
+from medfedvqa.federation.site_state import StateFile
+from medfedvqa.report.collect import _read, _run
+from privacy.ledger_journal import Head, LedgerError, NewerRecord, Row, link, read_export
+from privacy.ledger_replay import Book
 from privacy.report import NewerReport, ReportError, read_report, verify_report
-from privacy.report.files import ENVELOPE, JSON, MAX_REPORT
+from privacy.report.report_files import ENVELOPE, JSON, MAX_REPORT
 
 
 def later(record: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from audits.entry import Entry, parse_line
 from audits.errors import LogError
 from audits.log import GENESIS
-from audits.segments import LOG_NAME, MAX_LINE, closed_segments, first_entry, lines_of, segments
+from audits.log_files import LOG_NAME, MAX_LINE, closed_segments, first_entry, lines_of, segments
 
 
 class Follower:

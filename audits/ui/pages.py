@@ -9,10 +9,10 @@ from audits.escaping import for_html
 from audits.exchange import Kind, canonical
 from audits.judgement import State
 from audits.refusals import Refusal, known_code
-from audits.ui.checks import Checked, Checks
 from audits.ui.html import Child, Html, join, tag
 from audits.ui.index import Filter, Index, SiteFacts
-from audits.ui.parts import (
+from audits.ui.verdict_cache import Checked, Checks
+from audits.ui.widgets import (
     Query,
     badge,
     chooser,

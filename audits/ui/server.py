@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from audits.errors import LogError
-from audits.ui.checks import Checks, Judge
 from audits.ui.html import tag
 from audits.ui.index import Index
 from audits.ui.pages import PAGES, BadQuery, Sight
-from audits.ui.parts import document
+from audits.ui.verdict_cache import Checks, Judge
+from audits.ui.widgets import document
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 30.0  # seconds that a connection may say nothing

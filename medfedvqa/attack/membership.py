@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from medfedvqa.attack.observed import Observed
+from medfedvqa.core import Probe, Tensors
+from medfedvqa.core.method import tensors_of
 from medfedvqa.data import Examples
-from medfedvqa.methods import Probe, Tensors
-from medfedvqa.methods.base import tensors_of
 
 Scores = dict[tuple[str, str], torch.Tensor]
 """By artefact and attack, [canaries]."""

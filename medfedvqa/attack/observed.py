@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from medfedvqa.attack.canaries import Canaries, everybody, planted
+from medfedvqa.core import Method, Site, State, Tensors
+from medfedvqa.core.local_training import Alone
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.budget import look_into
 from medfedvqa.federation.hub import NOTHING, Event, Excused, Reply, nobody
+from medfedvqa.federation.in_process import LocalEngine
+from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.launch import Launch, write_sites
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Method, Site, State, Tensors
-from medfedvqa.methods.alone import Alone
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import load_backbone
 from privacy import DPSettings
 

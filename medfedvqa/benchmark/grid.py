@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
+from medfedvqa.atomic_files import write_whole
 from medfedvqa.benchmark.systems import System
+from medfedvqa.core import Site
+from medfedvqa.core.local_training import Alone
+from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.data import SiteData, Split, load_site, united
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, write_sites
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
-from medfedvqa.federation.state import StateFile
-from medfedvqa.files import write_whole
-from medfedvqa.methods import Site
-from medfedvqa.methods.alone import Alone
-from medfedvqa.methods.base import RIGHT, VALIDATED
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import bundled_for, load_backbone, seen_by
 
 OUTCOME = "outcome.json"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from medfedvqa.core import method_type
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import method_type
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def main() -> None:
     except Exception as error:
         # Most commands end well, and what knows the errors takes longer to import than they take to run.
         from medfedvqa.cli.terminal import Terminal, sentence
-        from medfedvqa.federation.failures import ACTIONABLE
+        from medfedvqa.federation.error_codes import ACTIONABLE
 
         if not is_missing_extra(error) and not isinstance(error, ACTIONABLE):
             raise

@@ -8,18 +8,18 @@ from typing import Annotated
 import torch
 import typer
 
-from audits.files import MAX_DOCUMENT, read_bounded
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, RootOption
 from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.core import Site, State
 from medfedvqa.data import Examples, Split, is_part, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.attention import draw_attention
+from medfedvqa.evaluation.attention_map import draw_attention
 from medfedvqa.evaluation.results import RESULTS
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import load_site_config
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Site, State
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import Backbone, bundled_for, load_backbone
 from medfedvqa.models.backbone import Tuning
 

@@ -8,17 +8,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from medfedvqa.benchmark.compare import average
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.benchmark_plots import draw_convergence, draw_scale
+from medfedvqa.benchmark.benchmark_table import Outcomes, cell, markdown
 from medfedvqa.benchmark.grid import Grid, outcomes, run
-from medfedvqa.benchmark.plots import draw_convergence, draw_scale
+from medfedvqa.benchmark.statistics import average
 from medfedvqa.benchmark.systems import BUDGET, chosen
-from medfedvqa.benchmark.table import Outcomes, cell, markdown
 from medfedvqa.cli.roots import PHANTOM, find_root
 from medfedvqa.cli.run import DataOption, RootOption, named_values
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.data import organs, phantom
 from medfedvqa.errors import ConfigError
-from medfedvqa.files import write_whole
 
 TABLE = "benchmark.md"
 

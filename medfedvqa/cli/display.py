@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
-from medfedvqa.evaluation.table import accuracy_cell, answering
+from medfedvqa.evaluation.accuracy_table import accuracy_cell, answering
 from medfedvqa.federation.hub import Event
 
 

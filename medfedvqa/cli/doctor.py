@@ -9,9 +9,9 @@ from rich.text import Text
 
 from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.cli.terminal import Terminal
-from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor import accept_changes, examine
 from medfedvqa.federation.flare.doctor_common import Fact
+from medfedvqa.federation.flare.kit_contents import Check
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "failed": ("FAIL   ", "bold red")}
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from audits.files import MAX_DOCUMENT, read_bounded
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from medfedvqa.errors import ConfigError
 
 

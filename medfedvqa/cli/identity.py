@@ -2,7 +2,7 @@
 
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain
-from medfedvqa.federation.attempt import load_identity
+from medfedvqa.federation.aggregation_attempt import load_identity
 
 
 def identity(site: SiteFile) -> None:

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.binding import read_binding
+from medfedvqa.ingest.image_options import FRAMES, RETAINABLE, Options
 from medfedvqa.ingest.ingest import ingest as ingest_folder
-from medfedvqa.ingest.options import FRAMES, RETAINABLE, Options
-from medfedvqa.ingest.reasons import MEANINGS
+from medfedvqa.ingest.ledger_binding import read_binding
+from medfedvqa.ingest.refusal_reasons import MEANINGS
 from medfedvqa.ingest.store import Counts
 
 DEFAULT = Options()

@@ -18,7 +18,7 @@ from medfedvqa.cli.run import (
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.federation.terms import Terms
+from medfedvqa.federation.job_terms import Terms
 
 
 def export_command(

@@ -14,9 +14,9 @@ from audits import read
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.budget import check_ledger, ledger_of, look_into, store_of
+from medfedvqa.federation.job_budget import check_ledger, ledger_of, look_into, store_of
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest.binding import check_binding, note_head
+from medfedvqa.ingest.ledger_binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
 from privacy import DPSettings, JobAccount, Ledger, Spent
 from privacy.ledger_folder import read_folder

@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 
 from audits import EXIT_CODES, AuditKey, State, origin_of
+from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
-from medfedvqa.cli.report_inputs import evidence_of
 from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.federation.launch import check_new
-from medfedvqa.files import write_whole
+from medfedvqa.report.collect import evidence_of
 from privacy.report import encoded, report_of, signed, written
-from privacy.report.files import ENVELOPE, HTML, JSON, PDF
 from privacy.report.join import JOINED
+from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
 
 
 def report_command(
@@ -39,7 +39,7 @@ def report_command(
     report = report_of(evidence_of(config, job, results, baseline, attack, against or (), network))
     write_whole(out / JSON, written(report))
     # What draws takes seconds to import, and most commands do without it.
-    from medfedvqa.evaluation.privacy_report import render
+    from medfedvqa.report import render
 
     render(report, out)
     said = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
@@ -61,7 +61,7 @@ def join_command(
     check_new(out)
     joined = joined_of(reports, key)
     write_whole(out / JOINED, encoded(joined.model_dump(mode="json")))
-    from medfedvqa.evaluation.privacy_report import render_joined
+    from medfedvqa.report import render_joined
 
     render_joined(joined, out)
     terminal = Terminal()

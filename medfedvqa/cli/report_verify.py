@@ -9,13 +9,13 @@ import typer
 import yaml
 
 from audits import EXIT_CODES, Judgement, State, VerifierKey, origin_of
+from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.files import write_whole
 from medfedvqa.version import code_digest
 from privacy.report import Given, Joined, join, read_report, registry_entry, verify_joined, verify_report
-from privacy.report.files import JSON
+from privacy.report.report_files import JSON
 from privacy.report.verify import as_record
 
 MARKS = {

@@ -14,14 +14,14 @@ from rich.table import Table
 
 from medfedvqa.cli.display import Bars, show_results
 from medfedvqa.cli.log_totals import show_log_totals
+from medfedvqa.cli.privacy_matrix import markdown_matrix
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.terminal import Terminal, plain, sentence
+from medfedvqa.core import method_names, method_type
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Engine, plan
 from medfedvqa.federation.launch import run as run_launch
-from medfedvqa.methods import method_names, method_type
-from medfedvqa.methods.matrix import markdown_matrix
 from medfedvqa.models import bundled_for
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}

@@ -1,14 +1,14 @@
 """Readers, organ partition, pictures and batches: a site's closed questions from files to tensors."""
 
 from medfedvqa.data.answers import numbered
-from medfedvqa.data.batches import batches
+from medfedvqa.data.augmentation import views
 from medfedvqa.data.partition import SiteRows, Split, is_part, partition
+from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, organs, read, reader_function
 from medfedvqa.data.schema import Row, VQAData
-from medfedvqa.data.site import Examples, SiteData, build_site, load_site, united
-from medfedvqa.data.transforms import views
+from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
 from medfedvqa.public_answers import CLOSED_ANSWERS, fold, public_list
 
 __all__ = [

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medfedvqa.data.drawing import Body, Mass, Scene, draw
 from medfedvqa.data.images import square
+from medfedvqa.data.phantom_drawing import Body, Mass, Scene, draw
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from medfedvqa.data.drawing import Body, Mass, Scene, draw
 from medfedvqa.data.images import square
 from medfedvqa.data.phantom import ENLARGED, ORGANS
+from medfedvqa.data.phantom_drawing import Body, Mass, Scene, draw
 
 PUBLIC_SEED = 20230501
 """Of the public set alone: sites draw from their job's seed and their own names."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from medfedvqa.data import phantom, slake, store, vqa_rad
+from medfedvqa.data import phantom, slake, store_reader, vqa_rad
 from medfedvqa.data.schema import VQAData
 from medfedvqa.errors import ConfigError, DataError
 
 FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
-    {"vqa-rad": vqa_rad.read, "slake": slake.read, "store": store.read}
+    {"vqa-rad": vqa_rad.read, "slake": slake.read, "store": store_reader.read}
 )
 """Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
 

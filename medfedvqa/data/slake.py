@@ -6,7 +6,7 @@ Languages are never mixed: 72 of the 96 English test images occur in the Chinese
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfedvqa.data.files import is_closed, read_rows, texts
+from medfedvqa.data.published_files import is_closed, read_rows, texts
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from medfedvqa.data.files import is_closed, read_rows, texts
+from medfedvqa.data.published_files import is_closed, read_rows, texts
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 

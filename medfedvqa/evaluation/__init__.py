@@ -1,11 +1,11 @@
 """Accuracies with intervals, results, tables and plots."""
 
 from medfedvqa.evaluation.accuracy import Proportion, percent
+from medfedvqa.evaluation.accuracy_table import write_table
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
-from medfedvqa.evaluation.plots import draw_plots
 from medfedvqa.evaluation.results import add_scores, results_schema, write_results
-from medfedvqa.evaluation.table import write_table
-from medfedvqa.evaluation.transcript import Transcript, load_transcript, save_transcript
+from medfedvqa.evaluation.run_plots import draw_plots
+from medfedvqa.evaluation.server_view import Transcript, load_transcript, save_transcript
 
 __all__ = [
     "History",

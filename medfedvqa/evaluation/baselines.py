@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from medfedvqa.data.site import Examples
+from medfedvqa.data.site_data import Examples
 from medfedvqa.public_answers import fold
 
 

@@ -8,10 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
-from medfedvqa.files import write_whole
 from medfedvqa.version import code_version
 
 SCHEMA_VERSION = 3

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
+from medfedvqa.core.on_shares import OPEN
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.terms import LONGEST, Terms
-from medfedvqa.methods.on_shares import OPEN
 from medfedvqa.models import is_bundled, shape_of
 
 LOCK = "admission.lock"

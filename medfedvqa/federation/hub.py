@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from audits import Exchange, MessageRefused
+from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
-from medfedvqa.federation.notary import Notary
-from medfedvqa.methods import ACCURACY, EPSILON, Tensors
+from medfedvqa.federation.server_receipts import Notary
 from privacy import AggregationError, Gathering, Reliability, mix
 
 

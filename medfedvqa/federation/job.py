@@ -8,10 +8,10 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, Offer, canonical
 from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
+from medfedvqa.core import Method, checked, create
 from medfedvqa.data import Split
-from medfedvqa.federation.members import MembersRule
-from medfedvqa.federation.terms import Terms
-from medfedvqa.methods import Method, checked, create
+from medfedvqa.federation.aggregation_members import MembersRule
+from medfedvqa.federation.job_terms import Terms
 from medfedvqa.models import shape_of
 from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM

@@ -11,12 +11,12 @@ from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.federation.hub import Event
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
-from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
+from medfedvqa.federation.server_receipts import NOTARY, Notary
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
-from medfedvqa.ingest.binding import check_binding, default_ledger
+from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
 from medfedvqa.models import load_backbone
 from privacy import LedgerError
 from privacy.secagg import Identity

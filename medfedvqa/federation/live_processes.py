@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.wire import SITE
+from audits.byte_ledger import SITE
 
 FOLDER = "wire"
 """The folder of the byte ledger's journals, beside the audit log."""

@@ -9,15 +9,8 @@ from typing import Any
 import numpy as np
 
 from audits import MessageRefused, TaskSpec
-from medfedvqa.errors import FederationError
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt, Opening
-from medfedvqa.federation.dealing import Dealer
-from medfedvqa.federation.drawing import draw
-from medfedvqa.federation.hub import Excused, Reply, ServerHub
-from medfedvqa.federation.members import MembersRule
-from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
-from medfedvqa.methods.on_shares import (
+from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
+from medfedvqa.core.on_shares import (
     CONTRIBUTORS,
     DRAWING,
     MASK_KEY,
@@ -28,10 +21,17 @@ from medfedvqa.methods.on_shares import (
     tossing,
     unmasking,
 )
+from medfedvqa.errors import FederationError
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt, Opening
+from medfedvqa.federation.aggregation_members import MembersRule
+from medfedvqa.federation.committee_draw import draw
+from medfedvqa.federation.hub import Excused, Reply, ServerHub
+from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import Layout, SecureAggregationError, SiteError
-from privacy.secagg.masking import Upload, check_contributors, opened, threshold
-from privacy.secagg.mean import check_mean, mean_of_sum
+from privacy.secagg.masked_mean import check_mean, mean_of_sum
+from privacy.secagg.pairwise_masks import Upload, check_contributors, opened, threshold
 from privacy.secagg.ring import Ring
 
 

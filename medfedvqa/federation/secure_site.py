@@ -11,10 +11,22 @@ import numpy as np
 
 from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
 from audits.escaping import for_log
+from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
+from medfedvqa.core.on_shares import (
+    LARGEST_GROUP,
+    MASK_KEY,
+    MASK_SECRETS,
+    OPENING,
+    averaging,
+    broken,
+    seeding,
+    tossing,
+    unmasking,
+)
 from medfedvqa.errors import FederationError
-from medfedvqa.federation import attempt as attempts
+from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.admission import Admission
-from medfedvqa.federation.attempt import (
+from medfedvqa.federation.aggregation_attempt import (
     HIDDEN_SUM,
     UPLOADED,
     Attempt,
@@ -26,32 +38,20 @@ from medfedvqa.federation.attempt import (
     mix_with_others,
     peers_of,
 )
-from medfedvqa.federation.budget import JobBudget, logged
-from medfedvqa.federation.dealing import DealingSite
-from medfedvqa.federation.drawing import DrawingSite
+from medfedvqa.federation.aggregation_members import MembersRule, Protocol
+from medfedvqa.federation.committee_draw import DrawingSite
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.members import MembersRule, Protocol
+from medfedvqa.federation.job_budget import JobBudget, logged
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import Contribution, Saved, StateFile
-from medfedvqa.methods import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
-from medfedvqa.methods.on_shares import (
-    LARGEST_GROUP,
-    MASK_KEY,
-    MASK_SECRETS,
-    OPENING,
-    averaging,
-    broken,
-    seeding,
-    tossing,
-    unmasking,
-)
+from medfedvqa.federation.site_state import Contribution, Saved, StateFile
+from medfedvqa.federation.tuple_dealing import DealingSite
 from medfedvqa.models import shape_of
 from privacy.secagg import EquivocationError, Layout, MisdealtError, SecureAggregationError, SiteError
 from privacy.secagg.channel import joined
 from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
-from privacy.secagg.masking import agree, answer, exchange, new_secrets, threshold, unhidden
-from privacy.secagg.mean import check_mean, mean_of_sum, summand
+from privacy.secagg.masked_mean import check_mean, mean_of_sum, summand
+from privacy.secagg.pairwise_masks import agree, answer, exchange, new_secrets, threshold, unhidden
 
 _logger = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.core import Method
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
-from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.hub import Call, Event, ServerHub
 from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.secure_hub import SecureHub
-from medfedvqa.methods import Method
+from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.models import seen_by, shape_of
 from privacy import DPSettings, summed
 

@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
-from audits.files import MAX_TEXT, read_bounded
+from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
 from medfedvqa.public_answers import CLOSED_ANSWERS, public_list

@@ -16,10 +16,10 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.organs import CODES, PARTS, organ_of
-from medfedvqa.ingest.reasons import Quarantined, Reason
+from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 TABLE = "dicomfields_2026c"
 """dicom-anonymizer's copy of PS3.15 table E.1-1."""

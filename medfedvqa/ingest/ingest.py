@@ -15,16 +15,15 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.files import PRIVATE, write_whole
-from medfedvqa.ingest.binding import BINDING, default_ledger
-from medfedvqa.ingest.journal import Journal, Record, quarantine_lines
-from medfedvqa.ingest.keys import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.pool import Task, WorkerProcess, handled
+from medfedvqa.ingest.cohort_register import CohortCheck
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.ingestion_journal import Journal, Record, quarantine_lines
+from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
+from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import Question, read_questions
-from medfedvqa.ingest.reasons import PASSING, Reason
-from medfedvqa.ingest.register import CohortCheck
+from medfedvqa.ingest.refusal_reasons import PASSING, Reason
 from medfedvqa.ingest.resolve import Resolver, Wanted
 from medfedvqa.ingest.store import (
     FORMAT,
@@ -37,6 +36,7 @@ from medfedvqa.ingest.store import (
     read_manifest,
     write_store,
 )
+from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
 TOOLS = (

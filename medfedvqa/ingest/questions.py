@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard, get_args
 
-from audits.files import read_bounded
+from audits.bounded_files import read_bounded
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, organ_of
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from medfedvqa.ingest.journal import Record
-from medfedvqa.ingest.keys import Pseudonyms
+from medfedvqa.ingest.ingestion_journal import Record
+from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.questions import Question, Split
-from medfedvqa.ingest.reasons import RowReason
+from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
 PARTS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("validate", 0.15), ("test", 0.15))

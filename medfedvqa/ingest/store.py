@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
-from medfedvqa.files import PRIVATE, write_whole
 from medfedvqa.ingest.organs import ORGANS
 from medfedvqa.ingest.questions import Split
-from medfedvqa.ingest.reasons import Reason, RowReason
+from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 
 FORMAT = "medfedvqa-store/1"
 MANIFEST, IMAGES, ROWS, JOURNAL, QUARANTINE, LOCK = (
@@ -63,7 +63,7 @@ class CodeEntry(_Strict):
 
 
 class StoreOptions(_Strict):
-    """As `medfedvqa.ingest.options.Options`."""
+    """As `medfedvqa.ingest.image_options.Options`."""
 
     side: int
     frame: str

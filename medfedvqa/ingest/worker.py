@@ -17,14 +17,14 @@ from typing import Any, TextIO
 
 from pydicom.dataset import Dataset
 
-from medfedvqa.files import PRIVATE, write_whole
+from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.ingest.burned_in_text import TextFinder
 from medfedvqa.ingest.deidentify import deidentified, identifiers, organ, patient_id
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.reading import check_picture, read_bytes, read_dicom
-from medfedvqa.ingest.reasons import Quarantined, Reason
-from medfedvqa.ingest.rendering import render
-from medfedvqa.ingest.text import TextFinder
+from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_rendering import render
+from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 Answer = dict[str, Any]
 READY = '"ready"\n'

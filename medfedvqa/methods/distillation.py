@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
-from medfedvqa.methods.base import register
-from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
 from medfedvqa.training import Rows
 

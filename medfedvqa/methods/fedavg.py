@@ -1,7 +1,7 @@
 """Federated averaging (B. McMahan et al., AISTATS 2017), of whatever part of the model is tuned."""
 
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import register
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.registry import register
 
 
 class FedAvgConfig(AveragingConfig, frozen=True):

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ROUNDS, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.method import State
+from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import State, register
 from medfedvqa.models import HEAD, OTHER, AnswerModel, Values, divergence
 from medfedvqa.training import Rows, Site, Trainer
 from privacy import Chance, DPSettings

@@ -7,8 +7,9 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors
 from medfedvqa.bounds import MOST_WEIGHT
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import State, register
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.method import State
+from medfedvqa.core.registry import register
 from medfedvqa.models import BackboneShape, Values
 from medfedvqa.training import Penalty, Site, Trainer
 

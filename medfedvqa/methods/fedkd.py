@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import MOST_LAYERS, MOST_WEIGHT
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.knowledge_preserving import Outputs, outputs
+from medfedvqa.core.method import State
+from medfedvqa.core.registry import register
 from medfedvqa.data import Examples
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import State, register
-from medfedvqa.methods.preserving import Outputs, outputs
 from medfedvqa.models import Depth, TunedModel, TuningConfig, Values, divergence
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import RowLoss, Rows, Site, Trainer

@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 
 from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ANSWERS, MOST_LAYERS, MOST_RATE, MOST_ROUNDS, MOST_TEMPERATURE
-from medfedvqa.methods.base import register
-from medfedvqa.methods.preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Rows

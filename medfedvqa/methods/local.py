@@ -1,7 +1,7 @@
 """Decentralised training: every site by itself, the lower bound of the tables (DT)."""
 
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import register
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.registry import register
 from medfedvqa.models import BackboneShape, Shapes
 
 

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from audits import Exchange, Tensors
 from medfedvqa.bounds import MOST_HOPS, MOST_PASSES, MOST_PIXELS, MOST_SPACE, MOST_WEIGHT
+from medfedvqa.core.local_training import Alone, AloneConfig
+from medfedvqa.core.method import State
+from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import State, register
 from medfedvqa.models import (
     IMAGE,
     BackboneShape,

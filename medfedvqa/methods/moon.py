@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
-from medfedvqa.methods.averaging import Averaging, AveragingConfig
-from medfedvqa.methods.base import State, register
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.method import State
+from medfedvqa.core.registry import register
 from medfedvqa.models import Values
 from medfedvqa.training import RowLoss, Rows, Trainer
 

@@ -22,23 +22,16 @@ from medfedvqa.bounds import (
     MOST_WEIGHT,
     MOST_WIDTH,
 )
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.kept_model import Keeping
+from medfedvqa.core.local_training import Alone, AloneConfig
+from medfedvqa.core.method import State, tensors_of
+from medfedvqa.core.on_shares import MixOnShares, OnShares
+from medfedvqa.core.probe import Probe
+from medfedvqa.core.registry import register
+from medfedvqa.core.scores import ACCURACY, SCORED, counts, scored, validated
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.alone import Alone, AloneConfig
-from medfedvqa.methods.base import (
-    ACCURACY,
-    SCORED,
-    Hub,
-    Probe,
-    State,
-    counts,
-    register,
-    scored,
-    tensors_of,
-    validated,
-)
-from medfedvqa.methods.keeping import Keeping
-from medfedvqa.methods.on_shares import MixOnShares, OnShares
 from medfedvqa.models import (
     HEAD,
     IMAGE,

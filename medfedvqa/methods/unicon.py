@@ -22,11 +22,14 @@ from medfedvqa.bounds import (
     MOST_SPACE,
     MOST_TEMPERATURE,
 )
+from medfedvqa.core.averaging import TunedConfig
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.method import Method, State, tensors_of
+from medfedvqa.core.on_shares import MeanOnShares, OnShares
+from medfedvqa.core.registry import register
+from medfedvqa.core.scores import SCORED, counts, scored
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.methods.averaging import TunedConfig
-from medfedvqa.methods.base import SCORED, Hub, Method, State, counts, register, scored, tensors_of
-from medfedvqa.methods.on_shares import MeanOnShares, OnShares
 from medfedvqa.models import (
     BackboneShape,
     Contrast,

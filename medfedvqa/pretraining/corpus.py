@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from medfedvqa.data import slake, vqa_rad
-from medfedvqa.data.files import read_rows
 from medfedvqa.data.images import load_image, square
+from medfedvqa.data.published_files import read_rows
 from medfedvqa.data.schema import Row
 from medfedvqa.errors import DataError
 from medfedvqa.public_answers import fold

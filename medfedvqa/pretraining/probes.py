@@ -12,8 +12,8 @@ from torch import nn
 from medfedvqa.data.images import load_image
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary
-from medfedvqa.pretraining.batches import normalise
 from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
+from medfedvqa.pretraining.pair_batches import normalise
 from medfedvqa.pretraining.train import image_features, text_features
 from medfedvqa.public_answers import fold
 

@@ -19,8 +19,8 @@ from torch import nn
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary, build
-from medfedvqa.pretraining.batches import Batch, draw
 from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
+from medfedvqa.pretraining.pair_batches import Batch, draw
 
 Progress = Callable[[int, int, float], None]
 """Called with step, steps and the loss."""

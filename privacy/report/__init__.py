@@ -1,7 +1,12 @@
 """The privacy-budget report: what a site released for a job, what that cost its patients, and what proves it."""
 
 from privacy.report.build import report_of, sections_of
-from privacy.report.evidence import (
+from privacy.report.facts import NewerReport, ReportError
+from privacy.report.join import Given, Joined, join, verify_joined
+from privacy.report.model_conduct import Report, Sections
+from privacy.report.registry import registry_entry
+from privacy.report.replay import quote_ledger
+from privacy.report.report_evidence import (
     Accuracy,
     Attack,
     Attacked,
@@ -16,12 +21,7 @@ from privacy.report.evidence import (
     StoreBinding,
     Tool,
 )
-from privacy.report.facts import NewerReport, ReportError
-from privacy.report.files import encoded, read_report, report_schema, signed, written
-from privacy.report.join import Given, Joined, join, verify_joined
-from privacy.report.model import Report, Sections
-from privacy.report.registry import registry_entry
-from privacy.report.replay import quote_ledger
+from privacy.report.report_files import encoded, read_report, report_schema, signed, written
 from privacy.report.verify import verify_report
 
 __all__ = [

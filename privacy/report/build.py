@@ -3,11 +3,11 @@
 from audits import LogError, NewerFormat
 from privacy.report.claim import claim, executed, identity, unit
 from privacy.report.egress import egress, outside, trust
-from privacy.report.evidence import Evidence
 from privacy.report.facts import Facts, NewerReport, ReportError
 from privacy.report.mappings import mappings
 from privacy.report.measured import data_handling, empirical
-from privacy.report.model import FORMAT, Report, Sections
+from privacy.report.model_conduct import FORMAT, Report, Sections
+from privacy.report.report_evidence import Evidence
 from privacy.report.spending import accounting
 from privacy.report.verdicts import verdicts
 

@@ -5,7 +5,8 @@ import math
 
 from audits import Kind
 from privacy.mechanisms import DPEvent, summed
-from privacy.report.budget import (
+from privacy.report.facts import Facts, plain
+from privacy.report.model_guarantee import (
     Bound,
     Claim,
     CodeShare,
@@ -17,8 +18,7 @@ from privacy.report.budget import (
     Parameter,
     Unit,
 )
-from privacy.report.evidence import Run
-from privacy.report.facts import Facts, plain
+from privacy.report.report_evidence import Run
 
 UNIT = "patient"
 RECORD = "all questions about all pictures of one patient together"

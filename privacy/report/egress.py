@@ -6,7 +6,17 @@ from typing import Literal
 
 from audits import Entry, Event, Outcome, Sharing, Stage, TensorRecord, refuses_job
 from privacy.report.facts import Facts
-from privacy.report.model import Attempt, Egress, KindTotal, Outside, Proofs, Released, RoundTotal, TensorTotal, Trust
+from privacy.report.model_conduct import (
+    Attempt,
+    Egress,
+    KindTotal,
+    Outside,
+    Proofs,
+    Released,
+    RoundTotal,
+    TensorTotal,
+    Trust,
+)
 from privacy.report.spending import charge_of, refusal
 
 DIGESTS = (

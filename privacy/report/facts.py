@@ -23,11 +23,11 @@ from audits import (
 )
 from audits.exchange import SITES
 from privacy.accounting import Spent, spent
-from privacy.book import JobKey
 from privacy.errors import PrivacyError
-from privacy.journal import NewerRecord
-from privacy.report.evidence import Evidence
+from privacy.ledger_journal import NewerRecord
+from privacy.ledger_replay import JobKey
 from privacy.report.replay import Charged, Replay
+from privacy.report.report_evidence import Evidence
 
 
 class ReportError(PrivacyError):

@@ -11,12 +11,12 @@ from typing import Final, Literal, NamedTuple
 from audits import Judgement, NewerFormat, Part
 from audits import State as JudgedState
 from audits.format_numbers import check_number
-from privacy.report.budget import Identity
 from privacy.report.claim import rounded_up
-from privacy.report.evidence import Frozen
 from privacy.report.facts import ReportError
-from privacy.report.files import encoded
-from privacy.report.model import KindTotal, Report, State
+from privacy.report.model_conduct import KindTotal, Report, State
+from privacy.report.model_guarantee import Identity
+from privacy.report.report_evidence import Frozen
+from privacy.report.report_files import encoded
 from privacy.report.wording import Wording, Wordings, differences, figures_of
 
 FORMAT: Final = "medfedvqa.joined-privacy-reports/1"

@@ -5,7 +5,7 @@ Written in the project's own words, from NIST SP 800-226 (2025), the template of
 """
 
 from privacy.report.facts import Facts
-from privacy.report.model import Mapping, Support
+from privacy.report.model_conduct import Mapping, Support
 
 YES: Support = "supports"
 PARTLY: Support = "partly supports"

@@ -1,9 +1,9 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
 from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
-from privacy.report.evidence import Attack, Attacked, Kept, Measured, Run
 from privacy.report.facts import Facts, ReportError
-from privacy.report.model import AttackFigures, DataHandling, Empirical
+from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
+from privacy.report.report_evidence import Attack, Attacked, Kept, Measured, Run
 
 CLEAN_PIXELS = "113101"
 NO_STORE = (

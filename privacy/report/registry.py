@@ -7,10 +7,10 @@ patients it has.
 
 from typing import Any
 
-from privacy.report.budget import EventFigures
 from privacy.report.claim import NEIGHBOURS, UNIT
 from privacy.report.facts import ReportError
-from privacy.report.model import Report, Sections
+from privacy.report.model_conduct import Report, Sections
+from privacy.report.model_guarantee import EventFigures
 
 DOMAIN = "Pictures of patients with questions and answers about them, as one record for each patient, at one hospital."
 TUNING = (

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from privacy.accounting import PRV_ERROR, Spent, spent
-from privacy.book import Book, Charge, Debit, JobKey, events_of
-from privacy.journal import Head, LedgerError, Row, link
+from privacy.ledger_journal import Head, LedgerError, Row, link
+from privacy.ledger_replay import Book, Charge, Debit, JobKey, events_of
 from privacy.mechanisms import DPEvent
-from privacy.report.evidence import LedgerRow
+from privacy.report.report_evidence import LedgerRow
 
 TOLERANCE = 1e-6
 """Relative: figures of two machines may differ by this much, and by no more."""

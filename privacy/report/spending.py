@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from audits import Entry, refuses_job
 from privacy.accounting import spent
-from privacy.book import JobKey
+from privacy.ledger_replay import JobKey
 from privacy.mechanisms import DPEvent
-from privacy.report.budget import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
 from privacy.report.claim import figures, finite
 from privacy.report.facts import Facts
+from privacy.report.model_guarantee import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
 from privacy.report.replay import Charged
 
 RDP = "Mironov, Renyi Differential Privacy, 2017"

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import cast
 
 from audits import CodeKind, Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
-from audits.counted import counted
-from privacy.book import decoded
+from audits.plurals import counted
 from privacy.errors import AccountingError
-from privacy.journal import Record
+from privacy.ledger_journal import Record
+from privacy.ledger_replay import decoded
 from privacy.mechanisms import DPEvent
-from privacy.report.evidence import Policy
 from privacy.report.facts import Facts
 from privacy.report.measured import empirical
-from privacy.report.model import Rule, SignOff, State, Verdicts
+from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
+from privacy.report.report_evidence import Policy
 from privacy.report.spending import charge_of
 
 SHOWN: State = "shown"

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from audits import AuditError, Judgement, NoteError, Part, State, VerifierKey, opened, origin_of, subjects
-from audits.counted import counted
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.entry import parse_any
-from audits.files import MAX_DOCUMENT, read_bounded
-from audits.segments import lines_from
+from audits.log_files import lines_from
+from audits.plurals import counted
 from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
-from privacy.journal import read_export
+from privacy.ledger_journal import read_export
 from privacy.report.build import sections_of
 from privacy.report.facts import Facts, NewerReport, ReportError
-from privacy.report.files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
-from privacy.report.model import Report, Sections
+from privacy.report.model_conduct import Report, Sections
+from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
 from privacy.report.wording import differences, figures_of
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 

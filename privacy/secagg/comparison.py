@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.masked import MIDDLE, Opening
+from privacy.secagg.masked_opening import MIDDLE, Opening
 from privacy.secagg.ring import Ring
 
 CHUNKS = 5

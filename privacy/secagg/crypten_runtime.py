@@ -8,10 +8,11 @@ What is changed, for the whole process, by importing this module:
   two neighbours of a party together see through its shares. Zero shares now come from ChaCha20 keyed for every pair of
   parties; everything else that asks for randomness is refused.
 - Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element: it is refused. That of
-  `privacy.secagg.masked` uses dealt pairs, is one exchange, and errs by at most one step, always.
+  `privacy.secagg.masked_opening` uses dealt pairs, is one exchange, and errs by at most one step, always.
 - Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, each of which is
   a message through a server. That of `privacy.secagg.comparison` takes two.
-- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked` take one.
+- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked_opening` take
+  one.
 
 What stays: its shared tensors, how they are opened, its multiplication (D. Beaver, 1991) and its communicator.
 
@@ -126,7 +127,7 @@ def _refuse_randomness(*_: Any, **__: Any) -> NoReturn:
 
 
 def _refuse_truncation(*_: Any, **__: Any) -> NoReturn:
-    raise SecureAggregationError("CrypTen's truncation fails at random: use privacy.secagg.masked.truncate")
+    raise SecureAggregationError("CrypTen's truncation fails at random: use privacy.secagg.masked_opening.truncate")
 
 
 def _party() -> Party:

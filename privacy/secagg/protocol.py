@@ -14,7 +14,7 @@ from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import MisdealtError, RangeError, SecureAggregationError
 from privacy.secagg.group import Group
 from privacy.secagg.layout import LARGEST_NORM, Layout
-from privacy.secagg.masked import Masked
+from privacy.secagg.masked_opening import Masked
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
 from privacy.secagg.ring import FixedPoint, Ring

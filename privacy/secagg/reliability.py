@@ -8,7 +8,7 @@ import numpy as np
 from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import SecureAggregationError
-from privacy.secagg.masked import Masked, open_masked, product, truncate
+from privacy.secagg.masked_opening import Masked, open_masked, product, truncate
 from privacy.secagg.ring import HEADROOM_BITS, Ring
 
 COSINE_BITS = 52

@@ -2,7 +2,7 @@
 
 The server deals: it never sees a share or an opened value, which travel from site to site encrypted. It must not
 collude: with the view of any one member it could open every input. All that is uniform comes from the members' seeds,
-so the dealer chooses nothing but corrections, and these `privacy.secagg.dealing` checks.
+so the dealer chooses nothing but corrections, and these `privacy.secagg.cut_and_choose` checks.
 
 A tuple is described once, by calls that both sides understand: to a member they return its shares, to the dealer the
 secrets. The dealer finds out what to deal by running the protocol alone, over links that are silent: what is asked for,

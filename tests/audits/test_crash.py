@@ -13,7 +13,7 @@ import pytest
 
 import audits
 from audits import AuditKey, AuditLog, Event, Outcome, State, examine, origin_of, read, verify
-from audits.segments import segments
+from audits.log_files import segments
 
 WAVES, CHILDREN = 10, 10
 

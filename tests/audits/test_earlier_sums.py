@@ -8,7 +8,7 @@ import pytest
 from logs import JOB
 
 from audits import AuditLog, EarlierSums, Event, LogError, Outcome, Sharing, Stage
-from audits.segments import LOG_NAME, closed_segments
+from audits.log_files import LOG_NAME, closed_segments
 
 WRITERS, EACH = 3, 20
 

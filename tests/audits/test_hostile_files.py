@@ -10,7 +10,7 @@ import pytest
 from hostile import KINDS, alone, put
 from test_examine import made
 
-from audits.files import open_plain, read_bounded
+from audits.bounded_files import open_plain, read_bounded
 
 PLACES = (
     "audit/log.jsonl",

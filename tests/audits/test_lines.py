@@ -12,7 +12,7 @@ from test_verifier import BLANK, sealed
 from audits import LogError
 from audits.entry import parse_line
 from audits.exchange import canonical
-from audits.lines import read_line
+from audits.fast_lines import read_line
 
 TENSOR = {
     **{"name": "prompt", "shape": [2, 3], "dtype": "float32", "nbytes": 24, "sha256": "ab" * 32},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from audits import AuditKey, NoteError, VerifierKey
 from audits.checkpoint import Checkpoint, NoteFile, signed_checkpoint
-from audits.note import Note
+from audits.signed_note import Note
 from audits.tree import EMPTY_ROOT
 
 SEED = bytes(range(32))

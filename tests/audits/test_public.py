@@ -10,24 +10,24 @@ import audits
 
 INTERNAL = {
     *{
-        "anchor",
+        "signed_tree",
         "checkpoint",
         "cosigned_times",
-        "counted",
+        "plurals",
         "escaping",
         "expiry",
         "export_fhir",
         "export_syslog",
-        "files",
+        "bounded_files",
         "format_numbers",
-        "forms",
+        "field_types",
         "group_commit",
-        "lines",
-        "members",
-        "note",
+        "fast_lines",
+        "nested_fields",
+        "signed_note",
         "own_checkpoints",
     },
-    *{"running", "segments", "tile_verifier", "tile_writer", "tiles", "time_verdicts", "times", "tree"},
+    *{"running_jobs", "log_files", "tile_verifier", "tile_writer", "tiles", "time_verdicts", "time_order", "tree"},
 }
 """Modules that others of the package are made of; what is not exported of them is not public."""
 SHARED_BETWEEN_MODULES = {

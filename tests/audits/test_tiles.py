@@ -13,7 +13,7 @@ from tlog_client import opened
 
 from audits import AuditKey, AuditLog, Event, LogError, Part, State, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, signed_checkpoint
-from audits.segments import segments
+from audits.log_files import segments
 from audits.tiles import PUBLIC, tile_path
 from audits.tree import nodes_before
 from audits.witness import replace_durably

@@ -20,8 +20,8 @@ from logs import HOSTILE, JOB, fix_clocks, peak, serve, write_logs
 
 from audits import AuditLog, Event, LogError, find_logs, read
 from audits.checkpoint import origin_of
-from audits.note import AuditKey
 from audits.retention import expire
+from audits.signed_note import AuditKey
 from audits.ui import AuditServer
 from audits.ui.index import Filter, Index
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audits import AuditLog, Entry, Event, Kind, LogError, NewerFormat, Outcome, Protection, TensorRecord, read
-from audits.wire import (
+from audits.byte_ledger import (
     BESIDE,
     ENVELOPE,
     LIMITS,

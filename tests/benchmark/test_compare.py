@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from medfedvqa.benchmark.compare import average, by_site, holm, p_value
 from medfedvqa.benchmark.grid import Outcome
+from medfedvqa.benchmark.statistics import average, by_site, holm, p_value
 
 
 def outcome(patients: dict[str, list[int]], right: dict[str, list[bool]]) -> Outcome:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from medfedvqa.benchmark.benchmark_table import best_baseline, markdown
 from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _together, outcomes, run
 from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.systems import SYSTEMS, System, chosen
-from medfedvqa.benchmark.table import best_baseline, markdown
+from medfedvqa.core import create, method_names
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import create, method_names
 
 BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
 PAIR = (

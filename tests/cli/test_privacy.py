@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.version import VERSION
 from privacy import DPSettings
 
@@ -83,7 +83,7 @@ def test_spent_names_jobs_whose_epsilon_is_withdrawn(
     config = sites("chest")["chest"]
     job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
     for name, version in (("study-1", "0.1.0"), ("study-2", "0.7.0"), ("study-3", VERSION)):
-        monkeypatch.setattr("medfedvqa.federation.site.code_version", lambda version=version: version)
+        monkeypatch.setattr("medfedvqa.federation.site_runtime.code_version", lambda version=version: version)
         runtime = SiteRuntime(config, job, name)
         runtime.handle("start", 1, {})
         runtime.close()

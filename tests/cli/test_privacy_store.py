@@ -10,12 +10,12 @@ import pytest
 from stores import KEY, make_store
 from test_store_ledger import DP, assert_refused, cost, work
 
-from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest import binding
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.register import CohortCheck
+from medfedvqa.ingest import ledger_binding
+from medfedvqa.ingest.cohort_register import CohortCheck
+from medfedvqa.ingest.pseudonyms import Pseudonyms
 from privacy import Ledger
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_the_ledgers_that_two_sites_had_before_become_one(
     job = private_job()
     limit = {"require_dp": True, "max_epsilon": 1.001 * cost(job, 2)}
     work(organ_sites(ledger=str(tmp_path / "before"))["abdomen"], job, "early")
-    (store / binding.BINDING).unlink()
+    (store / ledger_binding.BINDING).unlink()
     configs = organ_sites(**limit)
     work(configs["chest"], job, "first")
     assert_refused(configs["abdomen"], private_job(rounds=1), "lost", "lacks a charge that the audit log recorded")

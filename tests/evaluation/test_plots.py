@@ -12,7 +12,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, write_results
-from medfedvqa.evaluation.plots import (
+from medfedvqa.evaluation.run_plots import (
     COLOURS,
     accuracy_figure,
     final_figure,

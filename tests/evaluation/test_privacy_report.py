@@ -20,12 +20,8 @@ import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
 
-from medfedvqa.evaluation.privacy_report import charts, render, render_joined
-from medfedvqa.evaluation.privacy_report.document import compose
-from medfedvqa.evaluation.privacy_report.drawing import Mark
-from medfedvqa.evaluation.privacy_report.html import page
-from medfedvqa.evaluation.privacy_report.paper import paper
-from medfedvqa.evaluation.privacy_report.parts import (
+from medfedvqa.report import charts, render, render_joined
+from medfedvqa.report.blocks import (
     Pictures,
     Section,
     at_least,
@@ -35,8 +31,12 @@ from medfedvqa.evaluation.privacy_report.parts import (
     shown,
     words,
 )
+from medfedvqa.report.document import compose
+from medfedvqa.report.html import page
+from medfedvqa.report.pdf import paper
+from medfedvqa.report.shapes import Mark
 from privacy.report.join import Given, join
-from privacy.report.model import Report
+from privacy.report.model_conduct import Report
 
 EXAMPLE = Path(__file__).with_name("privacy_report.json")
 """A report on a real run, into which figures of attacks, accuracies, refusals and another job were put."""
@@ -207,8 +207,8 @@ def test_a_page_asks_for_nothing(report: Report) -> None:
 
 def test_pages_are_the_same_bytes_each_time(drawn: Path, tmp_path: Path) -> None:
     """Another process, time zone, locale and order of hashing draw the very same files."""
-    call = "import sys; from pathlib import Path; from privacy.report.model import Report; "
-    call += "from medfedvqa.evaluation.privacy_report import render; "
+    call = "import sys; from pathlib import Path; from privacy.report.model_conduct import Report; "
+    call += "from medfedvqa.report import render; "
     call += "render(Report.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))"
     environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
     subprocess.run([sys.executable, "-c", call, EXAMPLE, tmp_path], env=environment, check=True)

@@ -10,9 +10,9 @@ from browsers import CONTRASTS, UNNAMED, browsed, browser, opened
 from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
-from medfedvqa.evaluation.privacy_report.document import compose
-from medfedvqa.evaluation.privacy_report.html import page as drawn
-from privacy.report.model import Report
+from medfedvqa.report.document import compose
+from medfedvqa.report.html import page as drawn
+from privacy.report.model_conduct import Report
 
 __all__ = ["browser"]
 pytestmark = browsed

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pypdf import PdfReader
 
 from audits.escaping import NAME, bounded
-from medfedvqa.evaluation.privacy_report.document import compose
-from medfedvqa.evaluation.privacy_report.html import page
-from medfedvqa.evaluation.privacy_report.paper import paper
-from medfedvqa.evaluation.privacy_report.parts import MOST, Document, Section, Table, row
-from privacy.report.model import Report
+from medfedvqa.report.blocks import MOST, Document, Section, Table, row
+from medfedvqa.report.document import compose
+from medfedvqa.report.html import page
+from medfedvqa.report.pdf import paper
+from privacy.report.model_conduct import Report
 
 REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
 PLAIN = st.characters(min_codepoint=0x21, max_codepoint=0x7E)

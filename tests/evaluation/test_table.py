@@ -9,7 +9,7 @@ from rich.console import Console
 
 from medfedvqa.cli.display import show_results
 from medfedvqa.evaluation import History, RunFacts, Score, write_results, write_table
-from medfedvqa.evaluation.table import accuracy_cell, facts_line, markdown_table
+from medfedvqa.evaluation.accuracy_table import accuracy_cell, facts_line, markdown_table
 
 Scores = dict[str, Score]
 

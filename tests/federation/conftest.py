@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from doctored import DP, SITE, charge, edit_site, provisioned
 
-from medfedvqa.federation.attempt import load_identity
+from medfedvqa.core import Method, registry
+from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Method, base
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
@@ -28,7 +28,7 @@ def job_on_shares(
     def made(
         method: type[Method[Any]], names: tuple[str, ...], rounds: int = 1, allowed: Any = None, **fields: Any
     ) -> tuple[dict[str, SiteConfig], JobSpec]:
-        monkeypatch.setitem(base._METHODS, method.name, method)
+        monkeypatch.setitem(registry._METHODS, method.name, method)
         configs = introduced(*names, organ="chest", methods=[method.name], **(allowed or {}))
         job = quick_job(rounds=rounds, answers="closed").to_dict() | {"method": method.name, "secagg": True, **fields}
         return configs, JobSpec.from_dict(job)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.attempt import Attempt
+from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
 from medfedvqa.models import Backbone
 
 _BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}

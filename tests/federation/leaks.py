@@ -29,7 +29,7 @@ from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.defs import RequestHeader, new_cell_message
 from taps import ServerTap
 
-from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.flare.frame_counts import WireLedger
 
 LEAKY, ROGUE = "chest", "abdomen"
 SECRET = "SECRET-of-the-hospital"

@@ -9,13 +9,13 @@ import numpy as np
 from lying_server import Answer, Liar, as_json, attempt_message, hex_message
 
 from audits import canonical
+from medfedvqa.core import MixOnShares, Tensors
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import MixOnShares, Tensors
 from medfedvqa.models import shape_of
 from privacy.secagg import Layout
 from privacy.secagg.channel import joined
 from privacy.secagg.committee import Beacon
-from privacy.secagg.dealing import SETS, choice, set_seed
+from privacy.secagg.cut_and_choose import SETS, choice, set_seed
 from privacy.secagg.protocol import deal_mix
 
 KEY = 32

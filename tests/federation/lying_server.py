@@ -21,16 +21,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from lying_network import Network
 
 from audits import JobRefused, ReceiptRefused, ReleaseRefused
+from medfedvqa.core import Tensors
 from medfedvqa.data import load_site
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.failures import code_of
+from medfedvqa.federation.error_codes import code_of
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import LoadData, SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 from medfedvqa.models import Backbone, load_backbone
 from privacy.secagg import shamir
-from privacy.secagg.masking import threshold
+from privacy.secagg.pairwise_masks import threshold
 from privacy.secagg.randomness import Stream
 from privacy.secagg.ring import Ring
 

@@ -3,8 +3,8 @@
 import numpy as np
 from lying_server import numbers
 
+from medfedvqa.core import Tensors
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import Tensors
 from medfedvqa.models import shape_of
 from privacy.secagg.ring import Ring
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from privacy.secagg.masking import threshold
+from privacy.secagg.pairwise_masks import threshold
 
 PRIME = 2**61 - 1
 OWN, COMMON = 1, 0

@@ -10,11 +10,11 @@ from lying_server import MaskedUpload, attempt_message, common_mask, opening_mes
 from lying_views import COMMON, OWN, Equations, Exchange
 from random_scripts import ROUNDS, Script, TinyMean
 
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Tensors
+from medfedvqa.core import Tensors
+from medfedvqa.federation.site_state import StateFile
 from privacy.secagg import Layout, shamir
-from privacy.secagg.masking import threshold
-from privacy.secagg.mean import summand
+from privacy.secagg.masked_mean import summand
+from privacy.secagg.pairwise_masks import threshold
 from privacy.secagg.randomness import Stream
 from privacy.secagg.ring import Ring
 

@@ -11,10 +11,10 @@ from lying_server import Answer
 from lying_views import PRIME, Equations, Row, input_of
 from random_scripts import Script, TinyMix
 
-from medfedvqa.methods import ACCURACY
+from medfedvqa.core import ACCURACY
 from privacy.secagg import Layout, protocol
 from privacy.secagg.channel import Session
-from privacy.secagg.dealing import SETS, set_seed
+from privacy.secagg.cut_and_choose import SETS, set_seed
 from privacy.secagg.ring import Ring
 from privacy.secagg.tuples import mask_key
 

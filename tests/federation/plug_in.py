@@ -7,7 +7,7 @@ from pathlib import Path
 
 NAME, VERSION = "Acme.Federated", "1.4.2"
 METHOD = '''"""A method from outside."""
-from medfedvqa.methods import register
+from medfedvqa.core import register
 from medfedvqa.methods.fedavg import FedAvg
 
 

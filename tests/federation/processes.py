@@ -23,14 +23,14 @@ from typing import Any
 from fate import Fate
 from untrained import METHODS
 
+from medfedvqa.core import Tensors, registry
 from medfedvqa.errors import FederationError
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors, base
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import load_backbone
 from privacy.secagg import Relay
 
@@ -290,7 +290,7 @@ class ProcessEngine:
 def _nursery(address: str, backbone: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for method in METHODS:
-        base._METHODS[method.name] = method
+        registry._METHODS[method.name] = method
     # CrypTen takes seconds to import.
     import privacy.secagg.protocol  # noqa: F401
 

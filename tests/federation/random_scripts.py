@@ -19,12 +19,12 @@ from lying_network import Letter
 from lying_server import Answer, LyingServer
 from untrained import Averaged, Mixed
 
+from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import ACCURACY, MeanOnShares, Tensors
+from medfedvqa.federation.site_state import StateFile
 from privacy import DPSettings, Ledger, spent
 from privacy.secagg.committee import Beacon
 

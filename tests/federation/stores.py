@@ -9,8 +9,8 @@ import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.store import FORMAT, PICTURES, Image, StoredRow, write_store
 
 KEY = bytes(range(32))

@@ -21,7 +21,7 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medfedvqa.federation.flare import mail, server_guard
+from medfedvqa.federation.flare import server_guard, site_mail
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
 
@@ -90,7 +90,7 @@ class ServerTap(HostileServer):
 
     def _pass(self, frame: Frame, on: PassOn) -> None:
         headers, payload = opened(frame)
-        if not headers or headers.get(MessageHeaderKey.CHANNEL) != mail.CHANNEL or payload is None:
+        if not headers or headers.get(MessageHeaderKey.CHANNEL) != site_mail.CHANNEL or payload is None:
             on(frame)
             return
         with self._lock:
@@ -113,9 +113,9 @@ class ServerTap(HostileServer):
 
     def _order(self, headers: Mapping[str, Any]) -> str | None:
         """What to do with this message; forgeries at most one in an attempt."""
-        path, attempt = self._folder / _ORDERS, headers[mail._ATTEMPT]
+        path, attempt = self._folder / _ORDERS, headers[site_mail._ATTEMPT]
         orders = json.loads(path.read_text()) if path.exists() else []
-        if not orders or headers[mail._NUMBER] < FIRST or attempt in self._spoilt:
+        if not orders or headers[site_mail._NUMBER] < FIRST or attempt in self._spoilt:
             return None
         if orders[0] in ("flip", "replay"):
             self._spoilt.add(attempt)
@@ -146,11 +146,11 @@ class SiteTap(FLComponent):
 
 
 def _record_secrets(folder: Path) -> None:
-    from medfedvqa.federation import attempt
+    from medfedvqa.federation import aggregation_attempt
     from privacy.secagg.channel import Session
 
-    assert attempt.MESSAGE_TIMEOUT > MESSAGE_TIMEOUT
-    attempt.MESSAGE_TIMEOUT = MESSAGE_TIMEOUT
+    assert aggregation_attempt.MESSAGE_TIMEOUT > MESSAGE_TIMEOUT
+    aggregation_attempt.MESSAGE_TIMEOUT = MESSAGE_TIMEOUT
     seal = Session.seal
 
     def recorded(session: Session, message: bytes) -> bytes:
@@ -222,7 +222,7 @@ class TappedFederation(LoopbackFederation):
         while start < len(frames):
             end = start + 8 + int.from_bytes(frames[start : start + 8], "big")
             headers, payload = opened(frames[start + 8 : end])
-            if headers and headers.get(MessageHeaderKey.CHANNEL) == mail.CHANNEL and payload is not None:
+            if headers and headers.get(MessageHeaderKey.CHANNEL) == site_mail.CHANNEL and payload is not None:
                 payloads.append(payload)
             start = end
         return payloads

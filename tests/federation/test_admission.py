@@ -11,9 +11,9 @@ from audits import Event, JobRefused, Outcome, Refusal, read
 from medfedvqa.data import Split
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.terms import Terms
+from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]

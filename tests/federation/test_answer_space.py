@@ -7,13 +7,13 @@ from contextlib import closing
 import pytest
 
 from audits import JobRefused, Outcome, Refusal, read
+from medfedvqa.cli.privacy_matrix import public_options
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods.matrix import public_options
+from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import Ledger
 
 Sites = Callable[..., dict[str, SiteConfig]]

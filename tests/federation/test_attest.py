@@ -29,13 +29,13 @@ from audits import (
     read,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
-from medfedvqa.federation.attest import MAX_DOWN, MAX_UP, Down, Relayed, Up
+from medfedvqa.core import registry
+from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, Down, Relayed, Up
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
-from medfedvqa.federation.notary import Notary, _digest
 from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.server_receipts import Notary, _digest
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import base
 
 Job = Callable[..., JobSpec]
 SITES = ("abdomen", "chest", "head")
@@ -85,7 +85,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, sites_in: Any, random_bac
     place = tmp_path_factory.mktemp("federation")
     facts = {"options": {"rounds": 2, "local_baseline": False}, "data": "phantom", "backbone": "medclip@random"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(base._METHODS, Averaged.name, Averaged)
+        patch.setitem(registry._METHODS, Averaged.name, Averaged)
         job = JobSpec.from_dict({"method": Averaged.name, **facts})
         federation = Federation(place, sites_in(place / "sites", *SITES, methods=[Averaged.name]), job)
         federation.run("first")

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 import pytest
 
 from audits import Event, JobRefused, Refusal, read, verify
-from medfedvqa.federation.closing import LATE, close_ended
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.job_closing import LATE, close_ended
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from privacy import DPSettings, Ledger
 

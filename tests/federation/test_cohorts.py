@@ -14,13 +14,13 @@ from test_secure_mean import ask
 from untrained import Averaged, AveragedAtSites, Mixed, given
 
 from audits import Event, JobRefused, Outcome, Refusal, Sharing, Stage, read, verify
+from medfedvqa.core import Tensors, registry
 from medfedvqa.errors import FederationError
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors, base
 from privacy import DPSettings
 
 Configs = dict[str, SiteConfig]
@@ -111,7 +111,7 @@ def test_the_same_sites_may_run_a_job_again_and_others_another_method(
 ) -> None:
     """A second sum over the same sites shows nothing new, and sums of another method are of other values."""
     configs, job = job_on_shares(Averaged, tuple("abcd"))
-    monkeypatch.setitem(base._METHODS, AveragedAtSites.name, AveragedAtSites)
+    monkeypatch.setitem(registry._METHODS, AveragedAtSites.name, AveragedAtSites)
     both = replace(configs["a"].policy, methods=(Averaged.name, AveragedAtSites.name))
     configs = {name: config.model_copy(update={"policy": both}) for name, config in configs.items()}
     run(configs, job, "abcd", "first", tmp_path)

@@ -12,16 +12,16 @@ from in_process import Engine
 from untrained import Mixed, assert_mixed, saved
 
 from audits import Kind, read
+from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt
-from medfedvqa.federation.dealing import Dealer
-from medfedvqa.federation.drawing import draw, job_of_draw
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt
+from medfedvqa.federation.aggregation_members import MembersRule
+from medfedvqa.federation.committee_draw import draw, job_of_draw
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.tuple_dealing import Dealer
 from medfedvqa.models import shape_of
 from privacy.secagg.committee import Beacon, Nonce
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from audits import Event, make_secret
 from audits import log as audit_log
 from medfedvqa.cli import app
-from medfedvqa.federation.attempt import load_identity
+from medfedvqa.federation.aggregation_attempt import load_identity
 from privacy import Ledger
 
 Change = Callable[[Path], object]
@@ -243,7 +243,7 @@ def hold(kit: Path, job: str | None) -> subprocess.Popen[str]:
     """A process of the site, or of a job of it, that has its byte ledger and waits."""
     code = (
         "import sys; from pathlib import Path; from audits import AuditKey, origin_of\n"
-        "from medfedvqa.federation.flare.wire import WireLedger\n"
+        "from medfedvqa.federation.flare.frame_counts import WireLedger\n"
         f"kit = Path({str(kit)!r}); key = AuditKey.at(kit / 'audit.key', origin_of({SITE!r}))\n"
         f"ledger = WireLedger(kit / 'audit', {SITE!r}, {job!r}, key); print('ready', flush=True); sys.stdin.read()"
     )

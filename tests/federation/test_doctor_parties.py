@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import record_digests
+from medfedvqa.federation.flare.kit_contents import record_digests
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.site_config import site_yaml

@@ -9,8 +9,8 @@ import pytest
 from audits import Event, Refusal, read
 from medfedvqa.data import Split
 from medfedvqa.errors import FederationError
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 

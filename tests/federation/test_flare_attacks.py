@@ -18,7 +18,7 @@ from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-from medfedvqa.federation.state import StateFile
+from medfedvqa.federation.site_state import StateFile
 
 pytestmark = [
     pytest.mark.slow,

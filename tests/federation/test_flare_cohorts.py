@@ -9,12 +9,12 @@ import pytest
 from in_process import Engine
 
 from audits import Event, Refusal, read, verify
+from medfedvqa.core import Tensors
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.methods import Tensors
 from privacy.secagg import Identity
 
 pytestmark = [

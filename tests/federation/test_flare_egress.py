@@ -17,7 +17,7 @@ from leaks import INJECTED, LEAKY, MARK, ROGUE, SECRET, WAYS, marked
 from taps import TappedFederation, add_component, disarm
 
 from audits import Event, Outcome, Refusal, read, verify
-from audits.wire import Reconciliation, Traffic, reconcile
+from audits.byte_ledger import Reconciliation, Traffic, reconcile
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from audits import PolicyError
+from medfedvqa.core import method_names
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.provision import (
     ADMIN,
@@ -20,7 +21,6 @@ from medfedvqa.federation.flare.provision import (
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import load_site_config, site_yaml
-from medfedvqa.methods import method_names
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
-from medfedvqa.federation.flare import mail
-from medfedvqa.federation.flare.mail import AttemptMail, SiteMail
+from medfedvqa.federation.flare import site_mail
+from medfedvqa.federation.flare.site_mail import AttemptMail, SiteMail
 
 JOB = "job"
 COPIES = {"arrives": 1, "is lost": 0, "comes twice": 2}
@@ -72,7 +72,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_ASK_AFTER", 0.01)
+    monkeypatch.setattr(site_mail, "_ASK_AFTER", 0.01)
 
 
 @settings(deadline=None, max_examples=50)
@@ -82,8 +82,8 @@ def test_messages_arrive_once_and_in_order_whatever_happens_to_their_frames(
 ) -> None:
     """Lost, doubled and late frames, also of the questions for them; a message in parts comes whole, empty ones too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mail, "_PART_BYTES", 4)
-        patch.setattr(mail, "_ASK_AFTER", 0.001)
+        patch.setattr(site_mail, "_PART_BYTES", 4)
+        patch.setattr(site_mail, "_ASK_AFTER", 0.001)
         wires = Wires(*fates)
         chest, head = (wires.mail(site).attempt("one") for site in ("chest", "head"))
         for message in messages:
@@ -179,8 +179,8 @@ def test_a_frame_with_headers_that_no_site_sends_is_dropped(headers: dict[str, A
 
 def test_mail_without_end_is_dropped_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither parts that nobody takes, nor attempts that do not exist, grow beyond what is set; taking makes room."""
-    monkeypatch.setattr(mail, "_MOST_BYTES", 1000)
-    monkeypatch.setattr(mail, "_MOST_BOXES", 5)
+    monkeypatch.setattr(site_mail, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(site_mail, "_MOST_BOXES", 5)
     wires = Wires()
     chest, head = (wires.mail(site) for site in ("chest", "head"))
     receiving = head.attempt("one")

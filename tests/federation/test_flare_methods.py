@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from audits import Kind, Outcome, TensorSpec, read, verify
+from medfedvqa.cli.privacy_matrix import refusal
+from medfedvqa.core import method_names, method_type
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import site_yaml
-from medfedvqa.methods import method_names, method_type
-from medfedvqa.methods.matrix import refusal
 from medfedvqa.models import shape_of
 from privacy.secagg import Identity
 

@@ -17,20 +17,20 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from nvflare.recipe import ProdEnv
 
 from audits import Event, Examination, Outcome, Refusal, State, examine, read, verify
-from audits.wire import Reconciliation, reconcile
-from medfedvqa.cli.report_inputs import evidence_of
+from audits.byte_ledger import Reconciliation, reconcile
 from medfedvqa.cli.sites import config_of
+from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.certificates import submitter
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
-from medfedvqa.methods import create
 from medfedvqa.models import shape_of
+from medfedvqa.report.collect import evidence_of
 from privacy.report import report_of
 
 pytestmark = [

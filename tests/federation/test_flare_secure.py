@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from audits import Event, Outcome, read, verify
-from audits.segments import LOG_NAME
+from audits.log_files import LOG_NAME
+from medfedvqa.core import Tensors
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.server_side import SITE_PATIENCE
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.site_state import StateFile
 from privacy.secagg import Identity
 
 pytestmark = [

@@ -13,8 +13,8 @@ from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe
 from medfedvqa.federation.hub import Event
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from privacy import DPSettings

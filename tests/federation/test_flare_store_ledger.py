@@ -7,12 +7,12 @@ import pytest
 from stores import make_store
 
 from audits import Event, Refusal, read, verify
-from medfedvqa.federation.budget import check_ledger
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.site_config import site_yaml
-from medfedvqa.ingest.binding import check_binding
+from medfedvqa.ingest.ledger_binding import check_binding
 from privacy import Ledger, spent
 
 pytestmark = [

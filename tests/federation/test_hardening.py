@@ -29,10 +29,10 @@ from audits import Refusal
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
-from medfedvqa.federation.flare.checks import FILES, broken
+from medfedvqa.federation.flare.kit_contents import FILES, broken
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.results import check_questions
+from medfedvqa.federation.flare.result_guard import check_questions
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
 

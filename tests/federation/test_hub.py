@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import Event, Excused, Reply, ServerHub
-from medfedvqa.methods import Tensors
 from privacy import Reliability
 
 SITES = ("a", "b", "c")

@@ -22,6 +22,7 @@ from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin
 from medfedvqa.data import Split
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare import refusal_entries, validator
+from medfedvqa.federation.flare.frame_counts import WireLedger
 from medfedvqa.federation.flare.job_folder import check_folder, definition, read_job
 from medfedvqa.federation.flare.job_schema import (
     STATUS_JOB,
@@ -35,9 +36,8 @@ from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.federation.flare.validator import ConfigurationOnly, ask_own_validator_first
-from medfedvqa.federation.flare.wire import WireLedger
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.status import STATUS_JOB as REAL_STATUS_JOB
+from medfedvqa.federation.site_status import STATUS_JOB as REAL_STATUS_JOB
 from privacy import DPSettings, PrivacyError
 
 JOB_ID = "f81d4fae-7dec-41d0-a765-00a0c91e6bf6"

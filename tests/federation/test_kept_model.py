@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from audits import Kind, read
+from medfedvqa.core import create, method_names, method_type
+from medfedvqa.core.kept_model import KEPT
+from medfedvqa.core.scores import FINISH, FINISHED, RIGHT, SCORED, counts
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.table import answering
+from medfedvqa.evaluation.accuracy_table import answering
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.serve import score_of
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import create, method_names, method_type
-from medfedvqa.methods.base import FINISH, FINISHED, RIGHT, SCORED, counts
-from medfedvqa.methods.keeping import KEPT
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
 
 RANDOM = "medclip@random"

@@ -12,14 +12,14 @@ from test_lying_server import assert_refused_in_order, charged, refusals
 from untrained import Averaged, Mixed
 
 from audits import verify
+from medfedvqa.core import Tensors
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.site_state import StateFile
 from privacy.secagg.channel import Session
 from privacy.secagg.committee import Beacon
-from privacy.secagg.dealing import SETS
+from privacy.secagg.cut_and_choose import SETS
 
 Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 FOUR = ("a", "b", "c", "d")

@@ -12,11 +12,11 @@ from mean_scripts import MeanScript
 from mix_scripts import MixScript
 from random_scripts import METHODS, NAMES, Federation
 
-from medfedvqa.federation.order import Order
+from medfedvqa.core import registry
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import base
-from privacy.secagg import masking
+from medfedvqa.federation.task_order import Order
+from privacy.secagg import pairwise_masks
 from privacy.secagg.channel import Session
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -31,9 +31,9 @@ FIRST = int(os.environ.get("MEDFEDVQA_FIRST_SCRIPT", "0"))
 def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Eight sites, and methods that are known during the test."""
     for method in METHODS:
-        monkeypatch.setitem(base._METHODS, method.name, method)
+        monkeypatch.setitem(registry._METHODS, method.name, method)
     # Members that wait for each other's words look at a clock of their own.
-    monkeypatch.setattr(masking, "time", CLOCK)
+    monkeypatch.setattr(pairwise_masks, "time", CLOCK)
     return Federation(introduced(*NAMES, organ="chest"), "medclip@random")
 
 

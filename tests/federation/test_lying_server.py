@@ -9,10 +9,10 @@ from lying_server import LyingServer, numbers
 from lying_sums import ROWS, averaged_shapes, mean_of
 
 from audits import Event, read, verify
+from medfedvqa.core import Tensors
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
 from privacy import DPSettings, Ledger, spent
 from privacy.secagg.ring import Ring
 

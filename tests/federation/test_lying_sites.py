@@ -11,17 +11,17 @@ from in_process import Engine
 from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
 
 from audits import Event, Kind, Outcome, Reason, Tensors, clipped, joint_norm, read
+from medfedvqa.core import ACCURACY, create, method_names
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.notary import Notary
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import ACCURACY, create, method_names
 from medfedvqa.models import shape_of
 from privacy import mean
-from privacy.secagg.mean import summand
+from privacy.secagg.masked_mean import summand
 
 Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 Change = Callable[[Tensors], Tensors]

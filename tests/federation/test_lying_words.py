@@ -22,7 +22,7 @@ from untrained import Averaged, Mixed
 from audits import read, verify
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from privacy.secagg import masking
+from privacy.secagg import pairwise_masks
 
 Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 FIVE = ("a", "b", "c", "d", "e")
@@ -32,7 +32,7 @@ NAMES = ["prompt.x", "scale"]
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that wait for each other's words look at the clock of the lying server's network."""
-    monkeypatch.setattr(masking, "time", CLOCK)
+    monkeypatch.setattr(pairwise_masks, "time", CLOCK)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audits import JobRefused, Refusal
-from medfedvqa.federation.order import Order
-from medfedvqa.methods import create, method_names
+from medfedvqa.core import create, method_names
+from medfedvqa.federation.task_order import Order
 from medfedvqa.models import shape_of
 
 PLAN = [("start", 1), ("train", 2), ("train", 3), ("evaluate", 3)]

@@ -17,9 +17,9 @@ import json, sys
 from pathlib import Path
 
 from audits import read, verify
-from medfedvqa.cli.report_inputs import evidence_of
+from medfedvqa.report.collect import evidence_of
 from medfedvqa.errors import MedfedvqaError
-from medfedvqa.evaluation.privacy_report import render
+from medfedvqa.report import render
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import load_site_config

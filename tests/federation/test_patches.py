@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.checks import broken, server_broken
 from medfedvqa.federation.flare.compare import differences, download, source_in
+from medfedvqa.federation.flare.kit_contents import broken, server_broken
 from medfedvqa.federation.flare.reach import resolve
 
 ROOT = Path(__file__).parents[2]

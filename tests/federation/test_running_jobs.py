@@ -14,14 +14,14 @@ from test_wire_ledger import DATA, SITE, frame, key_at
 
 import audits
 from audits import Examination, Part, State, examine
-from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.flare.frame_counts import WireLedger
 
 PAYLOAD = 700
 _JOB = """
 import sys
 from pathlib import Path
 from audits import AuditKey, AuditLog, Event
-from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.flare.frame_counts import WireLedger
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix

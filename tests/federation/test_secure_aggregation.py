@@ -11,16 +11,16 @@ from in_process import Engine
 from untrained import Mixed, assert_mixed, assert_near, saved
 
 from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
+from medfedvqa.core import Method, Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import load_transcript
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import StateFile
-from medfedvqa.methods import Method, Tensors
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
 from privacy import DPSettings

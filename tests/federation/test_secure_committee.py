@@ -12,15 +12,15 @@ from in_process import Engine
 from untrained import Averaged, Mixed, assert_alike, assert_mixed, assert_near, given, saved
 
 from audits import Outcome, read, verify
+from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation import load_transcript
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Tensors
 from privacy.secagg import Relay
 
 Sites = Callable[..., dict[str, SiteConfig]]

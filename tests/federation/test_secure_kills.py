@@ -18,15 +18,15 @@ from processes import Nursery, ProcessEngine
 from untrained import METHODS, Averaged, AveragedAtSites, Mixed, assert_alike, assert_near, given
 
 from audits import Exchange, Kind, Outcome, TaskSpec, TensorSpec, read, verify
+from medfedvqa.core import MixOnShares, Tensors, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import serve
-from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation.aggregation_attempt import Attempt, Opening
+from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.hub import Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.members import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import MixOnShares, Tensors, base
 from privacy.secagg.committee import Nonce
 from privacy.secagg.ring import FixedPoint
 
@@ -97,9 +97,9 @@ RunJob = Callable[..., Run]
 def run(nursery: Nursery, introduced: Sites, quick_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJob:
     """Runs a method's job in which sites meet fates."""
     for method in METHODS:
-        monkeypatch.setitem(base._METHODS, method.name, method)
+        monkeypatch.setitem(registry._METHODS, method.name, method)
     monkeypatch.setattr(serve, "draw_plots", lambda *_: None)
-    monkeypatch.setattr("medfedvqa.federation.attempt.MESSAGE_TIMEOUT", MESSAGE_TIMEOUT)
+    monkeypatch.setattr("medfedvqa.federation.aggregation_attempt.MESSAGE_TIMEOUT", MESSAGE_TIMEOUT)
     common = introduced(*SITES, organ="chest", methods=[method.name for method in METHODS], require_secagg=True)
     numbers = itertools.count()
 
@@ -341,7 +341,7 @@ def test_the_hub_leaves_out_the_site_that_broke_off_and_no_other(answers: list[t
 
 def test_once_the_dead_one_says_so_nobody_is_left_out_for_being_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that waited for it are accused as well, and may answer as late as they like."""
-    monkeypatch.setattr("medfedvqa.federation.attempt.MESSAGE_TIMEOUT", 0.0)
+    monkeypatch.setattr("medfedvqa.federation.aggregation_attempt.MESSAGE_TIMEOUT", 0.0)
     assert hub_told([("a", "b"), ("c", "b"), ("d", "d"), ("b", "d")]).history.left_out == {"d": 0}
 
 

@@ -11,15 +11,15 @@ from in_process import Engine
 from untrained import Averaged, AveragedAtSites, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
+from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.errors import FederationError
-from medfedvqa.federation import attempt as attempts
-from medfedvqa.federation.attempt import Attempt, Opening
+from medfedvqa.federation import aggregation_attempt as attempts
+from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 

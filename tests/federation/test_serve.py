@@ -9,9 +9,9 @@ import pytest
 from audits import read
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import Event
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 

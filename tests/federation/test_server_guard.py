@@ -16,7 +16,7 @@ import pytest
 from nvflare.private.fed.server.job_runner import JobRunner
 
 from medfedvqa.federation.flare import server_guard
-from medfedvqa.federation.flare.checks import SERVER_FILES, admin_kit, changed, server_broken, server_hardening
+from medfedvqa.federation.flare.kit_contents import SERVER_FILES, admin_kit, changed, server_broken, server_hardening
 from medfedvqa.federation.flare.kits import prepare_kit
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 
@@ -150,7 +150,7 @@ def test_a_job_process_of_a_server_that_is_not_hardened_ends_with_one_sentence(k
 
 SETTINGS = """
 import argparse, json, sys
-from medfedvqa.federation.flare import pinned
+from medfedvqa.federation.flare import pinned_settings
 from medfedvqa.federation.flare.server_guard import ServerGuard
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_service import ConfigService
@@ -166,7 +166,7 @@ print(json.dumps({
     "logs": ConfigService.get_bool_var("allow_log_streaming", "resources_config", True),
     "module": ConfigService.get_str_var("decomposer_module", "resources_config", "none"),
     "found": ConfigService.find_file("planted.json"),
-    "missing": pinned.not_pinned(__import__("pathlib").Path(kit)),
+    "missing": pinned_settings.not_pinned(__import__("pathlib").Path(kit)),
 }))
 """
 

@@ -8,8 +8,8 @@ import pytest
 
 from audits import JobRefused, Outcome, ReceiptRefused, Refusal, read, verify
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_runtime import SiteRuntime
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]

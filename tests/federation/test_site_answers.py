@@ -9,8 +9,8 @@ import yaml
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
+from medfedvqa.federation.site_runtime import SiteRuntime
 
 Sites = Callable[..., dict[str, SiteConfig]]
 

@@ -15,11 +15,11 @@ import torch
 
 from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
 from medfedvqa.data.pictures import Pictures
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
 from medfedvqa.training import Privacy, Trainer, answer_losses

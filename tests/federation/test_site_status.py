@@ -21,12 +21,12 @@ from audits import (
     read,
     verify,
 )
+from medfedvqa.core import Tensors, method_names
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
-from medfedvqa.federation.notary import Notary
+from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
-from medfedvqa.methods import Tensors, method_names
+from medfedvqa.federation.site_status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
 from privacy import Ledger, Limits, Planned, SampledGaussian
 
 Sites = Callable[..., dict[str, SiteConfig]]

@@ -15,18 +15,18 @@ from stores import OTHER_KEY, make_store
 
 from audits import JobRefused, Outcome, Refusal, read, verify
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation import budget
-from medfedvqa.federation.budget import check_ledger, look_into
-from medfedvqa.federation.closing import close_ended
+from medfedvqa.federation import job_budget
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, read_log
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import check_ledger, look_into
+from medfedvqa.federation.job_closing import close_ended
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.live_processes import LiveProcesses
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.status import StatusRuntime
-from medfedvqa.ingest import binding
-from medfedvqa.ingest.binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.federation.site_status import StatusRuntime
+from medfedvqa.ingest import ledger_binding
+from medfedvqa.ingest.ledger_binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
 from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, Planned, SampledGaussian, spent
 
 pytestmark = pytest.mark.slow
@@ -180,7 +180,7 @@ def test_a_new_ledger_beside_the_old_log_is_refused(organ_sites: Sites, private_
     config = organ_sites()["chest"]
     work(config, private_job(), "first")
     shutil.rmtree(config.ledger)
-    (store / binding.BINDING).unlink()
+    (store / ledger_binding.BINDING).unlink()
     assert_refused(config, private_job(), "second", "lacks a charge that the audit log recorded")
 
 
@@ -220,19 +220,19 @@ def test_a_copy_that_is_used_at_the_same_time_is_refused_before_data_are_touched
     open_ledger(configs["abdomen"].data.root, configs["abdomen"].ledger, "abdomen").close()
     copy = shutil.copytree(configs["chest"].ledger, tmp_path / "copied")
     other = organ_sites(ledger=str(copy))["abdomen"]
-    check, begin, began = budget.JobBudget.check, budget.JobBudget.begin, []
+    check, begin, began = job_budget.JobBudget.check, job_budget.JobBudget.begin, []
 
-    def overtaken(self: budget.JobBudget) -> None:
+    def overtaken(self: job_budget.JobBudget) -> None:
         check(self)
         if self._config.ledger == copy:
             work(configs["chest"], private_job(rounds=3), "overtaking")
 
-    def noticed(self: budget.JobBudget, task: str, round: int) -> None:
+    def noticed(self: job_budget.JobBudget, task: str, round: int) -> None:
         began.append(self._config.name)
         begin(self, task, round)
 
-    monkeypatch.setattr(budget.JobBudget, "check", overtaken)
-    monkeypatch.setattr(budget.JobBudget, "begin", noticed)
+    monkeypatch.setattr(job_budget.JobBudget, "check", overtaken)
+    monkeypatch.setattr(job_budget.JobBudget, "begin", noticed)
     with pytest.raises(JobRefused), closing(SiteRuntime(other, job, "second")) as runtime:
         runtime.handle("start", 1, {})
     assert set(began) == {"chest"} and "lacks a record that the store has noted" in str(list(read(other.audit)))
@@ -240,7 +240,7 @@ def test_a_copy_that_is_used_at_the_same_time_is_refused_before_data_are_touched
 
 def test_a_store_that_cannot_note_its_ledger_is_not_charged(organ_sites: Sites, private_job: Job, store: Path) -> None:
     """A store that nobody may write would let every site bring a ledger of its own."""
-    (store / binding.BINDING_LOCK).mkdir()
+    (store / ledger_binding.BINDING_LOCK).mkdir()
     assert_refused(organ_sites()["chest"], private_job(), "job", "let the site's account write into its folder")
 
 
@@ -250,7 +250,7 @@ def test_a_crash_between_ledger_and_store_leaves_one_ledger(
     """The ledger knows the store and the store no ledger: nothing was charged yet, and the next use binds both."""
     config = organ_sites()["chest"]
     with monkeypatch.context() as crash:
-        crash.setattr(binding, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        crash.setattr(ledger_binding, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             open_ledger(store, config.ledger, "chest")
     assert read_binding(store) is None
@@ -269,7 +269,7 @@ def test_a_store_is_bound_by_one_process_at_a_time(
     config, bind, tried = organ_sites()["chest"], Ledger.bind, []
 
     def meanwhile(self: Ledger) -> None:
-        with (store / binding.BINDING_LOCK).open("a") as lock, pytest.raises(BlockingIOError):
+        with (store / ledger_binding.BINDING_LOCK).open("a") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         tried.append(read_binding(store))
         bind(self)
@@ -277,7 +277,7 @@ def test_a_store_is_bound_by_one_process_at_a_time(
     monkeypatch.setattr(Ledger, "bind", meanwhile)
     open_ledger(store, config.ledger, "chest").close()
     assert tried == [None]
-    with (store / binding.BINDING_LOCK).open("a") as lock:
+    with (store / ledger_binding.BINDING_LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -345,7 +345,7 @@ PROCESS = """
 import sys
 from contextlib import closing
 from pathlib import Path
-from medfedvqa.ingest.binding import note_head, open_ledger
+from medfedvqa.ingest.ledger_binding import note_head, open_ledger
 from privacy import BudgetRefused, Limits, Planned, SampledGaussian
 
 store, folder, site = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -392,7 +392,7 @@ def test_processes_of_several_sites_together_never_grant_more_than_the_limit(sto
     with closing(Ledger(tmp_path / "ledger", "a")) as ledger:
         ledger.verify()
         assert sorted(row.record["site"] for row in ledger.rows() if row.record["event"] == "bound") == list("abcd")
-        noted = json.loads((store / binding.BINDING).read_text())
+        noted = json.loads((store / ledger_binding.BINDING).read_text())
         assert (noted["seq"], noted["head"]) == ledger.head()
         with pytest.raises(BudgetRefused):
             ledger.reserve("more", "m", ["p"], PLAN, Limits(limit, 1e-3))

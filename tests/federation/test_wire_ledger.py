@@ -16,8 +16,8 @@ from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
 
 from audits import AuditKey, Event, Traffic, WireWindow, origin_of, read, reconcile
-from medfedvqa.federation.flare.traffic import RESULT, classify
-from medfedvqa.federation.flare.wire import WireLedger
+from medfedvqa.federation.flare.allowed_messages import RESULT, classify
+from medfedvqa.federation.flare.frame_counts import WireLedger
 
 SITE = "chest"
 
@@ -74,7 +74,7 @@ def test_counts_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     """All of them, also those that it had not yet put into the log."""
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from medfedvqa.federation.flare.wire import WireLedger\n"
+        "from medfedvqa.federation.flare.frame_counts import WireLedger\n"
         "from audits import AuditKey\n"
         "key = AuditKey.at(Path(sys.argv[1], 'audit.key'), 'medfedvqa/audit/chest')\n"
         "ledger = WireLedger(Path(sys.argv[1]), 'chest', 'job', key)\n"

@@ -8,10 +8,11 @@ import numpy as np
 from fate import Fate
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
+from medfedvqa.core import ACCURACY, Hub, MeanOnShares, Method, MixOnShares, OnShares, Site, State, Tensors
+from medfedvqa.core.method import tensors_of, trained_by_rounds
+from medfedvqa.core.scores import MOST_ROWS
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.state import Saved, StateFile
-from medfedvqa.methods import ACCURACY, Hub, MeanOnShares, Method, MixOnShares, OnShares, Site, State, Tensors
-from medfedvqa.methods.base import MOST_ROWS, tensors_of, trained_by_rounds
+from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.methods.prompt_pfl import PromptPFLConfig
 from medfedvqa.models import BackboneShape
 from privacy import Cost, Reliability, mean, mix

@@ -24,7 +24,14 @@ TYPE, DATA, DECOMPOSER = "__fobs_type__", "__fobs_data__", "__fobs_dc__"
 _NAMES = (MARKER, "prompt.x", ROUND, TENSORS, BESIDE, REASON, ReservedHeaderKey.HEADERS, "__rc__", TYPE, DATA, "")
 _CLASSES = (
     *("os.system", "posix.system", "subprocess.Popen", "builtins.eval", "pickle.loads", "pathlib.Path"),
-    *("numpy.matrix", "torch.Tensor", "medfedvqa.federation.site.SiteRuntime", f"{MARKER}.{MARKER}", "", "numpy"),
+    *(
+        "numpy.matrix",
+        "torch.Tensor",
+        "medfedvqa.federation.site_runtime.SiteRuntime",
+        f"{MARKER}.{MARKER}",
+        "",
+        "numpy",
+    ),
     *sorted(BUILTIN_TYPES),
 )
 _DTYPES = (

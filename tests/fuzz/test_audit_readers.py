@@ -40,19 +40,19 @@ from audits.envelope import sealed as sealed_envelope
 from audits.envelope import statement, subjects
 from audits.exchange import Kind, TaskSpec, TensorSpec
 from audits.export import ExportFormat, export_logs
+from audits.fast_lines import read_line
 from audits.gate import Gate, JobContext
-from audits.lines import read_line
-from audits.note import Note
 from audits.policy import SitePolicy
+from audits.signed_note import Note
 from audits.witness import read_keys
-from medfedvqa.cli.report_inputs import evidence_of
-from medfedvqa.federation.attest import Down, Relayed, Up
-from medfedvqa.federation.failures import ACTIONABLE
-from medfedvqa.federation.site import SiteRuntime
+from medfedvqa.federation.checkpoint_exchange import Down, Relayed, Up
+from medfedvqa.federation.error_codes import ACTIONABLE
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.report.collect import evidence_of
 from privacy import DPSettings
 from privacy.report import Given, join, read_report, report_of, verify_report
-from privacy.report.evidence import Evidence as ReportEvidence
-from privacy.report.files import ENVELOPE, JSON, encoded, signed
+from privacy.report.report_evidence import Evidence as ReportEvidence
+from privacy.report.report_files import ENVELOPE, JSON, encoded, signed
 
 Reads = Callable[[], object]
 ENTRY = BLANK | {"seq": 0, "prev_hash": "0" * 64, "round": 1, "monotonic": 5}

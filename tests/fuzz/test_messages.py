@@ -28,15 +28,15 @@ from nvflare.fuel.utils.fobs import lobs
 from untrained import Averaged
 
 from audits import Refusal, read
+from medfedvqa.core import registry
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare import decoding, results
+from medfedvqa.federation.flare import allowed_types, result_guard
 from medfedvqa.federation.flare.messages import BESIDE, REASON, pack
 from medfedvqa.federation.flare.server_side import _Gathering
 from medfedvqa.federation.flare.site_side import SiteTasks
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.notary import Notary
-from medfedvqa.federation.site import SiteRuntime
-from medfedvqa.methods import base
+from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.site_runtime import SiteRuntime
 
 COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", "500"))
 GROWTH = 300 * 1024  # KiB, of a process that has run one message of each kind
@@ -56,13 +56,13 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
         (numpy_decomposers.NumpyArrayDecomposer, "native_recompose"),
     ):
         monkeypatch.setattr(place, name, getattr(place, name))
-    decoding.decode_listed_only()
+    allowed_types.decode_listed_only()
 
 
 @pytest.fixture
 def job(quick_job: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch) -> JobSpec:
     """A job of a method that does not train."""
-    monkeypatch.setitem(base._METHODS, Averaged.name, Averaged)
+    monkeypatch.setitem(registry._METHODS, Averaged.name, Averaged)
     facts = {"method": Averaged.name, "options": {"rounds": 2, "local_baseline": False}}
     return JobSpec.from_dict(quick_job().to_dict() | facts)
 
@@ -87,8 +87,8 @@ class Ends:
         assert isinstance(runtime, SiteRuntime)
         runtime._refused = None
         reply = self.tasks.answer(task, message, None)
-        results.answered(task, reply)
-        return results.leaving(reply)
+        result_guard.answered(task, reply)
+        return result_guard.leaving(reply)
 
     def take(self, task: str, round: int, reply: Any) -> None:
         """What the server does with it. Raises `FederationError` for a refusal."""
@@ -153,7 +153,7 @@ def test_a_site_answers_hostile_messages_with_codes_and_echoes_nothing(ends: End
     for task, _, payload in hostile_payloads(honest):
         try:
             message = decoded(payload)
-        except decoding.UndecodedError as error:
+        except allowed_types.UndecodedError as error:
             outcomes["undecoded"] += 1
             assert MARKER not in str(error) and error.__cause__ is None
             continue
@@ -181,7 +181,7 @@ def test_the_server_takes_hostile_answers_for_refusals_and_echoes_nothing(ends: 
     for task, round, payload in hostile_payloads(honest):
         try:
             reply = decoded(payload)
-        except decoding.UndecodedError as error:
+        except allowed_types.UndecodedError as error:
             outcomes["undecoded"] += 1
             assert MARKER not in str(error)
             continue
@@ -211,11 +211,11 @@ def test_what_flare_would_make_of_a_message_besides_values_is_not_made(tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lobs, "get_datum_dir", lambda: str(tmp_path))
         for part in (section(103, 0, bytes(16) + b"file"), section(102, 1, bytes(16) + b'{"fqcn": "x"}')):
-            with pytest.raises(decoding.UndecodedError):
+            with pytest.raises(allowed_types.UndecodedError):
                 decoded(body + part)
     assert not list(tmp_path.iterdir())
     assert decoded(body + section(102, 0, bytes(16) + b"bytes that nothing refers to"))
-    with pytest.raises(decoding.UndecodedError):
+    with pytest.raises(allowed_types.UndecodedError):
         decoded(encoded(DXO(DataKind.WEIGHTS, data={})))
 
 
@@ -225,8 +225,8 @@ def test_an_array_takes_no_more_room_than_its_bytes(shape: tuple[int, ...]) -> N
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(16)
     before = memory()
-    with pytest.raises(decoding.UndecodedError):
-        decoding.array_of(data)
+    with pytest.raises(allowed_types.UndecodedError):
+        allowed_types.array_of(data)
     assert memory() - before < 10 * 1024
 
 

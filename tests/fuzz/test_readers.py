@@ -18,16 +18,16 @@ from test_examine import made as made_log
 
 from audits import AuditLog, Event, Outcome, SitePolicy, check, examine, prove
 from audits.ui.index import Filter, Index
-from medfedvqa.cli.report_inputs import _attack, _read, _run, evidence_of
-from medfedvqa.data.files import read_rows
-from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.data.published_files import read_rows
+from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.ingest.questions import read_questions
+from medfedvqa.report.collect import _attack, _read, _run, evidence_of
 from privacy import DPSettings
 from privacy.report import report_of, verify_report
-from privacy.report.files import JSON, encoded
+from privacy.report.report_files import JSON, encoded
 
 SITE_YML = site_yaml(
     reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER.lower()],

@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from audits.wire import FrameCount, Submitted, Traffic, WireWindow
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from medfedvqa.federation.state import Contribution, Dealt, Draw, Saved, StateFile
+from privacy.book import Planned
+from privacy.limits import Limits
 
 from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of, prove
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.expiry import Basis, Expiry
-from audits.wire import FrameCount, Submitted, Traffic, WireWindow
 from audits.witness import KEYS
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
-from medfedvqa.federation.state import Contribution, Dealt, Draw, Saved, StateFile
-from privacy.book import Planned
 from privacy.ledger import Ledger
-from privacy.limits import Limits
 from privacy.mechanisms import Use
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian

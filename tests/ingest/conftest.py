@@ -13,10 +13,10 @@ import pytest
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from medfedvqa.ingest.binding import default_ledger
+from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingest import ingest
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.ledger_binding import default_ledger
+from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.store import Manifest
 
 if not find_spec("rapidocr_onnxruntime"):

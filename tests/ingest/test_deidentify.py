@@ -12,9 +12,9 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 
 from medfedvqa.ingest.deidentify import deidentified, identifiers
-from medfedvqa.ingest.keys import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.reasons import Quarantined
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
+from medfedvqa.ingest.refusal_reasons import Quarantined
 
 Make = Callable[..., Dataset]
 GREY = np.arange(30, dtype=np.uint8).reshape(5, 6)

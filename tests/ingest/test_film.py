@@ -10,9 +10,9 @@ import pydicom
 import pytest
 from pydicom.dataset import Dataset
 
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.rendering import render
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_rendering import render
+from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.worker import Worker
 
 KEYS = Pseudonyms(bytes(32))

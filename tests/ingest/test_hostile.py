@@ -17,10 +17,10 @@ from pydicom.dataset import Dataset
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.keys import Pseudonyms
-from medfedvqa.ingest.options import Options
-from medfedvqa.ingest.pool import Task, WorkerProcess
-from medfedvqa.ingest.reasons import Reason
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.refusal_reasons import Reason
+from medfedvqa.ingest.worker_pool import Task, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
 LIMITS = Options(side=64, max_pixels=2**20, memory=1536, seconds=60)

@@ -15,7 +15,7 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.data import Split, load_site, read
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.ingest.keys import load_pseudonyms
+from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.resolve import part_of
 from medfedvqa.ingest.store import read_store
 
@@ -85,7 +85,9 @@ def test_a_second_ingestion_reads_nothing_again(store, monkeypatch: pytest.Monke
     """Pictures stay the same files; only the time of the manifest may differ."""
     first = read_store(store.out)[0]
     before = {path: path.stat().st_mtime_ns for path in (store.out / "images").iterdir()}
-    monkeypatch.setattr("medfedvqa.ingest.pool.WorkerProcess._start", lambda self: pytest.fail("a worker was started"))
+    monkeypatch.setattr(
+        "medfedvqa.ingest.worker_pool.WorkerProcess._start", lambda self: pytest.fail("a worker was started")
+    )
     second = store.ingest()
     assert {path: path.stat().st_mtime_ns for path in (store.out / "images").iterdir()} == before
     assert second.model_dump(exclude={"made", "counts"}) == first.model_dump(exclude={"made", "counts"})

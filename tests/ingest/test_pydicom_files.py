@@ -7,7 +7,7 @@ from pathlib import Path
 import pydicom
 import pytest
 
-from medfedvqa.ingest.reasons import Reason
+from medfedvqa.ingest.refusal_reasons import Reason
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
 ENDS = {

@@ -7,7 +7,7 @@ import pytest
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.questions import read_questions
-from medfedvqa.ingest.reasons import MEANINGS, Reason, RowReason
+from medfedvqa.ingest.refusal_reasons import MEANINGS, Reason, RowReason
 
 HEAD = "image,question,answer,organ,split\n"
 

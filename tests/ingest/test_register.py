@@ -12,10 +12,10 @@ from pydicom.dataset import Dataset
 
 import medfedvqa.ingest.ingest as ingestion
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest import binding
-from medfedvqa.ingest.binding import check_binding, default_ledger, open_ledger, read_binding
-from medfedvqa.ingest.keys import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.register import REGISTER, CohortCheck, read_register
+from medfedvqa.ingest import ledger_binding
+from medfedvqa.ingest.cohort_register import REGISTER, CohortCheck, read_register
+from medfedvqa.ingest.ledger_binding import check_binding, default_ledger, open_ledger, read_binding
+from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from privacy import LedgerError
 
@@ -52,7 +52,7 @@ def test_a_store_is_bound_to_the_ledger_beside_it(hospital) -> None:
     register = read_register(default_ledger(hospital.out))
     assert register is not None and (len(register.files), len(register.patients)) == (2, 2)
     assert register.key == read_manifest(hospital.out).key
-    kept = [default_ledger(hospital.out) / REGISTER, hospital.out / binding.BINDING]
+    kept = [default_ledger(hospital.out) / REGISTER, hospital.out / ledger_binding.BINDING]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
     pseudonyms = load_pseudonyms(hospital.key)
     for secret in ("SECRET", str(hospital.out.parent), pseudonyms.patient("SECRET-0")):
@@ -143,7 +143,7 @@ def test_a_crash_before_the_manifest_leaves_a_cohort_that_is_known(
 def test_a_store_of_an_earlier_version_is_left_to_its_sites(hospital) -> None:
     """Its sites may have a ledger: none is noted until one is named, which also marks the patients."""
     shutil.rmtree(default_ledger(hospital.out))
-    (hospital.out / binding.BINDING).unlink()
+    (hospital.out / ledger_binding.BINDING).unlink()
     journal = hospital.out / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     journal.write_text("".join(json.dumps({**line, "marks": []}) + "\n" for line in lines))
@@ -162,7 +162,7 @@ def test_only_who_has_the_ledgers_folder_can_test_a_patient(hospital) -> None:
     ledger = default_ledger(hospital.out)
     first = CohortCheck(hospital.out, ledger, key)
     (ledger / "cohort.key").rename(ledger / "kept")
-    (hospital.out / binding.BINDING).unlink()
+    (hospital.out / ledger_binding.BINDING).unlink()
     other = CohortCheck(hospital.out, ledger, key)
     assert first.mark_keys != other.mark_keys
     file, patient = hashlib.sha256((hospital.dicom / "0.dcm").read_bytes()).hexdigest(), "SECRET-0"

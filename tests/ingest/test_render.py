@@ -10,11 +10,11 @@ from pydicom.dataset import Dataset
 from pydicom.pixels import apply_windowing
 from pydicom.sequence import Sequence
 
-from medfedvqa.ingest.options import Options
+from medfedvqa.ingest.dicom_reading import check_picture
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_rendering import render, window
 from medfedvqa.ingest.organs import ORGANS, PARTS, organ_of
-from medfedvqa.ingest.reading import check_picture
-from medfedvqa.ingest.reasons import Quarantined
-from medfedvqa.ingest.rendering import render, window
+from medfedvqa.ingest.refusal_reasons import Quarantined
 
 Make = Callable[..., Dataset]
 RAMP = np.arange(1024, dtype=np.uint16).reshape(32, 32) * 4

@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
-from medfedvqa.ingest.reasons import Quarantined
-from medfedvqa.ingest.text import TextFinder, fitted
+from medfedvqa.ingest.burned_in_text import TextFinder, fitted
+from medfedvqa.ingest.refusal_reasons import Quarantined
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,6 @@ def test_a_page_of_text_is_quarantined(finder: TextFinder) -> None:
 
 def test_text_that_stays_is_quarantined(finder: TextFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     """If blanking does not help, for whatever reason, the picture is not passed on."""
-    monkeypatch.setattr("medfedvqa.ingest.text.blanked", lambda grey, boxes: grey)
+    monkeypatch.setattr("medfedvqa.ingest.burned_in_text.blanked", lambda grey, boxes: grey)
     with pytest.raises(Quarantined, match="text_remains"):
         finder.clean(written("DOE JANE", (5, 24)), 320)

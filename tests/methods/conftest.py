@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from medfedvqa.core import Method, Site, State, Tensors, create
 from medfedvqa.data import Split, load_site
 from medfedvqa.federation.hub import Reply, ServerHub
-from medfedvqa.methods import Method, Site, State, Tensors, create
 from medfedvqa.models import load_backbone
 from privacy import RepeatableRandomness
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from audits import TaskSpec
+from medfedvqa.core import Method, Site, Tensors
 from medfedvqa.data import SiteData, Split, VQAData, build_site, partition
-from medfedvqa.methods import Method, Site, Tensors
 from medfedvqa.models import Backbone
 from privacy import PatientSampler, PrivateStep, Randomness, RepeatableRandomness
 

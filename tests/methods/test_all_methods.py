@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from audits import Kind, read, verify
+from medfedvqa.cli.privacy_matrix import CELLS, markdown_matrix, refusal
+from medfedvqa.core import Method, Site, Tensors, create, method_names, method_type
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import Method, Site, Tensors, create, method_names, method_type
-from medfedvqa.methods.matrix import CELLS, markdown_matrix, refusal
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from audits import Kind
+from medfedvqa.core import create
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import create
 from medfedvqa.models import shape_of
 from medfedvqa.training import answer_losses
 from privacy import DPSettings

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from audits import Kind
+from medfedvqa.core import Method, Site, Tensors, create
+from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.methods import Method, Site, Tensors, create
 from medfedvqa.methods.fedkd import lesson, mutual
 from medfedvqa.methods.moon import contrast
-from medfedvqa.methods.preserving import Outputs
 from medfedvqa.models import divergence, shape_of
 
 Rounds = Callable[..., list[Tensors]]

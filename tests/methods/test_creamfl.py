@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from audits import Kind
+from medfedvqa.core import Method, Site, State, create
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Method, Site, State, creamfl, create
-from medfedvqa.methods.ensemble import aggregate
-from medfedvqa.methods.ensemble_server import EnsembleServer
+from medfedvqa.methods import creamfl
+from medfedvqa.methods.creamfl.ensemble import aggregate
+from medfedvqa.methods.creamfl.server_model import EnsembleServer
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from privacy import DPSettings, PrivateStep
 

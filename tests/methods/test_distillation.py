@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from medfedvqa.core import Tensors, create
+from medfedvqa.core.knowledge_preserving import Outputs, Preserving
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Tensors, create
 from medfedvqa.methods.distillation import contrast, decoupled, likeness
-from medfedvqa.methods.preserving import Outputs, Preserving
 from medfedvqa.models import divergence
 from medfedvqa.training import Rows
 from privacy import DPSettings

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.ensemble import aggregate, inter_modal, scores, weights
+from medfedvqa.methods.creamfl.ensemble import aggregate, inter_modal, scores, weights
 from medfedvqa.methods.moon import contrast
 
 ITEMS, SPACE = 13, 6

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from audits import Kind
+from medfedvqa.core import create
 from medfedvqa.data import batches
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import create
 from medfedvqa.methods.feddat import FROZEN, LOCAL
 from medfedvqa.models import OTHER, Tuning, TuningConfig, adapters, shape_of
 from privacy import DPSettings, SeededChance

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfedvqa.methods import Tensors, create
+from medfedvqa.core import Tensors, create
+from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
-from medfedvqa.methods.preserving import Outputs
 from medfedvqa.models import divergence
 from medfedvqa.training import Rows
 from privacy import SeededChance

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from medfedvqa.core import Method, Site, Tensors, create
+from medfedvqa.core.kept_model import KEPT, Keeping
+from medfedvqa.core.scores import FINISHED, RIGHT
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Method, Site, Tensors, create
-from medfedvqa.methods.base import FINISHED, RIGHT
-from medfedvqa.methods.keeping import KEPT, Keeping
 from privacy import DPSettings
 
 SMALL = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from audits import Kind
+from medfedvqa.core import Site, create
+from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Site, create
-from medfedvqa.methods.base import RIGHT, VALIDATED
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 

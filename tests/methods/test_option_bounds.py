@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from medfedvqa.bounds import MOST_LENGTH, MOST_WIDTH
+from medfedvqa.core import create, method_names, method_type
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods import create, method_names, method_type
 from medfedvqa.models import TuningConfig, shape_of
 from privacy import DPSettings, PrivacyError
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 from neighbours import Move, Neighbours
 
+from medfedvqa.core import create, method_names, method_type
 from medfedvqa.data import Row, VQAData, phantom
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import create, method_names, method_type
 from medfedvqa.models import Backbone, load_backbone
 from medfedvqa.models.tuning import Kind as TuningKind
 from privacy import DPSettings, SettingsError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from medfedvqa.core import Site, create
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import Site, create
 
 ONE_STEP = {"optimizer": "sgd", "local_unit": "batches", "local_epochs": 1, "batch_rows": 100, "dropout": 0.0}
 TUNED = {"tuning": "adapter", "blocks": 1, "reduction": 4, "hidden": 8, "weight_decay": 0.0, "weighting": "uniform"}

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from audits import Kind
+from medfedvqa.core import create
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import load_transcript
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import create
 from medfedvqa.models import shape_of
 
 Sites = Callable[..., dict[str, SiteConfig]]

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from medfedvqa.core import create
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.methods import create
 from medfedvqa.models import shape_of
 from privacy import DPSettings
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from audits import JobRefused, Kind, Protection, read, verify
+from medfedvqa.core import Method, Site, Tensors, create
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, run, write_sites
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-from medfedvqa.methods import Method, Site, Tensors, create
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import Contrast, ServerNetworks, SiteNetworks, TuningConfig, load_backbone, shape_of
 from medfedvqa.models.split import BUFFERS
 from privacy import DPSettings, mean

@@ -13,9 +13,9 @@ from PIL import Image
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary
-from medfedvqa.pretraining.batches import augment
 from medfedvqa.pretraining.card import write_card
 from medfedvqa.pretraining.corpus import BENCHMARKS, OPEN_SETS, kept_for_probes, load
+from medfedvqa.pretraining.pair_batches import augment
 from medfedvqa.pretraining.train import Recipe, pick, stages_of, train, write_weights
 
 LABELS = {

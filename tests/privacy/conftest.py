@@ -25,11 +25,11 @@ def simple_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
         totals = [sum(map(tuple, rounds[: count + 1]), start=tuple(already)) for count in range(len(rounds))]
         return sum(spent(events, delta).epsilon <= limit for events in totals)
 
-    monkeypatch.setattr("privacy.book.spent", spent)
-    monkeypatch.setattr("privacy.accounts.spent", spent)
+    monkeypatch.setattr("privacy.ledger_replay.spent", spent)
+    monkeypatch.setattr("privacy.ledger_accounts.spent", spent)
     monkeypatch.setattr("privacy.ledger.spent", spent)
-    monkeypatch.setattr("privacy.limits.spent", spent)
-    monkeypatch.setattr("privacy.limits.fitting", fitting)
+    monkeypatch.setattr("privacy.budget_limits.spent", spent)
+    monkeypatch.setattr("privacy.budget_limits.fitting", fitting)
 
 
 @pytest.fixture

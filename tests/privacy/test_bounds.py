@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from privacy import PrivateStep, SettingsError
-from privacy.contributions import Lookups, Products, Segments, Separate
+from privacy.clipping import Lookups, Products, Segments, Separate
 
 CLIP = 1.0
 Sides = tuple[torch.Tensor, torch.Tensor]

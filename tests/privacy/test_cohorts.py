@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.cohorts import KEY_NAME, SiteKey, load_key
-from privacy.journal import BudgetRefused, LedgerError
+from privacy.ledger_journal import BudgetRefused, LedgerError
+from privacy.patient_keys import KEY_NAME, SiteKey, load_key
 
 KEY = SiteKey(b"k" * 32)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from neighbours import Neighbours, Step, Transcript
 
-from audits.empirical import rate_interval
+from audits.epsilon_lower_bound import rate_interval
+from medfedvqa.core import Method, create, method_type
 from medfedvqa.data import phantom
-from medfedvqa.methods import Method, create, method_type
 from medfedvqa.models import Backbone
 from privacy import DPSettings, RepeatableRandomness, SecureRandomness, spent
 

@@ -18,7 +18,7 @@ from privacy import (
     expanded,
     owned,
 )
-from privacy.contributions import Contribution
+from privacy.clipping import Contribution
 
 WIDTH = 5
 SECRET = RepeatableRandomness(0).secret()

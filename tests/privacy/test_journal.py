@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy import journal as module
-from privacy.journal import GENESIS, Head, Journal, LedgerError, read_export, write_export
+from privacy import ledger_journal as module
+from privacy.ledger_journal import GENESIS, Head, Journal, LedgerError, read_export, write_export
 
 TRIGGERS = ("no_update", "no_delete", "in_order")
 

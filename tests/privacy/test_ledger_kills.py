@@ -24,7 +24,7 @@ DELTA = 1e-3
 FORK_SITES = """
 import os, signal, sys
 from pathlib import Path
-import privacy.accounts, privacy.book, privacy.ledger, privacy.limits
+import privacy.ledger_accounts, privacy.ledger_replay, privacy.ledger, privacy.budget_limits
 from privacy import SampledGaussian
 from privacy.accounting import Spent
 from privacy.ledger import BudgetRefused, Ledger, Limits, Planned
@@ -35,8 +35,8 @@ def spent(events, delta):
     total = float(sum(event.steps for event in events))
     return Spent(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
 
-privacy.accounts.spent = privacy.book.spent = privacy.ledger.spent = privacy.limits.spent = spent
-privacy.limits.fitting = lambda limit, delta, already, rounds: 0
+privacy.ledger_accounts.spent = privacy.ledger_replay.spent = privacy.ledger.spent = privacy.budget_limits.spent = spent
+privacy.budget_limits.fitting = lambda limit, delta, already, rounds: 0
 
 def say(wire, *words):
     os.write(wire, (" ".join(map(str, words)) + "\\n").encode())

@@ -16,7 +16,7 @@ from privacy import (
     noisy_share,
 )
 from privacy.mechanisms.base import UNITS
-from privacy.releases import pair_of
+from privacy.noisy_counts import pair_of
 
 SHARES = st.lists(st.floats(0, 1), max_size=30)
 KINDS = pytest.mark.parametrize("kind", [SampledGaussian, Laplace])

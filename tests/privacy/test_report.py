@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from audits import AuditKey, Judgement, State, VerifierKey, origin_of
-from medfedvqa.cli.report_inputs import evidence_of
 from medfedvqa.cli.sites import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import code_digest
 from privacy import Ledger
 from privacy.report import (
@@ -35,8 +35,8 @@ from privacy.report import (
     verify_report,
     written,
 )
-from privacy.report.files import ENVELOPE, HTML, JSON, PDF, made_schema
 from privacy.report.measured import NOT_COVERED
+from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, made_schema
 from privacy.report.wording import differences
 
 pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
@@ -300,7 +300,7 @@ def follow(told: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def test_the_published_schema_is_the_models_and_the_report_fits_it(report: Report) -> None:
-    """Run `privacy.report.files.made_schema` and write its result to the file after a change of the model."""
+    """Run `privacy.report.report_files.made_schema` and write its result to the file after a change of the model."""
     assert report_schema() == made_schema()
     validator = jsonschema.Draft202012Validator(report_schema())
     validator.check_schema(report_schema())

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from audits import AuditKey, AuditLog, Event, JobRefused, State, expire, origin_of
-from medfedvqa.cli.report_inputs import evidence_of
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.local import LocalEngine
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import VERSION
 from privacy import DPSettings, Ledger, Limits, Planned, SampledGaussian, spent
 from privacy.report import ReportError, Sections, registry_entry, report_of, sections_of, verify_report, written
-from privacy.report.files import JSON
 from privacy.report.replay import Replay, quote_ledger
+from privacy.report.report_files import JSON
 from privacy.report.verify import CODE
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -175,7 +175,7 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
     version = "0.1.0" if withdrawn == "of the list that ships" else "0.7.0"
     for job, ran in (("old", version), ("new", VERSION)):
         with monkeypatch.context() as patched:
-            patched.setattr("medfedvqa.federation.site.code_version", lambda ran=ran: ran)
+            patched.setattr("medfedvqa.federation.site_runtime.code_version", lambda ran=ran: ran)
             patched.setattr("medfedvqa.code_identity.code_digest", lambda ran=ran: sha256(ran.encode()).hexdigest())
             runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), job)
             runtime.handle("start", 1, {})

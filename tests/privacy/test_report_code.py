@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from audits import AuditKey, AuditLog, CodeKind, CodePart, Gate, JobCode, JobContext, origin_of
-from medfedvqa.cli.report_inputs import evidence_of
-from medfedvqa.evaluation.privacy_report.document import compose
-from medfedvqa.evaluation.privacy_report.html import page
-from medfedvqa.federation.attest import Attester
+from medfedvqa.federation.checkpoint_exchange import Attester
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.report.collect import evidence_of
+from medfedvqa.report.document import compose
+from medfedvqa.report.html import page
 from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
-from privacy.report.files import JSON
+from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]

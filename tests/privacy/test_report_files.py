@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hostile import KINDS, alone, put
 
-from privacy.report.files import ENVELOPE, JSON
+from privacy.report.report_files import ENVELOPE, JSON
 
 _RUN = """
 import contextlib, io, json, sys

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from medfedvqa.methods import Method, create, method_type
+from medfedvqa.core import Method, create, method_type
 from medfedvqa.models import Backbone, Values
 from medfedvqa.training import Privacy, Site, Trainer
 from medfedvqa.training.private import PrivateGradients, Sample
 from privacy import DPSettings, PatientChance, PatientSampler, PatientStreams, PrivateStep, owned
-from privacy.contributions import clip_weights
+from privacy.clipping import clip_weights
 
 SETTINGS = DPSettings(noise=1.0, count_noise=1.0, sample_rate=1.0, patient_rows=3, expected_patients=4)
 TUNING = ("classifier", "adapter", "lora", "prompt", "bias", "blocks", "full")

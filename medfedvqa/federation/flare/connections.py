@@ -24,7 +24,7 @@ from nvflare.fuel.f3.message import Message
 from audits import AuditLog, Event, LogError, Outcome, Refusal
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.cells import before_start
+from medfedvqa.federation.flare.cell_hooks import before_start
 
 NOTED = 20
 """A process writes at most this many entries about refused connections into the audit log."""

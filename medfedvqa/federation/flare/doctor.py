@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, hardening, record_digests, server_hardening
 from medfedvqa.federation.flare.doctor_admin import examine_admin
 from medfedvqa.federation.flare.doctor_common import hardened, unreadable_files
 from medfedvqa.federation.flare.doctor_server import examine_server
 from medfedvqa.federation.flare.doctor_site import examine_site
+from medfedvqa.federation.flare.kit_contents import Check, hardening, record_digests, server_hardening
 
 SITE, SERVER, ADMIN = "fed_client.json", "fed_server.json", "fed_admin.json"
 """The file in `startup/` by which a kit's kind is recognised."""

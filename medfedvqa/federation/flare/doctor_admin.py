@@ -8,7 +8,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, admin_kit, read_json
 from medfedvqa.federation.flare.doctor_common import (
     KEY,
     NEW_KIT,
@@ -23,6 +22,7 @@ from medfedvqa.federation.flare.doctor_common import (
     subject_of,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
+from medfedvqa.federation.flare.kit_contents import Check, admin_kit, read_json
 
 _OPERATORS = ("project_admin", "org_admin", "lead")
 """The roles whose jobs the sites' rights accept; `member` may look."""

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.checks import Check, changed
+from medfedvqa.federation.flare.kit_contents import Check, changed
 
 SKEW = timedelta(minutes=5)
 """How far two clocks may be apart."""

@@ -13,8 +13,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from medfedvqa.federation.flare.checks import Check
 from medfedvqa.federation.flare.doctor_common import ROOT, SET_CLOCK, SKEW, Caution
+from medfedvqa.federation.flare.kit_contents import Check
 
 _PATIENCE = 5.0  # seconds for the whole conversation
 _ANSWER = 1 << 14

@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from audits import Event, LogError, NoteError, Outcome, read
-from audits.anchor import signed_size
 from audits.checkpoint import CHECKPOINTS
+from audits.log_files import LOG_NAME, segments
 from audits.secrets import SECRET_BYTES
-from audits.segments import LOG_NAME, segments
-from medfedvqa.federation.budget import check_ledger, look_into, store_of
-from medfedvqa.federation.flare.checks import Check
+from audits.signed_tree import signed_size
 from medfedvqa.federation.flare.doctor_common import SET_CLOCK, SKEW, file_times, irregularity, listable, private_file
+from medfedvqa.federation.flare.kit_contents import Check
+from medfedvqa.federation.job_budget import check_ledger, look_into, store_of
 from medfedvqa.federation.live_processes import LiveProcesses
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest.binding import check_binding
+from medfedvqa.ingest.ledger_binding import check_binding
 from privacy import Account, PrivacyError
-from privacy.cohorts import KEY_NAME
 from privacy.ledger_folder import LEDGER_NAME
+from privacy.patient_keys import KEY_NAME
 
 _NAMED = 3
 """At most this many jobs are named in a line."""

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.checks import Check, read_json, resources, server_hardening
 from medfedvqa.federation.flare.doctor_common import (
     KEY,
     Caution,
@@ -21,6 +20,7 @@ from medfedvqa.federation.flare.doctor_common import (
     untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, OtherParty, ask, server_checks
+from medfedvqa.federation.flare.kit_contents import Check, read_json, resources, server_hardening
 
 _AGAIN = "put back the file that provisioning wrote"
 _SHARED = Path("/tmp")

@@ -12,7 +12,6 @@ from audits.policy import MOST_EPSILON
 from audits.secrets import SECRET_BYTES
 from medfedvqa.data import READERS, read
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
-from medfedvqa.federation.flare.checks import Check, hardening, read_json
 from medfedvqa.federation.flare.doctor_common import (
     Caution,
     closed_to_others,
@@ -28,6 +27,7 @@ from medfedvqa.federation.flare.doctor_common import (
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
+from medfedvqa.federation.flare.kit_contents import Check, hardening, read_json
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 

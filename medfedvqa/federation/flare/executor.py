@@ -12,8 +12,8 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from medfedvqa.federation.flare.hardening import require_guard
-from medfedvqa.federation.flare.mail import SiteMail
-from medfedvqa.federation.flare.results import answered, log_counts
+from medfedvqa.federation.flare.result_guard import answered, log_counts
+from medfedvqa.federation.flare.site_mail import SiteMail
 
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks

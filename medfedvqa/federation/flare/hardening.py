@@ -29,15 +29,15 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare import checks, patches, pinned
-from medfedvqa.federation.flare.cells import before_start
+from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
+from medfedvqa.federation.flare.allowed_messages import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.allowed_types import decode_listed_only
+from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
-from medfedvqa.federation.flare.decoding import decode_listed_only
-from medfedvqa.federation.flare.results import check_questions, check_results
-from medfedvqa.federation.flare.streams import forget_ended_streams
-from medfedvqa.federation.flare.traffic import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.ended_streams import forget_ended_streams
+from medfedvqa.federation.flare.frame_counts import WireLedger, installed
+from medfedvqa.federation.flare.result_guard import check_questions, check_results
 from medfedvqa.federation.flare.validator import ask_own_validator_first
-from medfedvqa.federation.flare.wire import WireLedger, installed
 
 ADMIN_TOPICS = frozenset(
     {
@@ -65,19 +65,19 @@ class SiteGuard(FLComponent):
 
     def __init__(self, site: str) -> None:
         super().__init__()
-        parser = pinned.parser()
+        parser = pinned_settings.parser()
         parser.add_argument("--parent_url", "-p")
         arguments = parser.parse_known_args()[0]
         self.site, self.job = site, arguments.job_id
         self.kit = Path(arguments.workspace)
         try:
-            if reason := checks.broken(self.kit):
+            if reason := kit_contents.broken(self.kit):
                 _refuse(reason)
             os.umask(0o077)
-            folder, file = checks.audit_places(self.kit)
+            folder, file = kit_contents.audit_places(self.kit)
             key = AuditKey.at(file, origin_of(site))
             ledger = WireLedger(folder, site, self.job, key)
-            url = checks.server_url(self.kit) if self.job is None else str(arguments.parent_url)
+            url = kit_contents.server_url(self.kit) if self.job is None else str(arguments.parent_url)
             refused = RefusedConnections(AuditLog(folder, site, key), self.job)
             address = PinnedAddress(url, refused.note)
         except (ConfigError, LogError, NoteError) as error:
@@ -103,7 +103,7 @@ class SiteGuard(FLComponent):
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
-            if not isinstance(config, dict) or config.get("path") != checks.EXECUTOR:
+            if not isinstance(config, dict) or config.get("path") != kit_contents.EXECUTOR:
                 error = "the job brings a class that is not on this site's list"
                 fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
 
@@ -111,19 +111,19 @@ class SiteGuard(FLComponent):
 def require_guard() -> None:
     """End this process unless it is guarded: whoever takes the guard out of a kit takes the site out."""
     if installed() is None:
-        _refuse(f"guard: it is not installed; put back local/{checks.GUARDED}, which provisioning wrote")
+        _refuse(f"guard: it is not installed; put back local/{kit_contents.GUARDED}, which provisioning wrote")
 
 
 def _refuse(reason: str) -> NoReturn:
-    pinned.stop(f"This site does not join the federation. {reason}.")
+    pinned_settings.stop(f"This site does not join the federation. {reason}.")
 
 
 def _pin(kit: Path) -> None:
     os.environ[SECURE_LOGGING_VAR_NAME] = "true"
     # Weights come from the site's own disk; without this, huggingface_hub asks its server even for those that it has.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    pinned.pin_settings(kit)
-    if missing := pinned.not_pinned(kit):
+    pinned_settings.pin_settings(kit)
+    if missing := pinned_settings.not_pinned(kit):
         _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
     # FLARE sends what a site's resources.json holds to the server, which tells all sites.
     patches.SITE_CONFIG.replace(lambda config_data: {})
@@ -138,13 +138,17 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
     scopes = getattr(PrivacyService.get_manager(), "name_to_scopes", {})
     held = {
         "administrative commands": topics <= ADMIN_TOPICS,
-        "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
+        "job validator": any(
+            f"{type(one).__module__}.{type(one).__name__}" == kit_contents.VALIDATOR for one in validators
+        ),
         "one privacy scope": len(scopes) == 1,
         "secure logging": is_secure(),
         "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
         "byte ledger": installed() is not None,
     }
-    missing = pinned.not_pinned(kit) + patches.missing("site") + [name for name, holds in held.items() if not holds]
+    missing = (
+        pinned_settings.not_pinned(kit) + patches.missing("site") + [name for name, holds in held.items() if not holds]
+    )
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
 

@@ -21,11 +21,11 @@ from medfedvqa.bounds import (
     Identifier,
     SiteName,
 )
-from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
+from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 
 STATUS_JOB = {"method": "site_status"}
-"""`medfedvqa.federation.status.STATUS_JOB`, which takes torch to import."""
+"""`medfedvqa.federation.site_status.STATUS_JOB`, which takes torch to import."""
 
 _MOST_OPTIONS = 128
 _MOST_OPTION_NAME = 24

@@ -144,7 +144,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
 
     def _close_jobs(self, workspace: Workspace) -> None:
         """Has the site's jobs that do not run any more closed, by a process of its own: it needs seconds to import."""
-        command = [sys.executable, "-m", "medfedvqa.federation.flare.closing", workspace.get_root_dir()]
+        command = [sys.executable, "-m", "medfedvqa.federation.flare.close_jobs", workspace.get_root_dir()]
 
         def close() -> None:
             with self._closing:

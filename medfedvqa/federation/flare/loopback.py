@@ -20,7 +20,7 @@ from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import RESULTS
-from medfedvqa.federation.terms import Terms
+from medfedvqa.federation.job_terms import Terms
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2

@@ -9,7 +9,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from audits import JobRefused, Refusal
 
 if TYPE_CHECKING:
-    from medfedvqa.methods import Tensors
+    from medfedvqa.core import Tensors
 
 PLAIN = frozenset("biufSU")
 """Kinds of numpy's types that are decoded: numbers, and text, which takes no class. Who gets a text where the job

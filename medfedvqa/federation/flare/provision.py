@@ -18,8 +18,8 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation.flare import checks
-from medfedvqa.federation.flare.checks import CONTROLLER, EXECUTOR
+from medfedvqa.federation.flare import kit_contents
+from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 ADMIN = "admin@coordinator.org"
@@ -44,14 +44,20 @@ class SiteBuilder(Builder):
         """See FLARE's `Builder`."""
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
-            _harden(local, _narrow_site, checks.GUARDED, checks.guarded(client.name), checks.FILES)
+            _harden(local, _narrow_site, kit_contents.GUARDED, kit_contents.guarded(client.name), kit_contents.FILES)
             site = _PLACES | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
         server = Path(ctx.get_local_dir(project.get_server()))
-        _harden(server, self._narrow_server, checks.SERVER_GUARDED, checks.SERVER_COMPONENTS, checks.SERVER_FILES)
+        _harden(
+            server,
+            self._narrow_server,
+            kit_contents.SERVER_GUARDED,
+            kit_contents.SERVER_COMPONENTS,
+            kit_contents.SERVER_FILES,
+        )
 
     def _narrow_server(self, resources: dict[str, Any]) -> None:
-        _narrow(resources, CONTROLLER, checks.SERVER_LAUNCHER)
+        _narrow(resources, CONTROLLER, kit_contents.SERVER_LAUNCHER)
         if self._storage is not None:
             resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self._storage}/snapshots"
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
@@ -77,19 +83,19 @@ def _harden(
     _edit(local / ProvFileName.RESOURCES_JSON_DEFAULT, narrow)
     for name, content in {guarded: guard, **files}.items():
         _write_json(local / name, content)
-    checks.record_digests(local)
+    kit_contents.record_digests(local)
 
 
 def _narrow_site(resources: dict[str, Any]) -> None:
-    _narrow(resources, EXECUTOR, checks.LAUNCHER)
+    _narrow(resources, EXECUTOR, kit_contents.LAUNCHER)
 
 
 def _narrow(resources: dict[str, Any], allowed: str, launcher: str) -> None:
     resources["class_allow_list"] = [allowed]
     resources["allow_log_streaming"] = False
-    resources["app_validator"] = {"path": checks.VALIDATOR, "args": {}}
+    resources["app_validator"] = {"path": kit_contents.VALIDATOR, "args": {}}
     _component(resources, "process_launcher")["path"] = launcher
-    resources["components"] = [part for part in resources["components"] if part["id"] not in checks.LOG_STREAMING]
+    resources["components"] = [part for part in resources["components"] if part["id"] not in kit_contents.LOG_STREAMING]
 
 
 def _component(resources: dict[str, Any], name: str) -> dict[str, Any]:

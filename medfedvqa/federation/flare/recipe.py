@@ -15,7 +15,7 @@ from medfedvqa.federation.flare.controller import FederationController
 from medfedvqa.federation.flare.executor import SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.status import NAME, STATUS_JOB
+from medfedvqa.federation.site_status import NAME, STATUS_JOB
 
 TASK_INTERVAL = 0.05  # seconds between a site's questions for work; FLARE's default is 2
 

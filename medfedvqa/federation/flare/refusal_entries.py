@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from audits import AuditLog, Event, Outcome, Refusal
-from medfedvqa.files import write_whole
+from medfedvqa.atomic_files import write_whole
 
 MOST_ENTRIES = 1_000
 """Entries of one day (UTC); the jobs that follow are counted, and the count is an entry of the next day."""

@@ -17,10 +17,10 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medfedvqa.federation.flare import checks, patches, pinned
-from medfedvqa.federation.flare.decoding import decode_listed_only
-from medfedvqa.federation.flare.heaps import return_free_memory
-from medfedvqa.federation.flare.streams import forget_ended_streams
+from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
+from medfedvqa.federation.flare.allowed_types import decode_listed_only
+from medfedvqa.federation.flare.ended_streams import forget_ended_streams
+from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
 _STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
@@ -34,12 +34,12 @@ class ServerGuard(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        arguments = pinned.parser().parse_known_args()[0]
+        arguments = pinned_settings.parser().parse_known_args()[0]
         self.kit = Path(arguments.workspace)
-        if reason := checks.server_broken(self.kit):
+        if reason := kit_contents.server_broken(self.kit):
             _refuse(reason)
-        pinned.pin_settings(self.kit)
-        self._require(pinned.not_pinned(self.kit))
+        pinned_settings.pin_settings(self.kit)
+        self._require(pinned_settings.not_pinned(self.kit))
         return_free_memory()
         forget_ended_streams()
         decode_listed_only(*_STORED)
@@ -52,9 +52,9 @@ class ServerGuard(FLComponent):
             self._require(not_in_force(self.kit, fl_ctx))
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
-            self._require(pinned.not_pinned(self.kit))
+            self._require(pinned_settings.not_pinned(self.kit))
             config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
-            if not isinstance(config, dict) or config.get("path") != checks.CONTROLLER:
+            if not isinstance(config, dict) or config.get("path") != kit_contents.CONTROLLER:
                 error = "the job brings a class that is not on this server's list"
                 fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
 
@@ -76,21 +76,27 @@ class ServerJobLauncher(ServerProcessJobLauncher):
 def require_server_guard() -> None:
     """End this process unless it is guarded."""
     if not _installed:
-        _refuse(f"guard: it is not installed; put back local/{checks.SERVER_GUARDED}, which provisioning wrote")
+        _refuse(f"guard: it is not installed; put back local/{kit_contents.SERVER_GUARDED}, which provisioning wrote")
 
 
 def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
     """What of the hardening does not hold in the server's own process, asked of what FLARE itself goes by."""
     validators = getattr(AppAuthzService.app_validator, "validators", [])
     holding = {
-        "job validator": any(f"{type(one).__module__}.{type(one).__name__}" == checks.VALIDATOR for one in validators),
+        "job validator": any(
+            f"{type(one).__module__}.{type(one).__name__}" == kit_contents.VALIDATOR for one in validators
+        ),
         "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
     }
-    return pinned.not_pinned(kit) + patches.missing("server") + [name for name, holds in holding.items() if not holds]
+    return (
+        pinned_settings.not_pinned(kit)
+        + patches.missing("server")
+        + [name for name, holds in holding.items() if not holds]
+    )
 
 
 def _refuse(reason: str) -> NoReturn:
-    pinned.stop(f"This server does not start. {reason}.")
+    pinned_settings.stop(f"This server does not start. {reason}.")
 
 
 def _leave_nothing_of_refused_jobs() -> None:

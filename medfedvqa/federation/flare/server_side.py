@@ -19,17 +19,17 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from audits import JobRefused, Refusal
+from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.failures import ACTIONABLE
+from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import beside, pack, refusal, unpack
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.notary import NOTARY, Notary
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.status import EXCHANGE as STATUS_EXCHANGE
-from medfedvqa.federation.status import STATUS_JOB, serve_status
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.server_receipts import NOTARY, Notary
+from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
+from medfedvqa.federation.site_status import STATUS_JOB, serve_status
 
 RESULTS = "medfedvqa"
 """The folder of a run's results, inside FLARE's folder for the job."""

@@ -23,18 +23,18 @@ from audits import (
     ReleaseRefused,
     origin_of,
 )
+from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.failures import ACTIONABLE, code_of
+from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.certificates import federation_of, submitter
 from medfedvqa.federation.flare.job_folder import read_job
-from medfedvqa.federation.flare.mail import SiteMail
 from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
+from medfedvqa.federation.flare.site_mail import SiteMail
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site import SiteRuntime
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-from medfedvqa.federation.status import STATUS_JOB, StatusRuntime
-from medfedvqa.methods import Tensors
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.federation.site_status import STATUS_JOB, StatusRuntime
 
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""

@@ -17,8 +17,8 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from audits import JobRefused, LogError, Refusal
 from audits.escaping import for_log
 from medfedvqa.federation.flare import patches
+from medfedvqa.federation.flare.frame_counts import installed
 from medfedvqa.federation.flare.job_folder import check_folder, definition
-from medfedvqa.federation.flare.wire import installed
 
 MOST_FILES, MOST_UNPACKED = 16, 1 << 23
 """Of an app's archive, folders included; and the bytes that it may unpack to."""

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from audits import Tensors
 from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.dealing import new_seed
+from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
 
 

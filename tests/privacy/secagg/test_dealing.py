@@ -13,8 +13,8 @@ from scipy import stats
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
-from privacy.secagg import dealing as module
-from privacy.secagg.dealing import (
+from privacy.secagg import cut_and_choose as module
+from privacy.secagg.cut_and_choose import (
     SETS,
     Chosen,
     Dealing,

@@ -19,7 +19,7 @@ from privacy.secagg import (
     SiteError,
     connect,
 )
-from privacy.secagg.masking import agree, exchange, new_secrets, threshold
+from privacy.secagg.pairwise_masks import agree, exchange, new_secrets, threshold
 
 SITES = ("s0", "s1", "s2", "s3", "s4")
 DEADLINE = 60

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from privacy.aggregation import mean
 from privacy.secagg import Identity, InProcessRelay, Layout, RangeError, SecureAggregationError, SiteError, connect
 from privacy.secagg.group import Group
-from privacy.secagg.masking import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
-from privacy.secagg.mean import mean_of_sum, summand
+from privacy.secagg.masked_mean import mean_of_sum, summand
+from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
 from privacy.secagg.ring import Ring
 
 FEW = settings(max_examples=8, deadline=None)

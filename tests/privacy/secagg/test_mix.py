@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, Layout, RangeError, SecureAggregationError
-from privacy.secagg.dealing import new_seed
+from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

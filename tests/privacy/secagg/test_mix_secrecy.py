@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from privacy.secagg import Layout, SecureAggregationError
-from privacy.secagg.dealing import new_seed
+from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import FixedPoint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
-from privacy.secagg.dealing import new_seed
+from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES
 from privacy.secagg.ring import Ring

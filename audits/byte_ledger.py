@@ -1,0 +1,397 @@
+"""The byte ledger in the audit log: what `wire` entries hold, and whether releases and named overhead explain it.
+
+Every process of a site counts the frames that it hands to the network. The site's own process is the border: all that
+leaves passes it. The process of a job says besides what it meant to send: results of tasks, and shares for other sites.
+
+An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
+within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
+`sent` and `refused` (see `FrameCount`), `results` (see `Submitted`), `mailed` (bytes of sealed parts for other sites).
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from audits.entry import Entry, Event, Outcome
+from audits.errors import LogError
+from audits.exchange import SITES
+from audits.nested_fields import check_counts, check_members, check_types
+
+SITE, JOB = "site", "job"
+
+
+class Traffic(StrEnum):
+    """The closed vocabulary of what crosses the network."""
+
+    HANDSHAKE = "handshake"
+    PRESENCE = "presence"
+    REQUEST = "task request"
+    CONTROL = "task control"
+    RESULT = "task result"
+    MAIL = "mail between sites"
+    RECEIPT = "receipt"
+    REPLY = "reply"
+    REFUSAL = "refusal"
+    ADMIN = "administration"
+    INTERNAL = "between the site's own processes"
+    UNLISTED = "unlisted"
+
+
+PREFIX = 16
+HEADER = 2048
+ENVELOPE = 2048
+PER_TENSOR = 512
+BESIDE = 1 << 15
+MAIL_PART = 1 << 20
+
+LIMITS: Mapping[Traffic, int | None] = {
+    Traffic.HANDSHAKE: PREFIX + 1024,
+    Traffic.PRESENCE: PREFIX + HEADER + 4096,
+    Traffic.REQUEST: PREFIX + HEADER + 2048,
+    Traffic.CONTROL: PREFIX + HEADER + 2048,
+    Traffic.RESULT: None,
+    Traffic.MAIL: PREFIX + HEADER + MAIL_PART,
+    Traffic.RECEIPT: PREFIX + HEADER,
+    Traffic.REPLY: PREFIX + HEADER + 2048,
+    Traffic.REFUSAL: PREFIX + 2 * HEADER,
+    Traffic.ADMIN: PREFIX + HEADER + 4096,
+    Traffic.INTERNAL: None,
+    Traffic.UNLISTED: 0,
+}
+"""Bytes that one frame of a kind may have, headers included; None where its payload is held against what was released.
+
+A task's result may have `PREFIX + HEADER` bytes around each frame's payload, and its payload `ENVELOPE` bytes a message
+and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `BESIDE`
+bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
+"""
+
+
+@dataclass
+class FrameCount:
+    """Frames of one kind: of which job (None: of the site itself), and whether they leave the site.
+
+    `nbytes` counts whole frames, `payload` what is in them below the headers, `largest` the longest frame. `announced`
+    is the payload that was handed down to be sent: what is on the wire above it was put there below that point.
+    """
+
+    traffic: Traffic
+    job: str | None
+    leaves: bool
+    frames: int = 0
+    nbytes: int = 0
+    payload: int = 0
+    largest: int = 0
+    announced: int = 0
+
+    def add(self, nbytes: int, payload: int) -> None:
+        """One frame more."""
+        self.frames += 1
+        self.nbytes += nbytes
+        self.payload += payload
+        self.largest = max(self.largest, nbytes)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A task's result that a job's process encoded: how often, with how many tensors.
+
+    `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
+    sums over the messages.
+    """
+
+    task: str
+    round: int
+    messages: int
+    tensors: int
+    nbytes: int
+    beside: int
+    encoded: int
+
+
+@dataclass(frozen=True)
+class WireWindow:
+    """What one process counted since its last entry; the `wire` of one entry."""
+
+    process: str
+    session: str
+    number: int
+    last: bool = False
+    gap: bool = False
+    sent: tuple[FrameCount, ...] = ()
+    refused: tuple[FrameCount, ...] = ()
+    results: tuple[Submitted, ...] = ()
+    mailed: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """The window as plain JSON."""
+        parts = {name: [vars(part) for part in getattr(self, name)] for name in ("sent", "refused", "results")}
+        return vars(self) | parts
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
+        """The window that `record` describes. Raises `LogError` if it is none, `NewerFormat` if it has more."""
+        try:
+            _check_known(record)
+            sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
+            results = tuple(_submitted(part) for part in record["results"])
+            found = cls(**{**record, "sent": sent, "refused": refused, "results": results})
+            check_types(found, str, ("session",))
+            check_types(found, bool, ("last", "gap"))
+            check_counts(found, ("number", "mailed"))
+            if found.process in (SITE, JOB):
+                return found
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+        raise LogError("the entry's counts do not have the fields of this version's format")
+
+
+def _check_known(record: Mapping[str, Any]) -> None:
+    """Raises `NewerFormat` for members and kinds of traffic that this version does not know."""
+    counts = [*record["sent"], *record["refused"]]
+    check_members(WireWindow, [record], "the entry of counted bytes")
+    check_members(Submitted, record["results"], "the entry of counted bytes")
+    check_members(FrameCount, counts, "the entry of counted bytes", {"traffic": Traffic})
+
+
+def _count(record: Mapping[str, Any]) -> FrameCount:
+    found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
+    check_types(found, str | None, ("job",))
+    check_types(found, bool, ("leaves",))
+    check_counts(found, (one.name for one in fields(FrameCount)[3:]))
+    return found
+
+
+def _submitted(record: Mapping[str, Any]) -> Submitted:
+    found = Submitted(**record)
+    check_types(found, str, ("task",))
+    check_types(found, int, ("round",))
+    check_counts(found, (one.name for one in fields(Submitted)[2:]))
+    if not found.messages:
+        raise ValueError
+    return found
+
+
+@dataclass(frozen=True)
+class WireFinding:
+    """Bytes that nothing explains, or counts that are missing (then 0 bytes); `seq` of the entry that shows it."""
+
+    seq: int | None
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """What left the site, by kind, in bytes; and what of it nothing explains.
+
+    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator): nothing is
+    said then. `running` counts processes whose counts may not all be in the log yet: their jobs are not yet compared.
+    `pending`: what may be explained once the counts of jobs that are known to run are in the log.
+    """
+
+    left: Mapping[str, int]
+    findings: tuple[WireFinding, ...]
+    pending: tuple[WireFinding, ...]
+    refused_frames: int
+    running: int
+    covered: bool
+
+    @property
+    def unexplained(self) -> int:
+        """Bytes."""
+        return sum(finding.nbytes for finding in self.findings)
+
+    @property
+    def ok(self) -> bool:
+        """True if every byte is explained and no count is missing."""
+        return not self.findings
+
+
+def reconcile(entries: Iterable[Entry]) -> Reconciliation:
+    """Hold a log's `wire` entries against its releases; other entries are passed over. Entries come in the log's order.
+
+    Raises `LogError` for a `wire` entry that is not of this format.
+    """
+    reconciler = Reconciler()
+    for entry in entries:
+        reconciler.add(entry)
+    return reconciler.result()
+
+
+@dataclass
+class _Session:
+    """One start of one process."""
+
+    process: str
+    job: str | None
+    next: int = 0
+    over: bool = False
+    partial: bool = False
+    """Whether its first entries have expired."""
+
+
+@dataclass
+class _Job:
+    """Sums over a job: frames and payload that its processes sent out, and that the site's own process passed on."""
+
+    sent: Counter[Traffic] = field(default_factory=Counter)
+    frames: Counter[Traffic] = field(default_factory=Counter)
+    passed: Counter[Traffic] = field(default_factory=Counter)
+    passed_frames: Counter[Traffic] = field(default_factory=Counter)
+    encoded: int = 0
+    mailed: int = 0
+    shared: bool = False
+    compared: bool = True
+    """False once counts of the job's own processes are missing."""
+
+
+_RESULTS, _VALUES = "encoding of task results", "values of released tensors"
+_BESIDE = "checkpoints and cosignatures of audit logs"
+
+
+_Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]
+"""Round, bytes of values and number of tensors."""
+_RECENT = 512
+"""Releases of a job, alike ones once, that its counts may lag behind; a job counts every few seconds."""
+
+
+class Reconciler:
+    """`reconcile`, entry by entry. Memory grows with the number of jobs and process starts, not with the log."""
+
+    def __init__(self, expired: bool = False) -> None:
+        """`expired`: the log's first entries are gone, so that counts may begin in the middle."""
+        self.expired = expired
+        self._sessions: dict[str, _Session] = {}
+        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
+        self._released: defaultdict[str, _Releases] = defaultdict(OrderedDict)
+        self._handed: Counter[tuple[str, Traffic, str | None, bool]] = Counter()
+        self._left: Counter[str] = Counter()
+        self._values = self._beside = 0
+        self._findings: list[WireFinding] = []
+        self._refused = 0
+
+    def add(self, entry: Entry) -> None:
+        """Take one entry in. Raises `LogError`."""
+        if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
+            self.released(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
+        if entry.event is Event.WIRE:
+            self.counted(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
+
+    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
+        if peer == SITES:
+            self._jobs[job].shared = True
+        else:
+            known = self._released[job]
+            known[round, nbytes, tensors] = None
+            if len(known) > _RECENT:
+                known.popitem(last=False)
+
+    def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
+        """A `wire` entry is in the log."""
+        if window.session not in self._sessions:
+            partial = self.expired and window.number > 0
+            first = window.number if partial else 0
+            self._sessions[window.session] = _Session(window.process, job, first, partial=partial)
+        session = self._sessions[window.session]
+        if window.number < session.next:
+            return  # logged twice: the process died between the entry and forgetting its counts
+        missing = window.number > session.next or window.gap
+        if missing:
+            self._find(seq, 0, "counts of frames are missing: an entry was left out, or the machine went down")
+        if job is not None and (missing or session.partial):
+            self._jobs[job].compared = False
+        session.next, session.over = window.number + 1, window.last
+        for refused in window.refused:
+            self._refused += refused.frames
+        for count in window.sent:
+            self._frames(seq, window, count)
+        if window.process == JOB and job is not None and not session.partial:
+            self._job(seq, job, window)
+
+    def result(self, counting: Collection[str] = ()) -> Reconciliation:
+        """What the entries so far tell. `counting`: jobs of which the log does not have all counts yet."""
+        running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
+        across = list(self._across(running))
+        findings = [*self._findings, *(finding for job, finding in across if job not in counting)]
+        left = self._left + Counter({_VALUES: self._values, _BESIDE: self._beside})
+        left[_RESULTS] -= self._values + self._beside
+        return Reconciliation(
+            left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
+            findings=tuple(findings),
+            pending=tuple(finding for job, finding in across if job in counting),
+            refused_frames=self._refused,
+            running=sum(not session.over for session in self._sessions.values()),
+            covered=bool(self._sessions),
+        )
+
+    def _find(self, seq: int | None, nbytes: int, reason: str) -> None:
+        self._findings.append(WireFinding(seq, nbytes, reason))
+
+    def _frames(self, seq: int, window: WireWindow, count: FrameCount) -> None:
+        limit = LIMITS[count.traffic]
+        if limit is not None and count.largest > limit:
+            self._find(seq, count.largest - limit, f"a frame of the kind '{count.traffic}' is longer than such may be")
+        around = count.nbytes - count.payload
+        if around > count.frames * (PREFIX + 2 * HEADER):
+            self._find(seq, around, f"frames of the kind '{count.traffic}' have longer headers than such may have")
+        if count.traffic is not Traffic.HANDSHAKE:
+            key = window.session, count.traffic, count.job, count.leaves
+            self._handed[key] += count.announced - count.payload
+            if self._handed[key] < 0:
+                self._find(seq, -self._handed[key], f"more was sent as '{count.traffic}' than was handed over to be")
+                self._handed[key] = 0
+        if window.process == SITE and count.leaves:
+            self._left[_RESULTS if count.traffic is Traffic.RESULT else count.traffic] += count.nbytes
+            if count.job is not None:
+                self._jobs[count.job].passed[count.traffic] += count.payload
+                self._jobs[count.job].passed_frames[count.traffic] += count.frames
+
+    def _job(self, seq: int, job: str, window: WireWindow) -> None:
+        sums = self._jobs[job]
+        for count in window.sent:
+            if count.leaves:
+                sums.sent[count.traffic] += count.payload
+                sums.frames[count.traffic] += count.frames
+        for result in window.results:
+            self._result(seq, job, result)
+        sums.encoded += sum(result.encoded for result in window.results)
+        sums.mailed += window.mailed
+        if (more := sums.sent[Traffic.RESULT] - sums.encoded) > 0:
+            self._find(seq, more, "more was sent as results of tasks than the job's process encoded")
+            sums.encoded += more
+        if (more := sums.sent[Traffic.MAIL] - sums.mailed) > 0:
+            self._find(seq, more, "more was sent to other sites than was sealed for them")
+            sums.mailed += more
+        if window.last and all(one.over for one in self._sessions.values() if one.job == job):
+            self._released.pop(job, None)
+
+    def _result(self, seq: int, job: str, result: Submitted) -> None:
+        """A result must be a release's: its tensors' bytes, as often as it was sent, and little more around them."""
+        released = result.round, result.nbytes // result.messages, result.tensors
+        if result.nbytes % result.messages == 0 and released in self._released[job]:
+            self._values += result.nbytes
+        elif result.tensors:
+            self._find(seq, result.nbytes, "a task's result holds tensors that no release logged before it holds")
+        self._beside += result.beside
+        if (more := result.beside - result.messages * BESIDE) > 0:
+            self._find(seq, more, "a task's result tells more of audit logs than there can be to tell")
+        around = result.encoded - result.nbytes - result.beside
+        if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
+            self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
+
+    def _across(self, running: set[str | None]) -> Iterator[tuple[str, WireFinding]]:
+        """By job: what the site's own process passed on for it, against what the job's processes sent."""
+        for name, job in self._jobs.items():
+            if job.sent[Traffic.MAIL] and not job.shared:
+                reason = "shares went to other sites, and no release says of what"
+                yield name, WireFinding(None, job.sent[Traffic.MAIL], reason)
+            if name in running or not job.compared:
+                continue
+            for traffic, payload in job.passed.items():
+                more = payload - job.sent[traffic]
+                if more > 0 or job.passed_frames[traffic] > job.frames[traffic]:
+                    reason = f"the site passed on more '{traffic}' of a job than the job's process counted"
+                    yield name, WireFinding(None, max(more, 1), reason)

@@ -1,0 +1,109 @@
+"""One entry of a log, shown to somebody who has no log: the entry, its place in the tree, and who signed the tree."""
+
+import base64
+import binascii
+import json
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile
+from audits.entry import parse_any
+from audits.errors import LogError, NoteError
+from audits.format_numbers import check_number
+from audits.log_files import lines_from, present_segments
+from audits.signed_note import Note, VerifierKey
+from audits.signed_tree import TREE
+from audits.tree import TreeFile, includes, inclusion_proof
+from audits.witness import KEYS, read_keys
+
+FORMAT = "medfedvqa audit proof 1"
+MAX_BUNDLE = 1 << 26  # bytes
+_NEWEST = 64
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What a bundle shows: the entry, how much of which log was signed, and by whom of the keys that were given."""
+
+    record: dict[str, Any]
+    checkpoint: Checkpoint
+    signers: tuple[str, ...]
+
+
+def prove(folder: Path, seq: int) -> dict[str, Any]:
+    """A bundle for entry `seq` as plain JSON: under the newest checkpoint that others cosigned, or else the newest.
+
+    Raises `LogError` if the entry is not there or expired, or is not under a checkpoint yet.
+    """
+    present_segments(folder)
+    note = _checkpoint(folder, seq)
+    found = Checkpoint.parse(note.text)
+    try:
+        line = next(islice(lines_from(folder, seq), 1), b"")
+        record, _ = parse_any(line)
+        tree = TreeFile(folder / TREE, write=False)
+        try:
+            proof = inclusion_proof(tree.node, seq, found.size)
+        finally:
+            tree.close()
+    except (OSError, ValueError):
+        raise LogError("the log's tree is missing: copy the whole audit folder, or let the site sign again") from None
+    leaf = bytes.fromhex(record["leaf_hash"])
+    if record["seq"] != seq or not includes(leaf, seq, found.size, proof, found.root):
+        raise LogError("the entry is not the one that was signed: have the log verified")
+    known = read_keys(folder / KEYS)
+    names = dict.fromkeys((found.origin, *(name for name, _ in note.signatures)))
+    return {
+        "format": FORMAT,
+        "entry": line.decode().removesuffix("\n"),
+        "proof": [base64.b64encode(node).decode() for node in proof],
+        "checkpoint": str(note),
+        "keys": [str(known[name]) for name in names if name in known],
+    }
+
+
+def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
+    """What the bundle shows to somebody who trusts these keys, each of which must have signed or cosigned.
+
+    The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`, or
+    `NewerFormat`.
+    """
+    try:
+        if len(bundle) > MAX_BUNDLE:
+            raise NoteError("this is no proof of an audit log's entry: it is longer than any")
+        said = json.loads(bundle)
+        if not check_number(said["format"], FORMAT, "the proof"):
+            raise NoteError("this is no proof of an audit log's entry")
+        record, _ = parse_any(said["entry"].encode() + b"\n")
+        proof = [base64.b64decode(node, validate=True) for node in said["proof"]]
+        note = Note.parse(said["checkpoint"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
+        raise NoteError("this is no proof of an audit log's entry") from None
+    found = Checkpoint.parse(note.text)
+    if not includes(bytes.fromhex(record["leaf_hash"]), record["seq"], found.size, proof, found.root):
+        raise NoteError("the proof does not show the entry to be in the log that was signed")
+    signers = tuple(key.name for key in keys if key.signed(note) or key.cosigned(note) is not None)
+    if not keys or len(signers) != len(keys):
+        raise NoteError("the log's checkpoint is not signed with every key that was given")
+    return Proven(record, found, signers)
+
+
+def _checkpoint(folder: Path, seq: int) -> Note:
+    """Among the newest checkpoints over an entry the one that most have signed, with all their signatures."""
+    found: OrderedDict[str, Note] = OrderedDict()
+    for note in NoteFile(folder / CHECKPOINTS):
+        if Checkpoint.parse(note.text).size > seq:
+            found[note.text] = found[note.text].joined(note) if note.text in found else note
+            if len(found) > _NEWEST:
+                found.popitem(last=False)
+    if not found:
+        raise LogError("the entry is under no checkpoint yet: there is none, or the log is shorter")
+    return max(found.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
+
+
+def _size_of(note: Note) -> int:
+    return Checkpoint.parse(note.text).size

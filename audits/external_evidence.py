@@ -1,0 +1,153 @@
+"""What others hold of a site's log: checkpoints that they cosigned, keys that they know, and the server's receipts."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from audits.bounded_files import MAX_NOTES
+from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.errors import LogError, NoteError
+from audits.fast_lines import ACCEPTED, RECEIVE, Line
+from audits.log_files import segments
+from audits.signed_note import Note, VerifierKey
+from audits.verifier import Walk
+from audits.witness import EVIDENCE, KEYS, WITNESSED, read_keys
+
+RECEIPTS = "receipts"
+"""The folder of the server's log of what it received, in a run's output."""
+
+
+@dataclass
+class Evidence:
+    """Gathered from folders and files of others; nothing in it is believed before its signature is checked."""
+
+    keys: defaultdict[str, set[VerifierKey]] = field(default_factory=lambda: defaultdict(set))
+    """By name, as any of them knows it."""
+    notes: defaultdict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
+    """Checkpoints by origin."""
+    receipts: list[Path] = field(default_factory=list)
+    """Folders of logs of what a server received."""
+
+    @classmethod
+    def gather(cls, places: Iterable[Path], but: Path) -> "Evidence":
+        """From these files, and all below these folders, but for the log that is to be checked in the folder `but`.
+
+        Raises `LogError` if a place does not exist, or a file is not what its name says.
+        """
+        found, seen = cls(), set()
+        for place in places:
+            if not place.exists():
+                raise LogError("one of the places to compare with does not exist: give a file of notes, or a folder")
+            if not (place.is_file() or place.is_dir()):
+                raise LogError("one of the places to compare with is neither a plain file nor a folder")
+            files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+            for path in files:
+                if path.resolve() not in seen and path.resolve().parent != but.resolve():
+                    found._take(path, place.is_file())
+                    seen.add(path.resolve())
+        return found
+
+    def _take(self, path: Path, named: bool) -> None:
+        if path.name == KEYS:
+            for key in read_keys(path).values():
+                self.keys[key.name].add(key)
+        elif named or path.name in (WITNESSED, CHECKPOINTS) or path.name.startswith(EVIDENCE) or path.suffix == ".note":
+            if path.stat().st_size > MAX_NOTES:
+                raise LogError(f"a file of notes has more than {MAX_NOTES} bytes: give the newest of them")
+            for note in NoteFile(path):
+                self.notes[Checkpoint.parse(note.text).origin].append(note)
+        if path.parent.name == RECEIPTS and path in segments(path.parent) and path.parent not in self.receipts:
+            self.receipts.append(path.parent)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What evidence says of one site's log, with the signatures checked by the keys that are known for it."""
+
+    sizes: dict[int, bytes]
+    """Roots by size that the log's own key signed and others hold; two for one size do not come here."""
+    forks: tuple[int, ...]
+    """Sizes for which two roots are signed with the log's own key."""
+    key: VerifierKey | None
+    """The log's own, as far as it is known."""
+    other_keys: bool
+    """Whether others know the log by another key, or hold checkpoints that one signed."""
+    parties: tuple[str, ...]
+    """Who cosigned, by keys that others vouch for."""
+
+    @property
+    def covered(self) -> int:
+        """How many entries the largest checkpoint in others' hands covers."""
+        return max(self.sizes, default=0)
+
+
+def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> Claims:
+    """`own`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
+
+    Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
+    """
+    origin, own = origin_of(site), list(own)
+    roots: defaultdict[int, set[bytes]] = defaultdict(set)
+    parties: set[str] = set()
+    for note in evidence.notes[origin] if key else ():
+        if key and key.signed(note):
+            found = Checkpoint.parse(note.text)
+            roots[found.size].add(found.root)
+            parties |= _cosigners(note, evidence)
+    for note in own:
+        names = _cosigners(note, evidence)
+        if names and key and key.signed(note):
+            found = Checkpoint.parse(note.text)
+            roots[found.size].add(found.root)
+            parties |= names
+    return Claims(
+        sizes={size: next(iter(found)) for size, found in roots.items() if len(found) == 1},
+        forks=tuple(sorted(size for size, found in roots.items() if len(found) > 1)),
+        key=key,
+        other_keys=_other_keys(origin, key, own, evidence),
+        parties=tuple(sorted(parties)),
+    )
+
+
+def _other_keys(origin: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> bool:
+    """Whether others know the log by another key, or hold notes of it that another key signed.
+
+    Where no key is known, that is one which the log's own notes do not have.
+    """
+    ids = key.ids if key else _ids(origin, own)
+    others = _ids(origin, evidence.notes[origin])
+    strangers = evidence.keys[origin] - {key} if key else ()
+    return bool(strangers) or bool(ids and others - ids)
+
+
+def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
+    """Of the keys that signed notes in the log's own name."""
+    return frozenset(found for note in notes for found in note.ids_of(origin))
+
+
+def _cosigners(note: Note, evidence: Evidence) -> set[str]:
+    names = {name for name, _ in note.signatures}
+    return {name for name in names if any(key.cosigned(note) for key in evidence.keys.get(name, ()))}
+
+
+def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
+    """The digests of what a server's log says that it received from a site, and the number of each receipt.
+
+    Raises `LogError` if the receipts' own chain does not hold.
+    """
+    name, found = b'"%s"' % site.encode(), {}
+    walk = Walk(folder)
+    for line in walk:
+        if line.event == RECEIVE and line.outcome == ACCEPTED and line.peer == name:
+            found[matching(line)] = line.seq
+    if walk.bad:
+        raise NoteError("the server's receipts do not hold themselves: ask for another copy")
+    return found
+
+
+def matching(line: Line) -> bytes:
+    """The same for a release in a site's log and its receipt at the server."""
+    said = line.job, line.round, line.task, line.tensors
+    return hashlib.sha256(b"\n".join(said)).digest()[:16]

@@ -1,0 +1,131 @@
+"""Lines of a log, checked fast: against a pattern that is made from the grammar, and by `parse_any` where that does not
+fit.
+
+The pattern admits nothing that `parse_line` refuses; what it does not know (escapes, large numbers, newer formats) goes
+there. Values are kept as the canonical JSON that stands in the line.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from audits.entry import ENVELOPE, FORMAT, GRAMMARS, parse_any
+from audits.exchange import canonical
+from audits.field_types import bounded
+
+RELEASE, RECEIVE, OPEN, CLOSE, WIRE = b'"release"', b'"receive"', b'"open"', b'"close"', b'"wire"'
+EXPIRED, FINDING = b'"expired"', b'"finding"'
+SENT, ACCEPTED, REFUSED = b'"sent"', b'"accepted"', b'"refused"'
+
+
+class Line(NamedTuple):
+    """What the verifier needs of an entry; bytes are canonical JSON, `null` in an entry of a higher format number."""
+
+    seq: int
+    prev_hash: str
+    leaf_hash: str
+    event: bytes
+    outcome: bytes
+    job: bytes
+    round: bytes
+    task: bytes
+    peer: bytes
+    nbytes: bytes
+    site: bytes
+    reason: bytes
+    tensors: bytes
+    time: bytes
+    wire: bytes | None
+    expiry: bytes | None
+    newer: bool = False
+    """Whether the entry holds what this version does not know."""
+
+
+_KEPT = ("event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
+_OPTIONAL = ("wire", "expiry")
+_SPECIAL = {
+    "leaf_hash": rb'(?P<leaf_member>,"leaf_hash":"(?P<leaf_hash>[0-9a-f]{64})")',
+    "prev_hash": rb',"prev_hash":"(?P<prev_hash>[0-9a-f]{64})"',
+}
+"""Members whose values the pattern knows better than the grammar."""
+_Groups = tuple[bytes | None, ...]
+
+
+class _Fast:
+    """The pattern of one format's lines."""
+
+    def __init__(self, number: int) -> None:
+        members = GRAMMARS[number]
+        written = [self._member(name, number) for name in members.forms]
+        pattern = re.compile(rb"\{" + b"".join(written).removeprefix(b",") + rb"\}\n", re.DOTALL)
+        places = {name: place - 1 for name, place in pattern.groupindex.items()}
+        self.mark = b',"format":%d,' % number if number else b""
+        """What stands in every line of the format, and in few others: looked for first, since that is fast."""
+        self.match, self.leaf = pattern.fullmatch, places["leaf_member"] + 1
+        self.kept: Callable[[_Groups], Any] = itemgetter(
+            *(places[name] for name in ("seq", "prev_hash", "leaf_hash", *_KEPT, *_OPTIONAL))
+        )
+        parts = [name for name, form in members.forms.items() if not form.exact]
+        self.parts: Callable[[_Groups], _Groups] = itemgetter(*(places[name] for name in parts))
+        self.empty = tuple(None if name in members.optional else b"null" for name in parts)
+
+    def _member(self, name: str, number: int) -> bytes:
+        members = GRAMMARS[number]
+        form = members.forms[name]
+        pattern = b"%d" % number if name == "format" else form.pattern
+        if name == "seq" or name in _KEPT or not form.exact:
+            pattern = b"(?P<%s>%s)" % (name.encode(), pattern)
+        member = _SPECIAL.get(name, b',"%s":%s' % (name.encode(), pattern))
+        return b"(?:%s)?" % member if name in members.optional else member
+
+
+_FAST = tuple(_Fast(number) for number in sorted(GRAMMARS, reverse=True))
+
+
+def read_line(line: bytes) -> Line:
+    """What a line says, also one of a newer format. Raises `LogError` where `parse_any` does."""
+    for fast in _FAST:
+        if fast.mark in line and (found := fast.match(line)):
+            groups = found.groups()
+            begin, end = found.span(fast.leaf)
+            seq, prev, leaf, *kept = fast.kept(groups)
+            digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
+            parts = fast.parts(groups)
+            sound = digest == leaf.decode() and (parts == fast.empty or _canonical(parts))
+            if sound and (line.isascii() or _utf8(line)):
+                return Line(int(seq), prev.decode(), digest, *kept)
+            break
+    return _slowly(line)  # which says what is wrong with it, if anything is
+
+
+def _canonical(parts: _Groups) -> bool:
+    """Whether the parts of a line that the pattern leaves open are written in the one way, too."""
+    try:
+        return all(part is None or _is_part(part) for part in parts)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_part(part: bytes) -> bool:
+    value = json.loads(part)
+    return bounded(value) and canonical(value) == part
+
+
+def _utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _slowly(line: bytes) -> Line:
+    record, newer = parse_any(line)
+    if record.get("format", 0) > FORMAT:
+        record = {name: record[name] for name in ENVELOPE.forms}
+    kept = (canonical(record.get(name)) for name in _KEPT)
+    optional = (canonical(record[name]) if name in record else None for name in _OPTIONAL)
+    return Line._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, *optional, newer))

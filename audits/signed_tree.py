@@ -1,0 +1,146 @@
+"""What fixes a log from outside its chain: the tree over its entries, and the checkpoints that the site signs."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, signed_checkpoint
+from audits.errors import LogError
+from audits.signed_note import AuditKey, Note, VerifierKey
+from audits.tile_writer import Lines, TileWriter
+from audits.tree import TreeFile, consistency_proof, root_of
+
+TREE = "tree"
+Link = tuple[bytes, bytes]
+"""An entry's `prev_hash` and `leaf_hash`."""
+_REWRITTEN = "the audit log is not the one that was signed before: it was rewritten, have it verified"
+_RECENT = 256
+"""Checkpoints whose cosignatures are remembered, so that none is stored twice."""
+
+
+class Anchor:
+    """Tree and checkpoints of the log in `folder`. Its owner holds the log's lock where it calls."""
+
+    def __init__(self, folder: Path, key: AuditKey) -> None:
+        """Raises `OSError`."""
+        self.key = key
+        self._tree = TreeFile(folder / TREE)
+        self._file = NoteFile(folder / CHECKPOINTS)
+        self._tiles = TileWriter(folder)
+        self._last: Note | None = None
+        self._sound = False
+        self._cosigned: OrderedDict[str, set[str]] = OrderedDict()
+
+    def close(self) -> None:
+        """Gives the files back."""
+        self._tree.close()
+
+    def last(self) -> Checkpoint | None:
+        """The newest checkpoint. Raises `NoteError`."""
+        self._last = self._file.latest()
+        return Checkpoint.parse(self._last.text) if self._last else None
+
+    def sign(self, size: int, head: bytes, links: Callable[[int], Iterable[Link]]) -> Note:
+        """The checkpoint of the log as it is: `size` entries, the last of which has the hash `head`.
+
+        `links` gives the entries from one on. Raises `LogError` if they do not follow those that were signed before.
+        """
+        last = self.last()
+        before = last.size if last else 0
+        if not self._sound and not (last is None or self._tree.holds(before, last.root)):
+            self._tree.extend(0, self._linked(0, links))  # made anew, it has to have the root that was signed
+        if self._tree.extend(before, self._linked(before, links)) != size or self._leaf_before(size) != head:
+            raise LogError(_REWRITTEN)
+        if last and not (self._sound or self._tree.holds(before, last.root)):
+            raise LogError(_REWRITTEN)
+        self._sound = True
+        if last and self._last and before == size:
+            return self._last
+        note = signed_checkpoint(self.key, size, root_of(self._tree.node, size))
+        self._file.append([note])
+        self._last = note
+        return note
+
+    def publish(self, note: Note, lines: Lines, lag: int = 1, anew: bool = False) -> bool:
+        """Brings the public form of the log up to a checkpoint, if that covers `lag` entries more; whether it did.
+
+        `anew`: all of it is made again. `lines` gives those of the log from an entry on. Raises `LogError`, `OSError`.
+        """
+        if anew:
+            self._tiles.remove()
+        return self._tiles.publish(note, self._tree, lines, lag)
+
+    def drop_expired(self) -> None:
+        """Removes from the public form the lines that the log has no more. Raises `LogError`, `OSError`."""
+        self._tiles.drop_expired()
+
+    def _leaf_before(self, index: int) -> bytes:
+        return self._tree.node(0, index - 1) if index else bytes(32)
+
+    def _linked(self, begin: int, links: Callable[[int], Iterable[Link]]) -> Iterator[bytes]:
+        before = self._leaf_before(begin)
+        for prev, leaf in links(begin):
+            if prev != before:
+                raise LogError(_REWRITTEN)
+            yield leaf
+            before = leaf
+
+    def sync(self) -> None:
+        """The tree is on disk when this returns: from now on lines may go."""
+        self._tree.sync()
+
+    def proof(self, old: int, new: int) -> list[bytes]:
+        """That the first `old` entries are those of the first `new`, for which there is a checkpoint."""
+        return consistency_proof(self._tree.node, old, new)
+
+    def contradicts(self, other: Checkpoint, size: int) -> bool:
+        """Whether a checkpoint of this log, which has `size` signed entries, is not of these."""
+        return other.size > size or not (other.size == 0 or self._tree.holds(other.size, other.root))
+
+    def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
+        """Stores cosignatures of this log's checkpoints, each witness's once; how many were new."""
+        known = {key.name: key for key in keys if key.name != self.key.public.name}
+        stored = [found for note in notes if (found := self._new(note, known))]
+        if stored:
+            self._file.append(stored)
+            for note in stored:
+                self._tiles.cosigned(note)
+        return len(stored)
+
+    def _new(self, note: Note, known: dict[str, VerifierKey]) -> Note | None:
+        if not self.key.public.signed(note):
+            return None
+        have = self._cosigned.setdefault(note.text, set())
+        names = {name for name, _ in note.signatures} - have
+        valid = {name for name in names if name in known and known[name].cosigned(note) is not None}
+        have |= valid
+        while len(self._cosigned) > _RECENT:
+            self._cosigned.popitem(last=False)
+        kept = tuple(one for one in note.signatures if one[0] in valid or one[0] == self.key.public.name)
+        return Note(note.text, kept) if valid else None
+
+
+def signed_size(folder: Path) -> int:
+    """How many entries the newest checkpoint in the folder covers; 0 if there is none. Raises `NoteError`."""
+    note = NoteFile(folder / CHECKPOINTS).latest()
+    return Checkpoint.parse(note.text).size if note else 0
+
+
+def expired_leaves(folder: Path, count: int) -> Iterator[bytes]:
+    """The leaf hashes of the first entries, whose lines are gone. Raises `LogError`."""
+    with _kept(folder) as tree:
+        for index in range(count):
+            yield tree.node(0, index)
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[TreeFile]:
+    try:
+        tree = TreeFile(folder / TREE, write=False)
+        try:
+            yield tree
+        finally:
+            tree.close()
+    except (OSError, ValueError):
+        raise LogError("hashes of expired entries are missing: restore the log's file 'tree' from a backup") from None

@@ -1,0 +1,123 @@
+"""Whether the times in a log can be right: in order, without leaps, none in the future, none against others' times.
+
+An entry under a checkpoint that others hold cannot be dated anew. What follows can, by whoever has the site's key: that
+it does not lie before what others hold is all that can be shown of it. A clock that is set back looks the same.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from audits.checkpoint import Checkpoint
+from audits.cosigned_times import TOLERANCE, CosignedTimes
+from audits.fast_lines import Line
+
+LEAP = timedelta(days=366)
+"""A longer time between two entries is a leap, unless others' signed times reach it."""
+TRAVEL = timedelta(days=31)
+"""A checkpoint is cosigned within this time: the server may wait for the slowest site of a round."""
+_TIME = re.compile(
+    rb'"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T'
+    rb'(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z"'
+).fullmatch
+_DAY, _YEAR = slice(9, 11), slice(1, 5)
+
+
+class Times:
+    """Follows the times of a log's entries; `checkpoints` are those of the log whose own times count."""
+
+    def __init__(self, checkpoints: Iterable[Checkpoint], cosigned: CosignedTimes | None = None) -> None:
+        self.malformed: int | None = None
+        """The first entry that has no time."""
+        self.earlier: int | None = None
+        """The first entry that is dated before what comes before it, or whose checkpoint is."""
+        self.back = timedelta()
+        """How far."""
+        self.cosigned_earlier: int | None = None
+        """The first entry that others cosigned before its date."""
+        self.cosigned_later: int | None = None
+        """The first entry that is dated before others cosigned what precedes it."""
+        self.cosigned = cosigned or CosignedTimes()
+        self._latest = b""
+        self._latest_entry: int | None = None
+        self._floor = b""
+        self._leaps: list[tuple[int, datetime]] = []
+        self._signed = {one.size: time for one in checkpoints if (time := _signed_time(one))}
+        self._due = self._signed.keys() | set(self.cosigned.sizes)
+
+    def take(self, line: Line) -> None:
+        """The next entry."""
+        if line.seq in self._due:
+            self._compare(line.seq)
+        time = line.time
+        if time >= self._latest and _TIME(time) and (time[_DAY] <= b"28" or moment(time)):
+            if time[_YEAR] != self._latest[_YEAR]:
+                self._look_ahead(line)
+            self._latest, self._latest_entry = time, line.seq  # of this form, later times are larger texts
+        else:
+            self._look_back(line.seq, line.time)
+        if time < self._floor and self.cosigned_later is None and moment(time):
+            self.cosigned_later = line.seq
+
+    def end(self, entries: int) -> None:
+        """The log has no further entry."""
+        if entries in self._due:
+            self._compare(entries)
+
+    def leap(self) -> int | None:
+        """The first entry that follows a leap which no cosigned time reaches."""
+        newest = self.cosigned.newest
+        return next((entry for entry, time in self._leaps if newest is None or time - newest > TOLERANCE), None)
+
+    def future(self, now: datetime) -> int | None:
+        """The entry that is dated last, if that is after `now`."""
+        latest = moment(self._latest) if self._latest_entry is not None else None
+        return self._latest_entry if latest and latest - now > TOLERANCE else None
+
+    def _compare(self, size: int) -> None:
+        """The entries so far with the times of the checkpoint of this size, the site's own and others'."""
+        if signed := self._signed.get(size):
+            self._look_back(max(size - 1, 0), signed)
+            if signed > self._latest and size:
+                self._latest, self._latest_entry = signed, size - 1
+        if size not in self.cosigned.sizes:
+            return
+        latest = moment(self._latest)
+        if latest and latest - self.cosigned.last(size) > TOLERANCE and self.cosigned_earlier is None:
+            self.cosigned_earlier = self._latest_entry if self._latest_entry is not None else max(size - 1, 0)
+        floor = max(self.cosigned.first(size), datetime.min.replace(tzinfo=UTC) + TRAVEL) - TRAVEL
+        self._floor = max(self._floor, _written(floor))
+
+    def _look_ahead(self, line: Line) -> None:
+        before, now = moment(self._latest), moment(line.time)
+        if before and now and now - before > LEAP:
+            self._leaps.append((line.seq, now))
+
+    def _look_back(self, entry: int, time: bytes) -> None:
+        now = moment(time)
+        if now is None:
+            self.malformed = entry if self.malformed is None else self.malformed
+        elif self._latest and (before := moment(self._latest)) and before - now > TOLERANCE and self.earlier is None:
+            self.earlier, self.back = entry, before - now
+
+
+def moment(time: bytes) -> datetime | None:
+    """What a time in a log, as JSON, says; None if it is none."""
+    if not _TIME(time):
+        return None
+    try:
+        return datetime.fromisoformat(time[1:-1].decode()).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _written(time: datetime) -> bytes:
+    """The time as an entry has it, as JSON."""
+    return json.dumps(time.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode()
+
+
+def _signed_time(checkpoint: Checkpoint) -> bytes:
+    """When a checkpoint was signed, by the site's clock, as an entry would say it; empty if it does not say so."""
+    time = json.dumps(checkpoint.extensions.get("time")).encode()
+    return time if moment(time) else b""

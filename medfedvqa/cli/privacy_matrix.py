@@ -1,0 +1,50 @@
+"""Which methods run in the clear, under differential privacy, with secure aggregation, with both; and else why not."""
+
+from medfedvqa.core.registry import create, method_names, method_type
+from medfedvqa.errors import ConfigError
+from privacy import DPSettings, PrivacyError
+
+PRIVACY = DPSettings(noise=1.0, count_noise=1.0)
+"""Any settings do; with an epsilon the noise would have to be found first, which takes seconds."""
+CELLS: dict[str, tuple[DPSettings | None, bool]] = {
+    "in clear": (None, False),
+    "differential privacy": (PRIVACY, False),
+    "secure aggregation": (None, True),
+    "both": (PRIVACY, True),
+}
+PUBLIC = {"weighting": "uniform", "answers": "closed"}
+"""Under differential privacy no public figure follows from a site's rows: all sites weigh the same, since row counts
+are not released, and the answer space is a public list."""
+
+
+def refusal(method: str, cell: str) -> str | None:
+    """Why such a job is refused when it is made; None if it runs."""
+    dp, secagg = CELLS[cell]
+    try:
+        options = {} if dp is None else public_options(method)
+        built = create(method, options, dp, secagg)
+        built.plan()
+    except (ConfigError, PrivacyError) as error:
+        return str(error)
+    return None
+
+
+def markdown_matrix() -> str:
+    """The whole matrix, and below it each refusal in words."""
+    lines = ["| method | " + " | ".join(CELLS) + " |", "|---|" + ":---:|" * len(CELLS)]
+    reasons: list[str] = []
+    for method in method_names():
+        marks = []
+        for cell in CELLS:
+            reason = refusal(method, cell)
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+            marks.append("runs" if reason is None else f"no ({1 + reasons.index(reason)})")
+        lines.append(f"| [`{method}`]({method}.md) | " + " | ".join(marks) + " |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
+
+
+def public_options(method: str) -> dict[str, str]:
+    """Options with which the method, if it can, runs under differential privacy."""
+    fields = method_type(method).config_type.model_fields
+    return {name: value for name, value in PUBLIC.items() if name in fields}

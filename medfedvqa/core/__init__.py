@@ -1,0 +1,34 @@
+"""What a federated method is and is made of: a declared exchange, handlers on the sites, and a loop on the server."""
+
+from audits import Tensors
+from medfedvqa.checking import checked
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.method import EPSILON, Method, MethodConfig, State
+from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, MeanOnShares, MixOnShares, OnShares, mixing
+from medfedvqa.core.probe import Probe
+from medfedvqa.core.registry import create, method_names, method_type, register
+from medfedvqa.core.scores import ACCURACY
+from medfedvqa.training import Site
+
+__all__ = [
+    "ACCURACY",
+    "EPSILON",
+    "FAULT",
+    "SHARED_BYTES",
+    "Hub",
+    "MeanOnShares",
+    "Method",
+    "MethodConfig",
+    "MixOnShares",
+    "OnShares",
+    "Probe",
+    "Site",
+    "State",
+    "Tensors",
+    "checked",
+    "create",
+    "method_names",
+    "method_type",
+    "mixing",
+    "register",
+]

@@ -1,0 +1,193 @@
+"""What methods have in common whose sites train a model and whose server averages what they share."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
+from medfedvqa.bounds import MOST_LAYERS, MOST_LENGTH, MOST_RANK, MOST_SITES, MOST_WIDTH, SiteName
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.local_training import Alone, AloneConfig
+from medfedvqa.core.method import MethodConfig, State
+from medfedvqa.core.on_shares import MeanOnShares, OnShares
+from medfedvqa.core.scores import counts
+from medfedvqa.data import CLOSED_ANSWERS
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import Site, Trainer
+from privacy import DPSettings
+
+ROWS = "train_rows"
+"""The weight of a site in a mean by rows."""
+
+
+class TunedConfig(MethodConfig, frozen=True):
+    """Options of methods that tune a backbone."""
+
+    tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
+    blocks: int | None = Field(
+        None, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
+    )
+    rank: int = Field(16, ge=1, le=MOST_RANK, description="rank of low-rank updates")
+    reduction: int = Field(16, ge=1, le=MOST_WIDTH, description="a token's width over that of an adapter's bottleneck")
+    length: int = Field(4, ge=2, le=MOST_LENGTH, description="tokens of a prompt per block, half keys, half values")
+
+    @property
+    def tuned(self) -> TuningConfig:
+        """What is tuned."""
+        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
+
+
+class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
+    """Options that all of these methods have."""
+
+    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer")
+    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
+    head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
+    weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
+    evaluated: Literal["shared", "personal"] = Field(
+        "shared", description="test the last mean, or the site's own model before it was averaged"
+    )
+    unseen: tuple[SiteName, ...] = Field(
+        (), max_length=MOST_SITES, description="sites that never train, and test the last mean on their rows"
+    )
+
+    def head_of(self, answers: int) -> HeadConfig:
+        """A head for so many answers."""
+        return HeadConfig(answers, self.hidden, self.dropout)
+
+
+Config = TypeVar("Config", bound=AveragingConfig)
+
+
+class Averaging(Alone[Config]):
+    """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
+
+    compares_features: ClassVar[bool] = False
+    """Whether the method works on features, which do not move where the answer head alone is trained."""
+
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        super().__init__(config, dp, secagg)
+        if self._common and config.answers == "site":
+            raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
+        if config.finish_epochs and self.shares and self._common and config.evaluated == "shared":
+            raise ConfigError(
+                "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "
+                "'evaluated' as 'personal'"
+            )
+        if config.finish_epochs and config.unseen:
+            raise ConfigError("sites in 'unseen' never train: leave out 'finish_epochs'")
+        if dp is not None and config.weighting == "rows":
+            raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
+        if self.compares_features and config.tuning == "classifier":
+            raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
+        if config.unseen and not (self.shares and self._common):
+            raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The job's list; of a shared head the bundled one if the job brings none."""
+        return self.config.listed or (CLOSED_ANSWERS if self._common else None)
+
+    @property
+    def shares(self) -> bool:
+        """Whether sites share anything of what they train."""
+        return self._common or self.config.tuning != "classifier"
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """The mean of every round."""
+        how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
+        return {"start": how, "train": how} if self.shares else {}
+
+    @property
+    def averages(self) -> bool:
+        """See `Method.averages`."""
+        return self.shares
+
+    @property
+    def bystanders(self) -> int:
+        """The sites that only test."""
+        return len(self.config.unseen)
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """What is averaged, by name."""
+        head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._common else {}
+        return self.config.tuned.shapes(shape) | head
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Up: what the site trained of the shared part; down: its mean; at the end: counts of test answers."""
+        up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
+        down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
+        if up and self.config.weighting == "rows":
+            up = (*up, *counts(ROWS))
+        return Exchange(
+            self.name,
+            (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*self.scores), down)),
+        )
+
+    def setup(self, site: Site) -> State:
+        """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
+        self.check_answers(site.data.public_answers)
+        model = self.model(site)
+        own = site.seed if self._common else site.task_seed("setup", 0)
+        values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))
+        return {"values": values}
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """A round from the mean of the last one. Raises `ConfigError` at a site that the job only tests."""
+        if site.name in self.config.unseen:
+            raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
+        return super().train(site, state, received, round)
+
+    def reply(self, trainer: Trainer, state: State) -> Tensors:
+        """What the site trained of the shared part."""
+        shared = self.shared(trainer.site.backbone.shape)
+        reply = {name: state["values"][name].numpy(force=True) for name in shared}
+        if shared and self.config.weighting == "rows":
+            reply[ROWS] = np.array(len(trainer.train_rows), np.int64)
+        return reply
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
+        shared: Tensors = {}
+        weight = ROWS if self.config.weighting == "rows" else None
+        training = [site for site in hub.sites if site not in self.config.unseen]
+        if not training or len(hub.sites) - len(training) < len(self.config.unseen):
+            raise ConfigError("'unseen' names a site that is not there, or leaves none to train")
+        for number in hub.rounds(self.config.rounds):
+            task = "start" if number == 1 else "train"
+            down = {site: shared for site in training}
+            if self.shares:
+                shared = hub.mean(task, down, weight)
+            else:
+                hub.collect(task, down)
+        return hub.collect("evaluate", {site: shared for site in hub.sites})
+
+    def model(self, site: Site) -> TunedModel:
+        """The model that a site trains."""
+        return self.model_of(site, self.config.tuned)
+
+    def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
+        """A model for the site's answer space."""
+        return TunedModel(site.backbone, tuning, self.config.head_of(self.answer_count(site)))
+
+    def tested(self, site: Site, state: State, received: Values) -> Values:
+        """The last mean, or the site's own model."""
+        values: Values = state["values"]
+        if self.config.evaluated == "shared" or site.name in self.config.unseen:
+            return values | received
+        return dict(values)
+
+    @property
+    def _common(self) -> bool:
+        return self.config.head == "shared"
+
+
+def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
+    part = "answer head" if name.startswith(HEAD) else "tuned part"
+    return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} {part}")

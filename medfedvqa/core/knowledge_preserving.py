@@ -1,0 +1,74 @@
+"""Knowledge preserving: the model that a round starts from, frozen, teaches the one that is trained.
+
+The frame of FedP3 (M. Lao et al., "FedVQA", ACM MM 2023, Sec. 3.3.1) and of the distillation losses it compares with.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from medfedvqa.bounds import MOST_ROUNDS, MOST_WEIGHT
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.method import State
+from medfedvqa.models import AnswerModel, Values
+from medfedvqa.training import RowLoss, Rows, Trainer, answer_losses
+from privacy import Chance
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model makes of some rows: features [rows, width], logits [rows, answers]."""
+
+    features: torch.Tensor
+    logits: torch.Tensor
+
+
+def outputs(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, chance: Chance | None) -> Outputs:
+    """With these values; dropout only with a chance to draw from."""
+    features = model.features(values, rows.batch)
+    return Outputs(features, model.answer(values, features, chance))
+
+
+class PreservingConfig(AveragingConfig, frozen=True):
+    """Options that all of these methods have."""
+
+    weight: float = Field(
+        1.0, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (lambda); 0 is FedAvg"
+    )
+    start_round: int = Field(
+        2, ge=1, le=MOST_ROUNDS, description="first round with a teacher; in round 1 its head is untrained"
+    )
+
+
+Config = TypeVar("Config", bound=PreservingConfig)
+
+
+class Preserving(Averaging[Config]):
+    """FedAvg with a term between student and teacher in the loss of each row."""
+
+    @abstractmethod
+    def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """What it costs the student to differ, [rows]; the teacher, without dropout, is a constant."""
+
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
+        """A round as FedAvg's until there is a teacher, and for weight 0."""
+        taught = self.config.weight > 0 and round >= self.config.start_round
+        loss = self.taught(trainer.model, start) if taught else answer_losses(trainer.model)
+        return {**state, "values": trainer.train(start, loss, round, seed).trained()}
+
+    def taught(self, model: AnswerModel, start: Values) -> RowLoss:
+        """Cross-entropy plus the weighted term; the teacher has the values `start`."""
+
+        def loss(values: Values, rows: Rows) -> torch.Tensor:
+            student = outputs(model, values, rows, rows.chance)
+            with torch.no_grad():
+                teacher = outputs(model, start, rows, None)
+            answers = F.cross_entropy(student.logits, rows.answers, reduction="none")
+            return answers + self.config.weight * self.term(student, teacher, rows)
+
+        return loss

@@ -1,0 +1,249 @@
+"""What methods have in common whose sites train a model each, for some rounds, and test it at the end.
+
+By itself nothing is shared; `averaging` adds a mean. A method is a model, a local loss (`row_loss`, `penalty`), or a
+local round of its own (`local`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+import torch
+from pydantic import Field, field_validator
+
+from audits import Exchange, TaskSpec, Tensors
+from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.kept_model import KEPT, Keeping
+from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
+from medfedvqa.core.probe import Probe
+from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
+from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
+from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
+from privacy import Cost, DPSettings
+
+
+class AloneConfig(MethodConfig, frozen=True):
+    """Options of local training."""
+
+    rounds: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds of local training")
+    local_epochs: int = Field(2, ge=1, le=MOST_PASSES, description="passes over the site's rows per round")
+    local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
+    batch_rows: int = Field(32, ge=1, le=MOST_ROWS, description="rows per batch, whole patients")
+    views: int = Field(
+        1, ge=1, le=MOST_VIEWS, description="fixed augmented views of each picture to train on, itself included"
+    )
+    optimizer: Optimizer = Field("adamw", description="local optimiser, new in every round")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="first learning rate")
+    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
+    decay_every: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds between decays")
+    weight_decay: float = Field(
+        1e-2, ge=0, le=MOST_RATE, description="decay of weights per step, times the learning rate"
+    )
+    finish_epochs: int = Field(
+        0,
+        ge=0,
+        le=MOST_PASSES,
+        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    )
+
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
+        None,
+        description="the answer space: a list, 'closed' for the bundled one, 'site' for the one in each site.yml; "
+        "null: the bundled one for a shared head, else each site's own, if need be that of its rows",
+    )
+
+    @field_validator("answers")
+    @classmethod
+    def _can_be_told_apart(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        return public_list(answers) if isinstance(answers, tuple) else answers
+
+    @property
+    def listed(self) -> tuple[str, ...] | None:
+        """The list that the job brings."""
+        if self.answers == "closed":
+            return CLOSED_ANSWERS
+        return self.answers if isinstance(self.answers, tuple) else None
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The site's local training."""
+        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__dataclass_fields__})
+
+
+Config = TypeVar("Config", bound=AloneConfig)
+
+
+class Alone(Method[Config]):
+    """Local training of a model for the site's own answers, without any exchange."""
+
+    separable: ClassVar[bool] = True
+    """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
+
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        super().__init__(config, dp, secagg)
+        if dp is not None and not self.separable:
+            raise ConfigError(
+                f"the loss of '{self.name}' compares rows of different patients, so no single patient's part in it can "
+                "be bounded: it does not train under differential privacy"
+            )
+        if dp is not None and self.answers is None and config.answers != "site":
+            raise ConfigError(
+                "under differential privacy the answer space is public, never made of a site's rows: give the option "
+                "'answers' a list or 'closed', the bundled one, or give it 'site' and each site.yml a list of answers"
+            )
+
+    @property
+    def passes(self) -> int:
+        """How many steps are taken where plain training takes one: under differential privacy each is paid for."""
+        return 1
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The model's answer space; None is each site's own."""
+        return self.config.listed
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Nothing until the counts of test answers."""
+        evaluate = TaskSpec("evaluate", counts(*self.scores), ())
+        return Exchange(self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), evaluate))
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What `evaluate` counts."""
+        return (*SCORED, *FINISHED) if self.config.finish_epochs else SCORED
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """The first round, the others, and the evaluation."""
+        return trained_by_rounds(self.config.rounds)
+
+    def cost(self, task: str) -> Cost:
+        """Local steps; nothing else depends on data."""
+        if self.dp is None or task == "evaluate":
+            return Cost()
+        return Cost(steps=self.passes * self.config.training.private_steps(self.dp))
+
+    def setup(self, site: Site) -> State:
+        """A model of the site's own. Raises `ConfigError` for a site without the list of answers that privacy needs."""
+        self.check_answers(site.data.public_answers)
+        generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
+        return {"values": self.model(site).initial(generator, generator)}
+
+    def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """The first round."""
+        return self.train(site, state, received, round)
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """A round, from what was received in the place of the site's own values of the same names."""
+        trainer = self.trainer(site)
+        start: Values = {**state["values"], **tensors_of(received, site.device)}
+        state = self.local(trainer, state, start, round, site.task_seed("train", round))
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        return state, self.reply(trainer, state)
+
+    def reply(self, trainer: Trainer, state: State) -> Tensors:
+        """What the site sends after a round."""
+        return {}
+
+    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Test rows that the model answers right, and what the free baselines score; then a model for the site.
+
+        Whatever is trained here is trained after the last release, without noise, and never leaves.
+        """
+        right = self.answered(site, state, received, site.data.test)
+        if not self.config.finish_epochs:
+            return scored(state, site.data, right)
+        keeping = Keeping(self, site, state, received, round)
+        return scored({**state, KEPT: keeping.kept}, site.data, right, **keeping.counted)
+
+    def answered(self, site: Site, state: State, received: Tensors, examples: Examples) -> torch.Tensor:
+        """Whether a site with this state and message answers each row right, bool [rows]."""
+        tested = self.tested(site, state, tensors_of(received, site.device))
+        return self.right(self.trainer(site), tested, examples)
+
+    def begun_anew(self, state: State, values: Values) -> State:
+        """A state from which training continues with these values, and without what noise has left in an optimiser."""
+        return {**state, "values": values}
+
+    def used(self, received: Tensors) -> Tensors:
+        """The part of the last message that the finished model continues to use."""
+        return {}
+
+    def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
+        """The same method for a site by itself, without noise; `local_epochs` if other than the method's own."""
+        own = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
+        return type(self)(self.config.model_copy(update=own))
+
+    def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
+        """Whether a site with these values answers each row right, bool [rows]."""
+        return trainer.right(values, examples)
+
+    def tested(self, site: Site, state: State, received: Values) -> Values:
+        """The values that the site tests."""
+        return dict(state["values"])
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """See `Method.probe`."""
+        trainer = self.trainer(site)
+        start: Values = {**state["values"], **tensors_of(received, site.device)}
+        loss = self.row_loss(trainer, state, start)
+
+        def losses(values: Mapping[str, torch.Tensor], rows: Examples) -> torch.Tensor:
+            return loss(dict(values), trainer.all_rows(rows))
+
+        return Probe(start, losses)
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds of training, then the evaluation."""
+        for number in hub.rounds(self.config.rounds):
+            hub.collect("start" if number == 1 else "train")
+        return hub.collect("evaluate")
+
+    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """See `Method.attention`: that of the site's own last model."""
+        # Attention is computed in the last block: what is kept of a picture must lie below it.
+        trainer = self.trainer(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
+        with torch.no_grad():
+            return trainer.model.attention(state["values"], trainer.all_rows(examples).batch)
+
+    @abstractmethod
+    def model(self, site: Site) -> AnswerModel:
+        """The model that a site trains."""
+
+    def depth(self, site: Site) -> Depth:
+        """How deep the models that see a site's rows reach into the backbone."""
+        return self.model(site).depth
+
+    @property
+    def public_answers(self) -> tuple[str, ...] | None:
+        """See `Method`."""
+        return self.answers
+
+    def check_answers(self, declared: bool) -> None:
+        """Raises `ConfigError` if the answer space would follow from the rows of a site under differential privacy."""
+        if self.dp is not None and self.answers is None and not declared:
+            raise ConfigError("the job takes each site's own list of answers: give 'data' in site.yml its 'answers'")
+
+    def answer_count(self, site: Site) -> int:
+        """How many answers the model chooses from."""
+        return len(self.answers or site.data.answers)
+
+    def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
+        """The site's trainer; `depth` if other than the method's own."""
+        depth = depth or self.depth(site)
+        return Trainer(site, self.model(site), self.config.training, self.answers, self.privacy, depth)
+
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
+        """A site's round: its new state, with the trained values under "values"."""
+        loss, penalty = self.row_loss(trainer, state, start), self.penalty(state, start)
+        return {**state, "values": trainer.train(start, loss, round, seed, penalty).trained()}
+
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
+        """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
+        return answer_losses(trainer.model)
+
+    def penalty(self, state: State, start: Values) -> Penalty | None:
+        """Terms of the loss that depend on no data."""
+        return None

@@ -1,0 +1,237 @@
+"""What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+
+from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.on_shares import DRAWING, OnShares
+from medfedvqa.core.probe import Probe
+from medfedvqa.data import Examples, SiteData
+from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.models import BackboneShape
+from medfedvqa.training import Privacy, Site
+from privacy import Cost, DPSettings, Gathering, NoiseLevels, Planned
+from privacy.secagg import MINIMUM
+
+State = dict[str, Any]
+"""What a site keeps between tasks: tensors and plain values, nested in dicts."""
+
+
+EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
+"""Goes with every message that is charged: it follows from the job's settings alone."""
+
+
+class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Base of every method's options: immutable, strict, JSON round trip; every value is bounded."""
+
+
+Config = TypeVar("Config", bound=MethodConfig)
+
+
+class Method(ABC, Generic[Config]):
+    """One federated method. Handlers of a task `x` are the method `x(site, state, received, round)`."""
+
+    name: ClassVar[str]
+    config_type: ClassVar[type[MethodConfig]]
+    gathering: Gathering = Gathering()
+    """The job's: how the server takes means, and how long uploads may be. Set by `create`."""
+
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        """`dp`: train under differential privacy; `secagg`: aggregate on shares.
+
+        Raises `ConfigError` if this method, so configured, cannot.
+        """
+        self.config, self.dp, self.secagg = config, dp, secagg
+        if dp is not None and not self._job_cost.steps:
+            raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
+        if secagg and not self.on_shares:
+            raise ConfigError(
+                f"the method '{self.name}', so configured, needs every site's own upload at the server, "
+                "or shares nothing: it does not run with secure aggregation"
+            )
+
+    @property
+    def least_sites(self) -> int:
+        """The fewest sites that this method, so configured, makes sense with."""
+        return MINIMUM if self.secagg else 1
+
+    @property
+    def on_shares(self) -> Mapping[str, OnShares]:
+        """Tasks whose uploads can be aggregated on shares, and how; none if the method needs single uploads.
+
+        Raises `ConfigError` if an option stands in the way.
+        """
+        return {}
+
+    @property
+    def in_clear(self) -> Collection[str]:
+        """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
+        return ()
+
+    @property
+    def averages(self) -> bool:
+        """Whether the server takes means of the sites' uploads, and of nothing else."""
+        return False
+
+    @property
+    def bystanders(self) -> int:
+        """How many sites of the job upload nothing."""
+        return 0
+
+    @abstractmethod
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Everything that travels, for a backbone of this shape."""
+
+    def declared(self, shape: BackboneShape) -> Exchange:
+        """The exchange with the job's limit on the norm of uploads.
+
+        Raises `ConfigError` if there is a limit and no task uploads parameters.
+        """
+        exchange, most = self.exchange(shape), self.gathering.most_norm
+        if most is None:
+            return exchange
+        limited = [task.name for task in exchange.tasks if any(spec.kind is Kind.PARAMETERS for spec in task.up)]
+        if not limited:
+            raise ConfigError(f"the method '{self.name}', so configured, uploads no parameters: leave out 'most_norm'")
+        tasks = (replace(task, most_norm=most) if task.name in limited else task for task in exchange.tasks)
+        return replace(exchange, tasks=tuple(tasks))
+
+    def shortened(self, task: TaskSpec, shape: BackboneShape, reply: Tensors) -> Tensors:
+        """A reply whose parameters are scaled down to the job's limit together, if they are longer."""
+        most = self.gathering.most_norm
+        if most is None:
+            return reply
+        return {**reply, **clipped(self.exchange(shape).task(task.name).parameters(reply), most)}
+
+    @abstractmethod
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """A whole job's tasks in order, each with its round: a site answers them in no other order."""
+
+    def cost(self, task: str) -> Cost:
+        """What one run of a task takes from a patient's data, under `dp`."""
+        return Cost()
+
+    @property
+    def _job_cost(self) -> Cost:
+        return sum((self.cost(task) for task, _ in self.tasks()), Cost())
+
+    @cached_property
+    def noise(self) -> NoiseLevels:
+        """The noise that keeps a whole job within its `dp` settings, the same at every site."""
+        if self.dp is None:
+            raise ConfigError("the job trains without differential privacy, so it has no noise")
+        return self.dp.levels(self._job_cost)
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What makes a site's training private, if the job is."""
+        return None if self.dp is None else Privacy(self.dp, self.noise)
+
+    def plan(self) -> tuple[Planned, ...]:
+        """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""
+        if self.dp is None:
+            return ()
+        costs = ((task, round, self.cost(task)) for task, round in self.tasks())
+        return tuple(
+            Planned(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
+        )
+
+    def final_exchange(self, shape: BackboneShape) -> Exchange:
+        """What really travels. Under differential privacy, tensors of a task that is charged say so and the epsilon
+        goes with them; what a task that is not charged would send stays at the site.
+
+        With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
+        not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
+        come from there too: no message holds them. A committee of sites may be drawn in tasks at the end."""
+        exchange = self.declared(shape)
+        if self.dp is not None:
+            exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
+        if self.secagg:
+            kept = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
+            parts = (part for task in exchange.tasks for part in self._on_shares(task, kept))
+            exchange = replace(exchange, tasks=(*parts, *DRAWING))
+        return exchange
+
+    def _private(self, task: TaskSpec) -> TaskSpec:
+        if self.cost(task.name) == Cost():
+            return replace(task, up=())
+        return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
+
+    def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
+        in_clear = task.name in self.in_clear
+        up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
+        if task.name in self.on_shares:
+            up += self.on_shares[task.name].beside
+        yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
+        if task.name in self.on_shares:
+            yield from self.on_shares[task.name].tasks(task)
+
+    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
+        """All that a site trains, of what it keeps."""
+        values: Mapping[str, torch.Tensor] = state["values"]
+        return values
+
+    def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """How a site's model looks at each part of the pictures of some of its rows, [rows, parts], line by line.
+
+        For the site's own eyes: no task sends it. Raises `ConfigError` if there is nothing to show.
+        """
+        raise ConfigError(f"the method '{self.name}' has no attention over pictures to show")
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """What a round does that begins from this state and message, for audits on a site's own machine.
+
+        Raises `ConfigError` if the method's round is not the training of one set of values on its rows.
+        """
+        raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
+
+    def check_answers(self, declared: bool) -> None:
+        """Whether the answer space is public where it must be, at a site that has `declared` its answers or has not.
+
+        Raises `ConfigError`; a method without an answer space has nothing to check."""
+        return
+
+    def check_rows(self, data: SiteData) -> None:
+        """Whether a site has rows to train on: asked without differential privacy only, where the answer tells nothing
+        that training would not. Raises `DataError`."""
+        answers = self.public_answers or data.answers
+        if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
+            raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
+
+    @property
+    def public_answers(self) -> tuple[str, ...] | None:
+        """The answer space that the job itself names, if it does."""
+        return None
+
+    @abstractmethod
+    def setup(self, site: Site) -> State:
+        """What a site keeps before its first task."""
+
+    @abstractmethod
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """The server's loop; returns the uploads of the task `evaluate`, by site."""
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Run the handler of a declared task: state and message in, state and message out."""
+        handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
+        return handler(site, state, received, round)
+
+
+def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """The received arrays as torch tensors: copies."""
+    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+
+def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:
+    """The tasks of most methods, each with its round: `start` in the first, `train` in the others, `evaluate`."""
+    yield "start", 1
+    yield from (("train", number) for number in range(2, rounds + 1))
+    yield "evaluate", rounds

@@ -1,0 +1,70 @@
+"""The methods that are known by name, and a configured one from its name and options."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, TypeVar
+
+from medfedvqa.checking import checked
+from medfedvqa.code_identity import remember
+from medfedvqa.core.method import Method
+from medfedvqa.core.scores import FINISH
+from medfedvqa.errors import ConfigError
+from privacy import DPSettings, Gathering
+
+AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
+
+_METHODS: dict[str, type[Method[Any]]] = {}
+BUILT_IN = "medfedvqa.methods"
+"""The package whose modules register the project's own methods as they are imported."""
+
+
+def register(method: AnyMethod) -> AnyMethod:
+    """Make a method known by its `name`, and note which code it is as it is loaded."""
+    remember(method)
+    _METHODS[method.name] = method
+    return method
+
+
+@cache
+def _load_built_in() -> None:
+    for module in iter_modules(import_module(BUILT_IN).__path__):
+        import_module(f"{BUILT_IN}.{module.name}")
+
+
+def method_names() -> tuple[str, ...]:
+    """Names of all registered methods, sorted."""
+    _load_built_in()
+    return tuple(sorted(_METHODS))
+
+
+def method_type(name: str) -> type[Method[Any]]:
+    """The registered method. Raises `ConfigError`."""
+    _load_built_in()
+    if name not in _METHODS:
+        raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
+    return _METHODS[name]
+
+
+def create(
+    name: str,
+    options: Mapping[str, Any],
+    dp: DPSettings | None = None,
+    secagg: bool = False,
+    gathering: Gathering | None = None,
+) -> Method[Any]:
+    """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""
+    kind = method_type(name)
+    if FINISH in options and FINISH not in kind.config_type.model_fields:
+        raise ConfigError(f"method '{name}' keeps no model of its own at a site: leave out '{FINISH}'")
+    method = kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
+    method.gathering = gathering or Gathering()
+    if method.gathering.robust and secagg:
+        raise ConfigError(
+            f"'gather' is '{method.gathering.rule}', which needs every site's own upload at the server: on shares only "
+            "a mean can be taken"
+        )
+    if method.gathering.robust and not method.averages:
+        raise ConfigError(f"the method '{name}', so configured, takes no means of uploads: leave out 'gather'")
+    return method

@@ -1,0 +1,73 @@
+"""What sites count when they test a model, and the declarations under which the counts leave."""
+
+import numpy as np
+import torch
+
+from audits import Kind, Tensors, TensorSpec
+from medfedvqa.core.method import State
+from medfedvqa.data import SiteData
+from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+
+RIGHT = "right"
+"""In the state after `evaluate`: whether each test row is answered right, bool [rows]. It stays at the site."""
+VALIDATED = "validated"
+"""In the state of training: the share of validation rows right after each round, float32 [rounds]. It stays too."""
+
+MOST_ROWS = 1_000_000
+"""The most rows that a site may claim: several times those of the largest public set of medical questions. It bounds
+what a lying site weighs in a mean by rows."""
+
+ACCURACY = "accuracy"
+"""The scalar in an upload by which a mixture weighs it."""
+
+
+def validated(state: State, right: torch.Tensor) -> State:
+    """A round's share of validation rows that are `right`, bool [rows], after those of the rounds before."""
+    share = right.float().mean() if len(right) else torch.zeros(())
+    return {VALIDATED: torch.cat([state.get(VALIDATED, torch.zeros(0)), share.view(1)])}
+
+
+SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
+"""What `scored` counts."""
+FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "kept_finished")
+"""What a method counts besides where its sites keep a model: where its option `FINISH` is above 0."""
+FINISH = "finish_epochs"
+"""The option of methods whose sites may train on by themselves after their last release."""
+
+
+def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
+    """The end of a handler `evaluate`: which test rows are `right`, bool [rows], goes into the state, counts go out.
+
+    Counted beside them is what the free baselines answer right, and `others`.
+    """
+    found = {
+        "rows": len(data.test),
+        "train_rows": len(data.train),
+        "correct": int(right.sum()),
+        "majority_correct": majority_correct(data.train.answers, data.test.answers),
+        "prior_correct": question_prior_correct(data.train, data.test),
+        **others,
+    }
+    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in found.items()}
+
+
+def counts(*names: str) -> tuple[TensorSpec, ...]:
+    """Declarations of the int64 scalars of `COUNTS` that have these names."""
+    most = {"kept_finished": 1}
+    return tuple(
+        TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name], bounds=(0, most.get(name, MOST_ROWS)))
+        for name in names
+    )
+
+
+COUNTS = {
+    "rows": "number of test rows",
+    "train_rows": "number of training rows",
+    "correct": "test rows that the site's model answers right",
+    "majority_correct": "test rows that the most frequent training answer answers right",
+    "prior_correct": "test rows that the most frequent answer to the same question answers right",
+    "alone_correct": "test rows that the same model, trained without the other sites, answers right",
+    "alone_equal_correct": "the same, trained alone for the passes of the federation and of finishing together",
+    "finished_correct": "test rows that the model answers right which the site trained on after its last release",
+    "kept_finished": "1 if the site keeps the finished model, 0 if it keeps the one trained alone",
+}

@@ -1,0 +1,47 @@
+"""Reading what publishers distribute, with errors that name no content."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from audits.bounded_files import read_bounded
+from medfedvqa.errors import DataError
+
+MAX_ROWS = 1 << 28
+"""Bytes of a list of rows."""
+ANSWER_TYPES = {"CLOSED": True, "OPEN": False}
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The list in a JSON file. Raises `DataError` if it is missing, unreadable or no list."""
+    if not path.is_file():
+        raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
+    try:
+        rows = json.loads(read_bounded(path, MAX_ROWS))
+    except OSError:
+        raise DataError(f"'{path.name}' cannot be read: check its permissions and its size") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"'{path.name}' is not valid JSON: download it again") from None
+    if not isinstance(rows, list):
+        raise DataError(f"'{path.name}' holds no list of rows: download it again")
+    return rows
+
+
+def texts(row: Any, index: int, names: Mapping[str, str]) -> Iterator[str]:
+    """The row's fields as stripped text, in the order of `names` (our word: published field).
+
+    Numbers count as text (VQA-RAD has five). Raises `DataError` with the row's index alone.
+    """
+    for ours, published in names.items():
+        value = row.get(published) if isinstance(row, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
+            raise DataError(f"row {index}: the {ours} is missing or empty")
+        yield str(value).strip()
+
+
+def is_closed(answer_type: str, index: int) -> bool:
+    """Whether a stripped, published answer type means a closed question. Raises `DataError`."""
+    if answer_type not in ANSWER_TYPES:
+        raise DataError(f"row {index}: the answer type is neither {' nor '.join(ANSWER_TYPES)}")
+    return ANSWER_TYPES[answer_type]

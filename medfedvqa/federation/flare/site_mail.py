@@ -1,0 +1,224 @@
+"""Messages from site to site as single frames between FLARE's cells: a transport that knows nothing of what it carries.
+
+What travels is encrypted from end to end, see `privacy.secagg.channel`, with keys that FLARE never sees.
+
+Frames are sent without receipts: FLARE may deliver them in any order, and loses those that meet a peer that is not up
+or a connection that breaks. The receiver puts them in order by their numbers, and asks again for what it lacks.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
+from nvflare.private.fed.client.client_engine_executor_spec import ClientEngineExecutorSpec
+
+from medfedvqa.federation.flare.allowed_messages import AGAIN, CHANNEL, PART
+from medfedvqa.federation.flare.frame_counts import installed
+
+_ATTEMPT, _NUMBER, _LAST, _ARRIVED = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_last", "medfedvqa_arrived"
+_PART_BYTES = 1 << 20
+"""FLARE's clients (2.9) drop the connection over a frame of more than 4 MiB, the limit of aiohttp."""
+_LONGEST_NAME = 256  # characters of an attempt's name
+_MOST_PARTS = 1 << 20
+"""Parts that one site sends another in an attempt: a terabyte."""
+_MOST_BOXES = 4096
+"""Attempts and senders of which mail is kept at a time."""
+_MOST_BYTES = 1 << 30
+"""Bytes of mail that wait at a time for this site to take them; what is beyond is dropped, and asked for again."""
+_ASK_AFTER = 1.0  # seconds in which nothing came; doubled with every question that brings nothing
+
+
+class SiteMail:
+    """One site's mail for all attempts of a job; made when the run starts, so that others' mail finds it."""
+
+    def __init__(self, flare: ClientEngineExecutorSpec, job_id: str) -> None:
+        self._flare, self._job_id = flare, job_id
+        # FLARE's auxiliary messages are streams with receipts, on threads of their own: three times as dear.
+        self._cell = flare.get_cell().core_cell
+        self._boxes: dict[tuple[str, str], _Box] = {}
+        self._lock = threading.Lock()
+        self._current: AttemptMail | None = None
+        self._came = 0.0
+        self._cell.register_request_cb(CHANNEL, PART, self._received)
+        self._cell.register_request_cb(CHANNEL, AGAIN, self._asked)
+
+    def attempt(self, name: str) -> "AttemptMail":
+        """The relay of one attempt; the one before is over, and what is left of it is dropped."""
+        with self._lock:
+            for key in [key for key in self._boxes if key[0] != name]:
+                del self._boxes[key]
+            self._current = AttemptMail(self, name)
+            return self._current
+
+    def close(self) -> None:
+        """Nothing is sent again."""
+        self._current = None
+
+    def box(self, attempt: str, address: str) -> "_Box":
+        """What a peer sent in an attempt, which need not have begun here."""
+        with self._lock:
+            return self._boxes.setdefault((attempt, address), _Box())
+
+    def _room(self, attempt: str, address: str, nbytes: int) -> bool:
+        """Whether there is room for a part from there: a peer or server that is hostile may send without end."""
+        with self._lock:
+            known = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
+            return known and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
+
+    def address(self, site: str) -> str:
+        """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
+        address: str = FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
+        return address
+
+    def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
+        """One part of a message, and how far the peer's own have arrived."""
+        arrived = self.box(attempt, address).arrived
+        self._fire(PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
+
+    def ask(self, address: str, attempt: str, arrived: int) -> None:
+        """For part number `arrived`, once more. While others' come in the way is full, and more would not help."""
+        if time.monotonic() - self._came > _ASK_AFTER:
+            self._fire(AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
+
+    def _fire(self, topic: str, address: str, headers: dict[str, str | int], part: bytes | None) -> None:
+        message = Message(headers, part)
+        if ledger := installed():
+            ledger.mailed(len(part or b""))
+        # FLARE's own encryption would add nothing: the server may hold its keys.
+        self._cell.fire_and_forget(channel=CHANNEL, topic=topic, targets=address, message=message, optional=True)
+
+    def _received(self, message: Message) -> None:
+        headers = _headers(message, _NUMBER, _ARRIVED)
+        # An empty part comes as None; anything but bytes, as an attacker's, is refused above as a part of no message.
+        part = bytes(message.payload) if isinstance(message.payload, bytes | bytearray | memoryview) else b""
+        if headers is None or len(part) > _PART_BYTES:
+            return
+        attempt, address, (number, arrived) = headers
+        if not self._room(attempt, address, len(part)):
+            return
+        self._came = time.monotonic()
+        self.box(attempt, address).put(number, part, message.get_header(_LAST) is True)
+        current = self._current
+        if current is not None and current.name == attempt:
+            current.arrived(address, arrived)
+
+    def _asked(self, message: Message) -> None:
+        headers, current = _headers(message, _ARRIVED), self._current
+        if headers is None or current is None:
+            return
+        attempt, address, (arrived,) = headers
+        if current.name == attempt:
+            current.arrived(address, arrived)
+            current.send_again(address)
+
+
+def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]] | None:
+    """Attempt, sender and these numbers of a message; None if they are not what a site sends."""
+    attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
+    found = tuple(message.get_header(name) for name in numbers)
+    named = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
+    counted = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in found)
+    return (attempt, address, found) if named and counted else None
+
+
+class AttemptMail:
+    """The relay of one attempt, as `privacy.secagg.Relay` asks for it. What a peer may lack is kept for it."""
+
+    def __init__(self, mail: SiteMail, name: str) -> None:
+        self.name = name
+        self._mail = mail
+        self._kept: defaultdict[str, dict[int, tuple[bytes, bool]]] = defaultdict(dict)
+        self._sent: defaultdict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def send(self, to: str, message: bytes) -> None:
+        """Returns before the message is delivered."""
+        address = self._mail.address(to)
+        starts = range(0, max(len(message), 1), _PART_BYTES)
+        for start in starts:
+            part, last = message[start : start + _PART_BYTES], start == starts[-1]
+            with self._lock:
+                number = self._sent[address]
+                self._sent[address] += 1
+                self._kept[address][number] = part, last
+            self._mail.send(address, self.name, number, part, last)
+
+    def receive(self, sender: str, timeout: float) -> bytes:
+        """The sender's next message. Raises `TimeoutError`."""
+        address = self._mail.address(sender)
+        return self._mail.box(self.name, address).get(
+            timeout, lambda arrived: self._mail.ask(address, self.name, arrived)
+        )
+
+    def arrived(self, address: str, before: int) -> None:
+        """The peer has all parts before this number."""
+        with self._lock:
+            kept = self._kept.get(address, {})
+            for number in [number for number in kept if number < before]:
+                del kept[number]
+
+    def send_again(self, address: str) -> None:
+        """The first part that the peer is not known to have, if it was sent before."""
+        with self._lock:
+            kept = self._kept.get(address)
+            if not kept:
+                return
+            number = min(kept)
+            part, last = kept[number]
+        self._mail.send(address, self.name, number, part, last)
+
+
+class _Box:
+    """Messages of one peer, each once and in order: what is sent again would look replayed to the channel above."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.nbytes = 0
+        """Bytes of parts that nobody has taken yet."""
+        self._early: dict[int, tuple[bytes, bool]] = {}
+        self._parts: list[bytes] = []
+        self._messages: list[bytes] = []
+        self._change = threading.Condition()
+
+    def put(self, number: int, part: bytes, last: bool) -> None:
+        """Keeps the part unless it is here already."""
+        with self._change:
+            if number >= self.arrived and number not in self._early:
+                self._early[number] = part, last
+                self.nbytes += len(part)
+            while self.arrived in self._early:
+                part, last = self._early.pop(self.arrived)
+                self.arrived += 1
+                self._parts.append(part)
+                if last:
+                    self._messages.append(b"".join(self._parts))
+                    self._parts = []
+            self._change.notify_all()
+
+    def get(self, timeout: float, ask: Callable[[int], None]) -> bytes:
+        """The next message; `ask` is told how many parts are here. Raises `TimeoutError` after so many seconds."""
+        end, patience = time.monotonic() + timeout, _ASK_AFTER
+        while True:
+            with self._change:
+                before = self.arrived
+                wait = min(patience, end - time.monotonic())
+                more = self._change.wait_for(partial(self._more, before), max(wait, 0))
+                if self._messages:
+                    message = self._messages.pop(0)
+                    self.nbytes -= len(message)
+                    return message
+            if more:
+                patience = _ASK_AFTER
+                continue
+            if time.monotonic() >= end:
+                raise TimeoutError
+            ask(before)
+            patience *= 2
+
+    def _more(self, before: int) -> bool:
+        return bool(self._messages) or self.arrived > before

@@ -1,0 +1,95 @@
+"""The in-process engine: sites take turns in one process, through the same gates as in a federation."""
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from medfedvqa.core import Tensors
+from medfedvqa.data import load_site
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.error_codes import ACTIONABLE
+from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
+from medfedvqa.models import Backbone, load_backbone
+from privacy.secagg import InProcessRelay
+
+
+class LocalEngine:
+    """Calls sites one after the other, on one backbone; those that aggregate on shares at once.
+
+    At most `resident` sites keep their pictures in memory.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, SiteConfig],
+        job: JobSpec,
+        job_id: str,
+        resident: int = 128,
+        load_data: LoadData = load_site,
+    ) -> None:
+        self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
+        # Sites that talk to each other must all be there.
+        self._resident = max(resident, len(sites)) if job.secagg else resident
+        shared = job.build().on_shares if job.secagg else {}
+        self._together = {name for task, how in shared.items() for name in how.joint(task)}
+        self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
+        self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
+        self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
+
+    def call(
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Tensors],
+        answered: Callable[[str], None],
+        excused: Excused = nobody,
+        beside: Mapping[str, bytes] = NOTHING,
+    ) -> dict[str, Reply]:
+        """One task at each addressed site. Raises `FederationError` naming the site that refused."""
+
+        def answer(site: str) -> tuple[str, Reply]:
+            began = time.monotonic()
+            try:
+                told = beside.get(site, b"")
+                tensors, said = self._runtime(site).answer(task, round, messages[site], told)
+            except ACTIONABLE as error:
+                raise FederationError(f"site '{site}' stopped the job: {error}") from error
+            answered(site)
+            return site, Reply(tensors, time.monotonic() - began, said)
+
+        if task not in self._together:
+            return dict(map(answer, messages))
+        with ThreadPoolExecutor(len(messages)) as pool:
+            return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in messages]))
+
+    def _runtime(self, site: str) -> SiteRuntime:
+        if site not in self._running:
+            self._running[site] = SiteRuntime(
+                self._sites[site],
+                self._job,
+                self._job_id,
+                self._backbone,
+                lambda attempt: self._relays[attempt].of(site),
+                self._load_data,
+            )
+        self._running.move_to_end(site)
+        if len(self._running) > self._resident:
+            _, longest_idle = self._running.popitem(last=False)
+            longest_idle.close(ended=False)
+        return self._running[site]
+
+    def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:
+        key = name, files.get(name), device
+        if key not in self._backbones:
+            self._backbones[key] = load_backbone(name, files, device)
+        return self._backbones[key]
+
+    def close(self) -> None:
+        """The job is over: close the log of every site in memory."""
+        while self._running:
+            self._running.popitem()[1].close()

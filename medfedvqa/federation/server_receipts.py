@@ -1,0 +1,178 @@
+"""The server's part in keeping audit logs honest: receipts of what it got, its cosignature, and others' on the way."""
+
+import hashlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from audits import (
+    RECEIPTS,
+    AuditError,
+    AuditKey,
+    AuditLog,
+    Checkpoint,
+    Event,
+    Exchange,
+    Note,
+    NoteError,
+    Outcome,
+    TaskSpec,
+    TensorRecord,
+    Tensors,
+    VerifierKey,
+    Witness,
+    origin_of,
+)
+from medfedvqa.federation.checkpoint_exchange import WITNESSES, Down, Proofs, Relayed, Up
+
+NOTARY = "notary"
+"""The folder of the server's key, and of what it remembers of sites' logs over jobs."""
+_NAME = "medfedvqa/server"
+_KEPT = 16
+"""Checkpoints of a site that are kept for witnesses that lag behind."""
+_PENDING = 2 * WITNESSES
+"""Cosignatures that wait for the next message to a site."""
+
+
+@dataclass
+class _Site:
+    """What is known of one site's log in this job."""
+
+    key: VerifierKey | None = None
+    checkpoints: OrderedDict[int, tuple[Note, Proofs]] = field(default_factory=OrderedDict)
+    cosigned: list[Note] = field(default_factory=list)
+    """For the site itself, with the next message."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """What the site has cosigned of others' logs."""
+
+    def after(self, size: int | None) -> Relayed | None:
+        """The newest checkpoint that is shown to continue one of this size; for a new witness the newest of all."""
+        for found, (note, proofs) in reversed(self.checkpoints.items()):
+            if self.key and size is None:
+                return Relayed(self.key, note)
+            if self.key and size is not None and size < found and size in proofs:
+                return Relayed(self.key, note, tuple(proofs[size]))
+        return None
+
+
+class Notary:
+    """For one job. Receipts are in `out/receipts`: a log like a site's, and the last checkpoint of each site's log."""
+
+    def __init__(self, exchange: Exchange, job_id: str, sites: Collection[str], keys: Path, out: Path) -> None:
+        """`exchange`: the job's. `keys`: the server's own folder. Raises `LogError`."""
+        key = AuditKey.at(keys / "audit.key", _NAME)
+        origin = f"medfedvqa/receipts/{hashlib.sha256(job_id.encode()).hexdigest()[:16]}"
+        self._witness, self._out = Witness(keys, key), out / RECEIPTS
+        self._log = AuditLog(self._out, "server", key.named(origin))
+        self._key, self._standing = key, {"job": job_id, "method": exchange.method}
+        self._exchange = exchange
+        self._order = sorted(sites)
+        self._sites: defaultdict[str, _Site] = defaultdict(_Site)
+        held = self._witness.positions()
+        for site in self._order:
+            if origin_of(site) in held:
+                self._post(site, held[origin_of(site)])  # a site that was rolled back finds out
+
+    def outgoing(self, sites: Collection[str]) -> dict[str, bytes]:
+        """What each of these sites is told with its next message."""
+        return {site: self._down(site).encoded() for site in sites}
+
+    def incoming(self, site: str, task: str, round: int, tensors: Tensors, said: bytes) -> None:
+        """Logs the receipt of a site's answer, and takes in what it said. Raises `LogError`."""
+        records = self._records(task, tensors)
+        received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.ACCEPTED}
+        nbytes = sum(record.nbytes for record in records)
+        self._log.append(Event.RECEIVE, **self._standing, **received, tensors=records, nbytes=nbytes)
+        try:
+            self._take(site, Up.read(said))
+        except NoteError as error:
+            self._log.append(Event.FINDING, **self._standing, round=round, peer=site, reason=str(error))
+
+    def refused(self, site: str, task: str, round: int, reason: str) -> None:
+        """Logs that a site's answer was not used; `reason` holds declared facts only. Raises `LogError`."""
+        received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.REFUSED}
+        self._log.append(Event.RECEIVE, **self._standing, **received, reason=reason)
+
+    def close(self) -> None:
+        """Signs the receipts, and lays beside them what is held of sites' logs."""
+        self._log.close()
+        self._witness.export(self._out)
+
+    def _down(self, site: str) -> Down:
+        own, at = self._sites[site], self._order.index(site)
+        cosigned, own.cosigned = tuple(own.cosigned), []
+        others = []
+        # Where a site stands that has not spoken yet is not known, and so not what has to be proven to it.
+        for step in range(1, min(WITNESSES + 1, len(self._order))) if own.key else ():
+            owner = self._order[at - step]
+            if relayed := self._sites[owner].after(own.seen.get(origin_of(owner))):
+                others.append(relayed)
+        return Down(self._key.public, cosigned, tuple(others), self._wanted(site))
+
+    def _wanted(self, site: str) -> tuple[int, ...]:
+        """The sizes at which those stand that are to cosign the site's next checkpoint."""
+        origin = origin_of(site)
+        sizes = {other.seen[origin] for other in self._sites.values() if origin in other.seen}
+        if position := self._witness.position(origin):
+            sizes.add(position.size)
+        return tuple(sorted(sizes)[-2 * WITNESSES :])
+
+    def _take(self, site: str, up: Up) -> None:
+        own, origin = self._sites[site], origin_of(site)
+        found = Checkpoint.parse(up.note.text)
+        if up.key.name != origin or found.origin != origin:
+            raise NoteError("the site speaks of a log that is not its own")
+        self._witness.introduce(up.key)
+        position = self._witness.position(origin)
+        proof = up.proofs.get(position.size, ()) if position else ()
+        cosigned = self._witness.cosign(up.note, proof)
+        own.key, own.seen = up.key, dict(up.seen or {})
+        own.checkpoints[found.size] = Note(up.note.text, up.note.signatures), up.proofs
+        while len(own.checkpoints) > _KEPT:
+            own.checkpoints.popitem(last=False)
+        self._post(site, cosigned)
+        for note in up.cosigned:
+            owner = Checkpoint.parse(note.text).origin.removeprefix(origin_of(""))
+            if owner not in self._order or up.key.cosigned(note) is None:
+                raise NoteError("the site sends a cosignature that is not its own, or of no log of this job")
+            self._post(owner, self._signed(owner, note))
+
+    def _signed(self, owner: str, note: Note) -> Note:
+        """A cosignature together with the owner's signature, without which a note tells nobody whose it is."""
+        size = Checkpoint.parse(note.text).size
+        known = self._sites[owner].checkpoints.get(size)
+        if known is None or known[0].text != note.text:
+            raise NoteError("the site sends a cosignature of a checkpoint that it was not sent")
+        return known[0].joined(note)
+
+    def _post(self, owner: str, note: Note) -> None:
+        self._sites[owner].cosigned = [*self._sites[owner].cosigned, note][-_PENDING:]
+
+    def _records(self, task: str, tensors: Tensors) -> tuple[TensorRecord, ...]:
+        """What was received, as a site's gate records what it releases."""
+        try:
+            declared: TaskSpec | None = self._exchange.task(task)
+        except AuditError:
+            declared = None
+        specs = declared.up if declared else ()
+        return tuple(
+            TensorRecord(
+                spec.name,
+                tensors[spec.name].shape,
+                str(tensors[spec.name].dtype),
+                tensors[spec.name].nbytes,
+                _digest(tensors[spec.name]),
+                spec.kind,
+                spec.protection,
+            )
+            for spec in specs
+            if spec.name in tensors
+        )
+
+
+def _digest(array: np.ndarray) -> str:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return hashlib.sha256(np.ascontiguousarray(little).tobytes()).hexdigest()

@@ -1,0 +1,235 @@
+"""A site's part of one job: every message passes the gate, every task ends in saved state."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
+from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
+from medfedvqa.core import EPSILON, Site, Tensors
+from medfedvqa.data import SiteData, Split, load_site, reader_function
+from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
+from medfedvqa.federation.admission import Admission, Signature
+from medfedvqa.federation.aggregation_attempt import Relays
+from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.error_codes import code_of
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import JobBudget, logged
+from medfedvqa.federation.job_closing import settle
+from medfedvqa.federation.secure_site import SecureSite, apart
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_state import Saved, StateFile
+from medfedvqa.federation.task_order import Order
+from medfedvqa.models import Backbone, load_backbone, shape_of
+from medfedvqa.version import code_version
+from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
+
+LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
+"""As `medfedvqa.models.load_backbone`."""
+LoadData = Callable[[str, Path | None, str, Split, int, tuple[str, ...] | None], SiteData]
+"""As `medfedvqa.data.load_site`."""
+
+
+class SiteRuntime:
+    """Answers the tasks of one job. Data and backbone load with the first task."""
+
+    def __init__(
+        self,
+        config: SiteConfig,
+        job: JobSpec,
+        job_id: str,
+        load: LoadBackbone = load_backbone,
+        relays: Relays | None = None,
+        load_data: LoadData = load_site,
+        signature: Signature | None = None,
+    ) -> None:
+        """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
+        `load_data`: where rows come from that are not those of the site's data set. `signature`: see `Admission`.
+        """
+        self.config, self._job, self._load, self._relays = config, job, load, relays
+        self._load_data = load_data
+        self._method = job.build()
+        self._budget = JobBudget(config, job, job_id, self._method)
+        key = AuditKey.at(config.audit_key, origin_of(config.name))
+        self._log = AuditLog(config.audit, config.name, key)
+        self._admission = Admission(config, job, job_id, self._log, signature)
+        self._attester = Attester(config, self._log, key, job_id, job.method)
+        self._file, self._order = StateFile(config.state, job_id), Order(self._method.tasks())
+        self._job_id, self._actor = job_id, signature.actor if signature else ""
+        self._refused: JobRefused | None = None
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return self._method.final_exchange(shape_of(self._job.backbone))
+
+    @cached_property
+    def _backbone(self) -> Backbone:
+        torch.set_num_threads(self.config.threads)
+        return self._load(self._job.backbone, self.config.backbones, self.config.device)
+
+    @cached_property
+    def site(self) -> Site:
+        """Data and backbone, loaded once."""
+        job, config, backbone = self._job, self.config, self._backbone
+        held = config.data
+        # What a private job asks of rows must not depend on them, and so neither may the list of their answers.
+        answers = self._method.public_answers if job.dp and held.answers is None else held.answers
+        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, answers)
+        return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
+
+    def _randomness(self) -> Randomness:
+        if self.config.repeatable_noise is None:
+            return SecureRandomness()
+        named = f"{self.config.repeatable_noise}/{self.config.name}".encode()
+        return RepeatableRandomness(int.from_bytes(hashlib.sha256(named).digest()[:6]))
+
+    @cached_property
+    def _gate(self) -> Gate:
+        """The job's text and signature, policy and budget come before anything is loaded, and data come last."""
+        self._admission.decide()
+        with self._refusing(PrivacyError, Refusal.BUDGET):
+            self._budget.check()
+        with self._refusing(BackboneError, Refusal.BACKBONE):
+            digest = self._backbone.digest
+        code = self._code()
+        with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
+            if self._job.dp is None:
+                self._method.check_rows(self.site.data)
+            self._budget.reserve(self.site.data.trained_patients)
+        context = JobContext(
+            job=self._job_id,
+            method=self._job.method,
+            model_digest=digest,
+            code_version=code_version(),
+            code_digest=code.digest,
+            actor=self._actor,
+            code=code,
+        )
+        gate = Gate(self._exchange, self.config.policy, self._log, context)
+        gate.open()
+        return gate
+
+    def _code(self) -> JobCode:
+        """All code that takes part in the job at this site. Raises `JobRefused` if it is not what runs."""
+        with self._refusing(ChangedCode, Refusal.CODE):
+            check_unchanged(type(self._method))
+        loads = (self._load, self._load_data, reader_function(self.config.data.reader))
+        return running_code(type(self), type(self._method), type(self._backbone), *loads)
+
+    @contextmanager
+    def _refusing(self, kinds: type[Exception] | tuple[type[Exception], ...], code: Refusal) -> Iterator[None]:
+        """The job is refused with this code if one of these errors is raised."""
+        try:
+            yield
+        except JobRefused as error:
+            self._admission.refuse(error.code, error.detail)
+        except kinds as error:
+            self._admission.refuse(code, str(error))
+
+    @cached_property
+    def _secure(self) -> SecureSite | None:
+        """This site's part in aggregating on shares, if the job does that. Raises `FederationError`."""
+        if not self._job.secagg:
+            return None
+        if self._relays is None:
+            raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
+        config, job, method, file = self.config, self._job, self._method, self._file
+        budget, admission = self._budget, self._admission
+        return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
+
+    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+        """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""
+        self._attester.hear(told, round)
+        return self.handle(task, round, received), self._attester.say()
+
+    def refuse(self, code: Refusal, detail: str) -> NoReturn:
+        """Logs, once, that the site does not go on with the job, for a reason that nothing has logged, and raises."""
+        try:
+            if self._refused is None:
+                self._admission.refuse(code, detail)
+        except JobRefused as error:
+            self._refused = error
+        raise self._refused
+
+    def handle(self, task: str, round: int, received: Tensors) -> Tensors:
+        """One task: checked in, run, saved, checked and logged out.
+
+        The same task of the same round, asked again after a crash, is answered from the saved state
+        without training twice. Raises `JobRefused`, then for every further task too, or another `AuditError`,
+        `MedfedvqaError` or `PrivacyError`: see `failures.code_of` for what of them may be told.
+        """
+        if self._refused is not None:
+            raise self._refused
+        try:
+            return self._handle(task, round, received)
+        except JobRefused as error:
+            self._refused = error
+            raise
+        except FederationError as error:
+            self.refuse(code_of(error), str(error))
+
+    def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
+        gate = self._gate  # before anything else: the site may not take the job
+        if self._secure and (answer := self._secure.handler(task)):
+            return answer(round, received)
+        saved = self._file.load()
+        try:
+            repeated = self._order.repeats(task, round, (saved.task, saved.round) if saved else None)
+        except JobRefused as error:
+            gate.refuse_job(error.code, error.detail)
+        received, hidden = apart(received) if self._secure else (received, {})
+        received = gate.receive(task, round, received)
+        spec = self._exchange.task(task)
+        if saved is None or not repeated:
+            if self._secure and saved is not None:
+                self._secure.check_shown(task, saved)
+                saved = self._secure.read_hidden(saved, hidden) if hidden else saved
+                received = received | self._secure.results(task, saved)
+            saved = self._run(spec, round, saved, received)
+            saved = self._secure.offered(saved) if self._secure else saved
+            self._file.save(saved)
+        return self._release(spec, saved)
+
+    def _run(self, task: TaskSpec, round: int, before: Saved | None, received: Tensors) -> Saved:
+        with self._refusing(PrivacyError, Refusal.BUDGET):
+            self._budget.begin(task.name, round)
+        state = before.state if before else self._method.setup(self.site)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.site.task_seed(task.name, round))
+            state, reply = self._method.handle(task, self.site, state, received, round)
+            reply = self._method.shortened(task, self.site.backbone.shape, reply)
+        if before is None:
+            return Saved(task.name, round, state, reply)
+        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
+
+    def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
+        charge = self._budget.settle(task.name, saved.round)
+        on_shares = self._job.secagg and task.name in self._method.on_shares
+        kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if kept and not on_shares:
+            self._file.keep(task.name, saved.reply)
+            return self._gate.release(task.name, saved.round, {})
+        declared = {spec.name for spec in task.up}
+        reply = {n: a for n, a in saved.reply.items() if n in declared} if on_shares else saved.reply
+        if charge is None:
+            return self._gate.release(task.name, saved.round, reply)
+        epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
+        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charged=logged(charge))
+
+    def close(self, ended: bool = True) -> None:
+        """This process is done with the job; with `ended` the job itself is over: settle it, and say so in the log."""
+        had_part = self._budget.close()
+        try:
+            if ended and had_part:
+                settle(self.config, self._job_id)
+        finally:
+            if "_gate" in self.__dict__:
+                self._gate.close()
+            self._log.close()

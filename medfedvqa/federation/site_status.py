@@ -1,0 +1,174 @@
+"""The job `site_status`: every site says what of its privacy budget is spent, and where its audit log stands.
+
+No method: it opens no data and loads no model. A site answers if its policy names `site_status` among its methods.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from audits import (
+    AuditKey,
+    AuditLog,
+    Exchange,
+    Gate,
+    JobContext,
+    Kind,
+    LogError,
+    MessageRefused,
+    Refusal,
+    TaskSpec,
+    TensorSpec,
+    origin_of,
+    verify,
+)
+from audits.escaping import for_markdown
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.code_identity import running_code
+from medfedvqa.core import Tensors
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.hub import Call
+from medfedvqa.federation.job_budget import check_ledger, look_into
+from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.version import code_version
+
+NAME = "site_status"
+STATUS_JOB = {"method": NAME}
+"""The whole job, as controller and executors get it."""
+STATUS, TABLE = "status.json", "status.md"
+
+
+def _scalar(name: str, dtype: str, meaning: str) -> TensorSpec:
+    return TensorSpec(name, (), dtype, Kind.PUBLIC, meaning)
+
+
+EXCHANGE = Exchange(
+    NAME,
+    (
+        TaskSpec(
+            "status",
+            up=(
+                _scalar("spent", "float64", "epsilon of all charges together, as of a patient who was in every job"),
+                _scalar("authorised", "float64", "the same with what running jobs have set aside"),
+                _scalar("limit", "float64", "the epsilon that the site allows over all jobs; 0: it sets no limit"),
+                _scalar("delta", "float64", "the delta at which these epsilons hold"),
+                _scalar("jobs", "int64", "jobs that the budget ledger charged or holds budget for"),
+                _scalar("entries", "int64", "entries of the audit log before this answer"),
+                TensorSpec("head", (4,), "int64", Kind.PUBLIC, "the log's last hash: 32 bytes, 8 to a number"),
+            ),
+            down=(),
+        ),
+    ),
+)
+"""Declared public: a patient who was in every job is nobody's, so that no epsilon tells who was in which; the head is
+a hash over clock readings, keyed digests and digests of what has left already."""
+
+
+class StatusRuntime:
+    """A site's part of the job; answers as `SiteRuntime` does."""
+
+    def __init__(self, config: SiteConfig, job_id: str, actor: str = "") -> None:
+        """`actor`: see `JobContext`."""
+        self._config = config
+        key = AuditKey.at(config.audit_key, origin_of(config.name))
+        self._log = AuditLog(config.audit, config.name, key)
+        self._attester = Attester(config, self._log, key, job_id, NAME)
+        code = running_code(type(self))
+        context = JobContext(job_id, NAME, "", code_version(), code.digest, actor, code)
+        self._gate = Gate(EXCHANGE, config.policy, self._log, context)
+        self._gate.open()
+
+    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+        """The declared figures, through the gate, and what is said of logs. Raises `AuditError`, `LedgerError`."""
+        self._attester.hear(told, round)
+        self._gate.receive(task, round, received)
+        figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
+        return figures, self._attester.say()
+
+    def refuse(self, code: Refusal, detail: str) -> NoReturn:
+        """As `SiteRuntime.refuse`."""
+        self._gate.refuse_job(code, detail)
+
+    def close(self) -> None:
+        """The job is over."""
+        self._gate.close()
+        self._log.close()
+
+
+def _budget(config: SiteConfig) -> Tensors:
+    delta, limit = config.policy.delta, config.policy.epsilon_limit or 0.0
+    spent = authorised = 0.0
+    jobs: set[str] = set()
+    if config.ledger.is_dir():
+        with closing(look_into(config)) as ledger:
+            check_ledger(ledger, config.audit)
+            jobs = {job.job for one in ledger.accounts(delta) for job in one.jobs if job.epsilon or job.reserved}
+            spent, authorised = (ledger.together(delta, reserved).epsilon for reserved in (False, True))
+    else:
+        check_ledger(None, config.audit)
+    figures = {"spent": spent, "authorised": authorised, "limit": limit, "delta": delta}
+    return {name: np.array(figure) for name, figure in figures.items()} | {"jobs": np.array(len(jobs))}
+
+
+def _head(config: SiteConfig) -> Tensors:
+    verdict = verify(config.audit)
+    if not verdict.ok:
+        raise LogError("the audit log does not hold: `medfedvqa audit verify` says from which entry on")
+    head = np.frombuffer(bytes.fromhex(verdict.head), ">i8").astype(np.int64)
+    return {"entries": np.array(verdict.entries), "head": head}
+
+
+def serve_status(sites: tuple[str, ...], call: Call, out: Path, notary: Notary) -> dict[str, Any]:
+    """Ask one site after the other and write `status.json` and `status.md` into `out`; returns what the first holds.
+
+    A site that refuses is listed with its reason and keeps no other from answering.
+    """
+    answers: dict[str, dict[str, Any]] = {}
+    for site in sites:
+        try:
+            told = notary.outgoing([site])
+            reply = call("status", 1, {site: {}}, lambda answered: None, beside=told)[site]
+            tensors = EXCHANGE.check("status", "up", reply.tensors)
+            notary.incoming(site, "status", 1, tensors, reply.beside)
+            answers[site] = _read(tensors)
+        except FederationError as error:
+            answers[site] = {"refused": str(error)}
+        except MessageRefused as error:
+            notary.refused(site, "status", 1, str(error))
+            answers[site] = {"refused": f"site '{site}' sent a message that the job does not declare: {error}"}
+    status = {"asked": datetime.now(UTC).isoformat(timespec="seconds"), "sites": answers}
+    write_whole(out / STATUS, f"{json.dumps(status, indent=2)}\n".encode())
+    write_whole(out / TABLE, markdown(answers).encode())
+    return status
+
+
+def _read(tensors: Tensors) -> dict[str, Any]:
+    figures = {name: array.item() for name, array in tensors.items() if name != "head"}
+    head = tensors["head"].astype(">i8").tobytes().hex()
+    return {**figures, "limit": figures["limit"] or None, "head": head}
+
+
+def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
+    """The answers as a table, one line for each site, and below it who refused and why."""
+    lines = [
+        "| site | spent | with reserved | limit | delta | jobs | log entries | head |",
+        f"|---|{'---:|' * 6}---|",
+    ]
+    refusals = []
+    for site, found in answers.items():
+        if "refused" in found:
+            refusals.append(f"- {for_markdown(found['refused'])}")
+            continue
+        limit = "none" if found["limit"] is None else f"{found['limit']:g}"
+        epsilons = f"{found['spent']:.4f} | {found['authorised']:.4f} | {limit} | {found['delta']:g}"
+        lines.append(
+            f"| {for_markdown(site)} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |"
+        )
+    return "\n".join([*lines, "", *refusals]).rstrip() + "\n"

@@ -1,0 +1,266 @@
+"""The dealing for one attempt at a mixture: the sites' part, and the server's.
+
+The members send seeds, with what they answer to the task whose uploads are mixed, and in a task of its own for another
+attempt. From them the server makes several dealings and shows their digests. Then the members open
+coins, which choose the one that is used; of all others the seeds are shown, and the members make them again. Where an
+attempt ends after that choice and before it is used, all of its seeds are shown: nobody tries until a choice suits.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audits import Gate, Tensors
+from medfedvqa.core.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.aggregation_attempt import Attempt, as_array, from_array
+from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.site_state import Dealt, Saved, StateFile
+from privacy.secagg import Layout, MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg.channel import joined
+from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
+from privacy.secagg.cut_and_choose import (
+    SETS,
+    Dealing,
+    check_dealing,
+    check_part,
+    check_unused,
+    choice,
+    new_seed,
+    set_seed,
+)
+
+COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
+"""Arrays by which the server shows what it and the members have committed to, all that was opened since, and the seeds
+of the attempt before if its dealing was not used."""
+
+_TOSS = "toss of coins"
+"""In place of a job: a coin is for one toss."""
+
+Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a site knows of a dealing that was right."""
+
+    shown: bytes
+    """All that the server opened of it, for the sites to compare."""
+    seed: bytes
+    """From which this site, a member, takes its shares; empty at other sites."""
+
+
+@dataclass(frozen=True)
+class DealingSite:
+    """A member's part in the dealing of one job's mixtures; asked again, it answers with the same bytes."""
+
+    name: str
+    gate: Gate
+    file: StateFile
+
+    def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Tensors:
+        """A seed for this attempt alone, and the hash of a coin.
+
+        Raises `FederationError`, and `MisdealtError` if the dealing before, which was not used, was not right.
+        """
+        label, kept = attempt.label(saved.round), saved.dealt
+        if self.name not in attempt.members:
+            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+        if kept is None or kept.attempt != label:
+            if kept is not None and kept.attempt is not None:
+                self._check_before(kept, saved.round, attempt.number)
+                self._check_unused(kept, kept.attempt, message, layout)
+            kept = _bound(_fresh(), saved.round, attempt)
+            self.file.save(replace(saved, dealt=kept))
+        return self.gate.release(seeding(task), saved.round, self._offered(kept))
+
+    def check_shown(self, saved: Saved) -> None:
+        """Before the site answers another task that is mixed.
+
+        Raises `MisdealtError` if an attempt ended once this site's coin was open.
+        """
+        if saved.dealt is not None and saved.dealt.committed is not None:
+            raise MisdealtError("the server goes on without showing a dealing that it did not use: refuse the job")
+
+    def offered(self, saved: Saved) -> Saved:
+        """With a seed and the hash of a coin in the answer, for the first attempt to mix it."""
+        kept = _fresh()
+        return replace(saved, dealt=kept, reply={**saved.reply, **self._offered(kept)})
+
+    def _offered(self, kept: Dealt) -> Tensors:
+        commitment = Nonce(_TOSS, self.name, kept.coin).commitment
+        return {TUPLE_SEED.name: _array(kept.seed), COIN_COMMITMENT.name: _array(commitment)}
+
+    def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
+        """The coin, for one attempt and under one set of commitments. Raises `FederationError`."""
+        if self.name not in attempt.members:
+            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+        if saved.dealt is not None and saved.dealt.attempt is None:
+            saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
+        _, coins = _committed(message)
+        kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
+        if kept.committed not in (None, committed):
+            raise FederationError("the server has shown this site other dealings of the attempt before")
+        if coins.get(self.name) != Nonce(_TOSS, self.name, kept.coin).commitment:
+            raise FederationError("the dealing leaves out this site's own coin")
+        if coins.keys() != set(attempt.members):
+            raise FederationError("the dealing has coins of other sites than the attempt's members")
+        self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
+        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(kept.coin)})
+
+    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Checked:
+        """Once what was dealt to this site is right.
+
+        Raises `MisdealtError` if it is not, and `FederationError` if the message is not what it should be.
+        """
+        (sets, coins), opened = _committed(message), _Opened.read(message)
+        label = attempt.label(saved.round)
+        if coins.keys() != set(attempt.members):
+            raise FederationError("the dealing has coins of other sites than the attempt's members")
+        try:
+            index = choice(Beacon.of(_TOSS, coins, opened.coins).value)
+        except SecureAggregationError as error:
+            raise MisdealtError(f"a coin of the dealing is not as it was committed to: {error}") from None
+        check_part(self.name, attempt.dealt, opened.parts, sets[index])
+        seed = b""
+        if self.name in attempt.members:
+            kept = self._kept(saved, attempt)
+            if kept.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != kept.coin:
+                raise MisdealtError("the dealing is not the one for which this site has opened its coin")
+            mine = self.name, kept.seed
+            check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
+            seed = set_seed(kept.seed, label, index)
+        return Checked(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
+
+    def _check_before(self, kept: Dealt, round: int, number: int) -> None:
+        if (kept.round, kept.number) >= (round, number):
+            raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
+
+    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: Layout) -> None:
+        """Of the attempt before, in which it computed nothing, if this member has opened its coin for it."""
+        if kept.committed is None:
+            return
+        _, _, sites, members, _ = json.loads(label)
+        sets, _ = _committed({COMMITTED: np.frombuffer(kept.committed, np.uint8)})
+        shown = from_array(message, UNUSED)
+        try:
+            seeds = _unhex(shown)
+        except (TypeError, ValueError, AttributeError):
+            raise FederationError("the server's message does not show the seeds of the dealing before") from None
+        check_unused(sites, members, layout, label, (self.name, kept.seed), seeds, sets)
+
+    def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
+        if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
+            raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
+        return saved.dealt
+
+
+class Dealer:
+    """The server's part in one job."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._unused: Tensors = {}
+        self._offers: dict[str, Tensors] = {}
+
+    def offered(self, answers: Mapping[str, Tensors]) -> None:
+        """What came with the answers that are to be mixed: seeds for the first attempt."""
+        self._offers = dict(answers)
+
+    def deal(self, task: str, round: int, attempt: Attempt, layout: Layout) -> dict[str, Tensors]:
+        """The message to each site of the attempt.
+
+        Raises `SiteError` naming a member that sent no seed, or did not open its coin as it had committed to it.
+        """
+        label, members = attempt.label(round), attempt.members
+        described = {"attempt": attempt.message()["attempt"]}
+        offers, self._offers = self._offers, {}  # A seed serves one attempt.
+        if not offers:
+            offers = self._answers(seeding(task), members, {**described, **self._unused})
+        seeds, commitments = _values(members, offers, TUPLE_SEED.name), _values(members, offers, COIN_COMMITMENT.name)
+        dealing = Dealing.of(attempt.sites, members, layout, label, seeds)
+        committed = as_array({"sets": [digest.hex() for digest in dealing.digests], "coins": _hex(commitments)})
+        self._unused = {UNUSED: as_array(_hex(seeds))}
+        tossed = self._answers(tossing(task), members, {**described, COMMITTED: committed})
+        coins = _values(members, tossed, COIN.name)
+        chosen = dealing.chosen(choice(Beacon.of(_TOSS, commitments, coins).value))
+        self._unused = {}
+        revealed = {member: [seed.hex() for seed in seeds] for member, seeds in chosen.revealed.items()}
+        opened = as_array({"coins": _hex(coins), "parts": _hex(chosen.digests), "seeds": revealed})
+        return {
+            site: {**replace(attempt, dealt=part).message(), COMMITTED: committed, OPENED: opened}
+            for site, part in chosen.parts.items()
+        }
+
+    def _answers(self, task: str, members: tuple[str, ...], message: Tensors) -> dict[str, Tensors]:
+        replies = self._ask(task, dict.fromkeys(members, message))
+        return {member: reply.tensors for member, reply in replies.items()}
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What the server shows with a dealing: the members' coins, digests of all parts, seeds of what is not used."""
+
+    coins: dict[str, bytes]
+    parts: dict[str, bytes]
+    seeds: dict[str, list[bytes]]
+
+    @classmethod
+    def read(cls, message: Tensors) -> "_Opened":
+        shown = from_array(message, OPENED)
+        try:
+            seeds = {str(site): [bytes.fromhex(seed) for seed in shown["seeds"][site]] for site in shown["seeds"]}
+            return cls(_unhex(shown["coins"]), _unhex(shown["parts"]), seeds)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FederationError("the server's message does not hold what was opened of a dealing") from None
+
+
+def _committed(message: Tensors) -> tuple[list[bytes], dict[str, bytes]]:
+    """Digests of the dealings, and the members' commitments to their coins."""
+    shown = from_array(message, COMMITTED)
+    try:
+        sets, coins = [bytes.fromhex(digest) for digest in shown["sets"]], _unhex(shown["coins"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FederationError("the server's message does not hold the digests of a dealing") from None
+    if len(sets) != SETS:
+        raise FederationError(f"a dealer makes {SETS} dealings, of which one is used")
+    return sets, coins
+
+
+def _fresh() -> Dealt:
+    return Dealt(new_seed(), secrets.token_bytes(NONCE_BYTES))
+
+
+def _bound(kept: Dealt, round: int, attempt: Attempt) -> Dealt:
+    """For this attempt and no other."""
+    return replace(kept, attempt=attempt.label(round), round=round, number=attempt.number)
+
+
+def _array(value: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(value, "<i8")
+
+
+def _values(members: tuple[str, ...], answers: Mapping[str, Tensors], name: str) -> dict[str, bytes]:
+    """32 bytes of each member. Raises `SiteError` naming one that sent none."""
+    arrays = {site: np.asarray(tensors.get(name, ()), "<i8") for site, tensors in answers.items()}
+    for member in members:
+        if member not in arrays or arrays[member].shape != (4,):
+            raise SiteError(member, "took no part in the dealing of tuples: repeat the round without it")
+    return {member: arrays[member].tobytes() for member in members}
+
+
+def _bytes_of(message: Tensors, name: str) -> bytes:
+    return message[name].tobytes()
+
+
+def _hex(values: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: values[name].hex() for name in sorted(values)}
+
+
+def _unhex(values: Mapping[str, Any]) -> dict[str, bytes]:
+    return {str(name): bytes.fromhex(value) for name, value in values.items()}

@@ -1,0 +1,167 @@
+"""Whose files and patients were ingested: what keeps the same cohort from getting a second budget under another key.
+
+Each ledger's folder has a register of the files and patients of its stores. It holds HMAC-SHA256 digests under a key
+that is derived from the ledger's own: only who holds the ledger's folder can test a file or a patient ID against it.
+"""
+
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from audits.bounded_files import read_bounded
+from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.ledger_binding import bind_store, read_binding
+from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.store import Keyed, _Strict
+from privacy import LedgerError
+from privacy.ledger_folder import LedgerFolder, make_folder, read_folder
+
+REGISTER, REGISTER_LOCK = "ingested.json", "ingested.lock"
+SUFFIX = ".ledger"
+"""Of the folders beside a store, and beside its ledger, in which other ledgers are looked for."""
+MAX_REGISTER = 1 << 28
+_PURPOSE = "ingested files and patients"
+
+
+class Register(_Strict):
+    """The files and patients of all stores that a ledger is for. Nothing leaves it: who is withdrawn stays here."""
+
+    format: Literal["medfedvqa-ingested/1"] = "medfedvqa-ingested/1"
+    key: Keyed
+    """Fingerprint of the key of the stores' pseudonyms."""
+    files: list[Keyed]
+    patients: list[Keyed]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A ledger, the register in its folder if there is one, and the key of the register's digests."""
+
+    folder: Path
+    ledger: LedgerFolder
+
+    @cached_property
+    def marks(self) -> Pseudonyms:
+        """The keyed digests of this register."""
+        return Pseudonyms(self.ledger.key.derived(_PURPOSE))
+
+    @cached_property
+    def register(self) -> Register | None:
+        """None before anything was ingested for this ledger. Raises `ConfigError`."""
+        return read_register(self.folder)
+
+    def knows(self, files: Collection[str], patients: Collection[str]) -> bool:
+        """Whether the register has one of these files, by SHA-256, or of these marks of patients."""
+        register = self.register
+        if register is None:
+            return False
+        marks = {file_mark(self.marks, file) for file in files}
+        return not (marks.isdisjoint(register.files) and set(patients).isdisjoint(register.patients))
+
+
+def file_mark(marks: Pseudonyms, sha256: str) -> str:
+    """A file in a register."""
+    return marks.digest("file", sha256)
+
+
+def read_register(folder: Path) -> Register | None:
+    """The register in a ledger's folder, None if there is none. Raises `ConfigError`."""
+    path = folder / REGISTER
+    if not path.exists():
+        return None
+    try:
+        return Register.model_validate_json(read_bounded(path, MAX_REGISTER))
+    except (OSError, ValidationError):
+        raise ConfigError(f"'{REGISTER}' in the ledger's folder is damaged: restore it from the backup") from None
+
+
+class CohortCheck:
+    """The ledger of the store that an ingestion makes, and the other ledgers in sight."""
+
+    def __init__(self, store: Path, folder: Path, key: str) -> None:
+        """`key`: the fingerprint of the key of the pseudonyms. Makes the ledger's key, if there is none.
+
+        Raises `ConfigError` if the ledger belongs to another key, or the store to another ledger.
+        """
+        self._store, self._key = store, key
+        with _as_config_error():
+            self._refuse_other_binding(read_folder(folder))
+            self._own = Neighbour(folder, make_folder(folder))
+            places = sorted({*_ledgers_beside(store), *_ledgers_beside(folder)} - {folder.resolve()})
+            beside = ((place, read_folder(place)) for place in places)
+            self._others = [Neighbour(place, ledger) for place, ledger in beside if ledger is not None]
+        known = self._own.register
+        if self._own.ledger.store not in (None, key) or (known is not None and known.key != key):
+            raise ConfigError(
+                "the ledger is for stores of another key: give that key by --key, so that the patients' budget "
+                "continues, or, for other patients, another folder by --ledger"
+            )
+
+    @property
+    def mark_keys(self) -> list[bytes]:
+        """The keys of all registers in sight, this ledger's own first: a patient is marked under each of them."""
+        return [one.marks.secret for one in (self._own, *self._others)]
+
+    def admit(self, files: Collection[str], patients: Collection[str]) -> None:
+        """Registers the files, by SHA-256, and the marks of the patients of a store, and binds the store to its ledger.
+
+        All this comes before the store's manifest: a crash in between leaves files that are known under this key.
+        Raises `ConfigError` if another ledger knows one of them.
+        """
+        if other := next((one for one in self._others if one.knows(files, patients)), None):
+            raise ConfigError(
+                f"files or patients of this store were ingested before, and their budget is in the ledger "
+                f"'{other.folder.name}': give it by --ledger, and the key of its store by --key, so that it continues"
+            )
+        with _locked(self._own.folder):
+            known = read_register(self._own.folder)
+            marks = {file_mark(self._own.marks, file) for file in files}
+            register = Register(
+                key=self._key,
+                files=sorted(marks.union(known.files if known else ())),
+                patients=sorted({*patients, *(known.patients if known else ())}),
+            )
+            if register != known:
+                write_whole(self._own.folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
+        with _as_config_error():
+            bind_store(self._store, self._key, make_folder(self._own.folder))
+
+    def _refuse_other_binding(self, ledger: LedgerFolder | None) -> None:
+        binding = read_binding(self._store)
+        if binding is not None and (ledger is None or ledger.fingerprint != binding.ledger):
+            raise ConfigError("the store's patients are charged to another ledger: give its folder by --ledger")
+
+
+def _ledgers_beside(path: Path) -> Iterator[Path]:
+    for folder in path.resolve().parent.glob(f"*{SUFFIX}"):
+        if folder.is_dir():
+            yield folder.resolve()
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise ConfigError(str(error)) from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        lock = os.open(folder / REGISTER_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        raise ConfigError("the ledger's folder cannot be written: check --ledger and its permissions") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,110 @@
+"""A DICOM file's bytes as a data set, within bounds, whatever the bytes are."""
+
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import pydicom
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.errors import InvalidDicomError
+from pydicom.filebase import DicomBytesIO
+from pydicom.filereader import read_dataset, read_preamble
+from pydicom.filewriter import write_file_meta_info
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian
+
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+
+PREAMBLE = 132
+STARTS = (b"\x02\x00", b"\x00\x02", b"\x08\x00", b"\x00\x08")
+"""How a file without preamble begins: group 2 or 8, in either byte order."""
+PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+NOT_PICTURES = frozenset({"RTDOSE", "SEG", "REG", "RWV", "FID"})
+
+
+def read_bytes(path: Path, options: Options) -> bytes:
+    """The file, whole. Raises `Quarantined`: unopened, too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(options.max_bytes + 1)
+    except OSError:
+        raise Quarantined(Reason.UNOPENED) from None
+    if len(content) > options.max_bytes:
+        raise Quarantined(Reason.TOO_LARGE)
+    return content
+
+
+def read_dicom(content: bytes, options: Options) -> Dataset:
+    """The data set in these bytes; nothing in it is decoded yet.
+
+    Raises `Quarantined`: not DICOM, unreadable, or a deflated one that inflates to too much.
+    """
+    if content[128:PREAMBLE] != b"DICM" and content[:2] not in STARTS:
+        raise Quarantined(Reason.NOT_DICOM)
+    try:
+        dataset = pydicom.dcmread(BytesIO(_inflated(content, options.max_bytes)), force=True)
+        known = "SOPClassUID" in dataset or has_pixels(dataset)
+    except Quarantined:
+        raise
+    except MemoryError:
+        raise Quarantined(Reason.TOO_LARGE) from None
+    except Exception:  # pydicom raises whatever its parsing stumbles upon
+        raise Quarantined(Reason.UNREADABLE) from None
+    if not known and content[128:PREAMBLE] != b"DICM":
+        raise Quarantined(Reason.NOT_DICOM)
+    if not len(dataset):
+        raise Quarantined(Reason.UNREADABLE)
+    return dataset
+
+
+def has_pixels(dataset: Dataset) -> bool:
+    """Whether there are pixel data of any kind."""
+    return any(name in dataset for name in PIXELS)
+
+
+def check_picture(dataset: Dataset, options: Options) -> None:
+    """Raises `Quarantined` unless the header declares a picture of a patient, of a size that may be decoded."""
+    if not has_pixels(dataset):
+        raise Quarantined(Reason.NO_PIXELS)
+    if str(dataset.get("Modality", "")) in NOT_PICTURES:
+        raise Quarantined(Reason.NOT_A_PICTURE)
+    rows, columns = dataset.get("Rows"), dataset.get("Columns")
+    samples, bits = dataset.get("SamplesPerPixel", 1), dataset.get("BitsAllocated", 8)
+    if not all(isinstance(number, int) and number > 0 for number in (rows, columns)):
+        raise Quarantined(Reason.NO_PIXELS)
+    if samples not in (1, 3) or bits not in (1, 8, 16, 32, 64):
+        raise Quarantined(Reason.UNKNOWN_COLOURS)
+    if rows * columns > options.max_pixels or rows * columns * samples * bits // 8 > options.max_bytes:
+        raise Quarantined(Reason.TOO_LARGE)
+    if min(rows, columns) < 16:
+        raise Quarantined(Reason.TOO_SMALL)
+
+
+def _inflated(content: bytes, most: int) -> bytes:
+    """The file in a syntax that is not deflated: pydicom would inflate without a bound."""
+    file = BytesIO(content)
+    meta = _file_meta(file)
+    if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+        return content
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    data = stream.decompress(file.read(), most)
+    if stream.unconsumed_tail:
+        raise Quarantined(Reason.TOO_LARGE)
+    if not stream.eof:
+        raise Quarantined(Reason.UNREADABLE)
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    plain = DicomBytesIO()
+    plain.write(bytes(128) + b"DICM")
+    write_file_meta_info(plain, meta, enforce_standard=False)
+    return plain.getvalue() + data
+
+
+def _file_meta(file: BinaryIO) -> FileMetaDataset | None:
+    """The group 2 elements, with the file left behind them; None where there are none."""
+    try:
+        read_preamble(file, force=True)
+        found = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
+        return FileMetaDataset(found) if len(found) else None
+    except (InvalidDicomError, ValueError, EOFError):
+        return None

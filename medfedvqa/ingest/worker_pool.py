@@ -1,0 +1,160 @@
+"""Workers and their keeper: whoever crashes, hangs or eats memory over a file loses the file, not the ingestion."""
+
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.refusal_reasons import Reason
+
+Answer = dict[str, Any]
+START_SECONDS = 300
+"""Most time that a worker may take to import and to load the text finder."""
+AHEAD = 4
+"""Answers per worker that may wait for the journal."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file to be read: where it is, the keyed digest of its content, and whether a question names it by its name."""
+
+    path: Path
+    source: str
+    named: bool
+
+
+class WorkerProcess:
+    """One worker, started when it is first needed and again after it was lost."""
+
+    def __init__(
+        self,
+        options: Options,
+        keys: Pseudonyms,
+        images: Path,
+        wanted: frozenset[str],
+        registers: Sequence[bytes] = (),
+    ) -> None:
+        """As `Worker`; `registers` are the keys themselves."""
+        self._options = options
+        setup = {
+            "options": asdict(options),
+            "key": keys.secret.hex(),
+            "images": str(images),
+            "wanted": sorted(wanted),
+            "registers": [key.hex() for key in registers],
+        }
+        self._setup = json.dumps(setup).encode() + b"\n"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def handle(self, task: Task) -> Answer:
+        """The worker's answer, or a quarantine for the file over which it was lost.
+
+        Raises `ConfigError` if no worker can be started.
+        """
+        process = self._process or self._start()
+        line = json.dumps({"path": str(task.path), "source": task.source, "named": task.named}).encode() + b"\n"
+        answer = _asked(process, line, self._options.seconds)
+        if answer is not None and answer.endswith(b"\n"):
+            result: Answer = json.loads(answer)
+            return result
+        self.close()
+        reason = Reason.TOO_SLOW if answer is None else Reason.CRASHED
+        return {"verdict": "quarantined", "reason": reason.value, "found": []}
+
+    def close(self) -> None:
+        """End the worker, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    try:
+                        pipe.close()
+                    except BrokenPipeError:
+                        continue
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = Path(__file__).parents[2]
+        paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "medfedvqa.ingest.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **threads, "PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is for the ingestion, which ends its workers itself
+        )
+        if not _asked(self._process, self._setup, START_SECONDS):
+            self.close()
+            raise ConfigError(
+                "no worker could be started: check the packages of medfedvqa[ingest], or give more --memory"
+            )
+        return self._process
+
+
+def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+    """The answer's line; less than a line if the worker died over it; None if it takes too long."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(seconds) else None
+
+
+def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:
+    """Each task with its answer, in the order in which workers finish. `tasks` is drawn from as they get free."""
+    todo, lock = iter(tasks), threading.Lock()
+    done: queue.Queue[tuple[Task, Answer] | BaseException | None] = queue.Queue(maxsize=AHEAD * workers)
+    stop = threading.Event()
+
+    def serve() -> None:
+        worker = start()
+        try:
+            while not stop.is_set():
+                with lock:
+                    task = next(todo, None)
+                if task is None:
+                    break
+                done.put((task, worker.handle(task)))
+        except BaseException as error:
+            done.put(error)
+        finally:
+            worker.close()
+            done.put(None)
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        running = workers
+        while running:
+            one = done.get()
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
+                running -= 1
+            else:
+                yield one
+    finally:
+        stop.set()
+        while any(thread.is_alive() for thread in threads):
+            try:
+                done.get(timeout=0.05)
+            except queue.Empty:
+                continue

@@ -1,0 +1,319 @@
+"""CreamFL: sites and server teach each other by representations of a public set (Q. Yu et al., ICLR 2023).
+
+"Multimodal federated learning via contrastive representation ensemble". No weights travel, so that each site may have a
+model of its own size, and may see pictures, questions or both.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
+from medfedvqa.bounds import (
+    LEAST_TEMPERATURE,
+    MOST_LAYERS,
+    MOST_PAIRS,
+    MOST_PASSES,
+    MOST_RANK,
+    MOST_RATE,
+    MOST_ROWS,
+    MOST_SITES,
+    MOST_SPACE,
+    MOST_TEMPERATURE,
+    MOST_WEIGHT,
+    MOST_WIDTH,
+    BackboneName,
+    SiteName,
+)
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.method import MethodConfig, State, tensors_of
+from medfedvqa.core.registry import register
+from medfedvqa.core.scores import counts, validated
+from medfedvqa.data import public_pairs
+from medfedvqa.errors import ConfigError
+from medfedvqa.methods.creamfl.ensemble import OTHER, Positive, aggregate
+from medfedvqa.methods.creamfl.public_pass import FrozenPairs, PublicPass
+from medfedvqa.methods.creamfl.server_model import EnsembleServer, ServerConfig, one_thread
+from medfedvqa.models import (
+    IMAGE,
+    TEXT,
+    Backbone,
+    BackboneShape,
+    PairedModel,
+    Shapes,
+    Values,
+    check_apart,
+    load_backbone,
+    seen_by,
+)
+from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
+from privacy import Cost, DPSettings, SeededChance
+
+Sees = Literal["image", "text", "multimodal"]
+MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
+
+
+class SiteModelConfig(MethodConfig, frozen=True):
+    """One site's model; what is null is as the job's options say."""
+
+    sees: Sees | None = None
+    tuning: TuningKind | None = None
+    blocks: int | None = Field(default=None, ge=1, le=MOST_LAYERS)
+    reduction: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
+    rank: int | None = Field(default=None, ge=1, le=MOST_RANK)
+    hidden: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
+
+
+class CreamFLConfig(AveragingConfig, frozen=True):
+    """Options; those of FedAvg describe the sites' models, and nothing of these is averaged."""
+
+    sees: Sees = Field("multimodal", description="what sites see; a text site answers from the question alone")
+    models: dict[SiteName, SiteModelConfig] = Field(
+        {},
+        max_length=MOST_SITES,
+        description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
+    )
+    public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
+    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of representations (code: 256)")
+    gamma: float = Field(
+        0.5, ge=0, le=MOST_WEIGHT, description="weight of the contrast (code: 0.5); 0 is local training"
+    )
+    temperature: float = Field(
+        0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the sites' contrast (code: 0.5)"
+    )
+    order: Literal["alternating", "joint"] = Field(
+        "alternating", description="private rows and public pairs in turn, epoch by epoch (code), or in every step"
+    )
+    gca_temperature: float = Field(
+        1.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the scores that weigh sites (paper: none)"
+    )
+    positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
+    kd: float = Field(
+        0.3, ge=0, le=MOST_WEIGHT, description="weight of the ensemble in the server's training (code: 0.3); 0 is none"
+    )
+    distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
+    public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
+    server_hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the server's hidden layers")
+    server_epochs: int = Field(
+        5, ge=1, le=MOST_PASSES, description="the server's own passes over the public pairs per round (code: 1)"
+    )
+    server_rate: float = Field(
+        1e-3, gt=0, le=MOST_RATE, description="the server's learning rate, Adam (code: 0.0002, AdamP)"
+    )
+    server_temperature: float = Field(
+        0.07,
+        ge=LEAST_TEMPERATURE,
+        le=MOST_TEMPERATURE,
+        description="of the server's contrast between pictures and captions",
+    )
+    trunk: BackboneName | None = Field(
+        None, description="the server's frozen backbone, one that needs no file; null is the job's"
+    )
+
+    @property
+    def server(self) -> ServerConfig:
+        """The server's model and training."""
+        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.__dataclass_fields__})
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The private steps between two passes over the public pairs."""
+        return replace(super().training, local_epochs=self.local_epochs // self.turns)
+
+    @property
+    def turns(self) -> int:
+        """Passes over the public pairs per round: after each epoch, or after all batches where these are counted."""
+        return self.local_epochs if self.local_unit == "epochs" else 1
+
+    def of(self, site: str) -> "CreamFLConfig":
+        """The options of this site's model."""
+        own = self.models.get(site, SiteModelConfig())
+        return self.model_copy(update=own.model_dump(exclude_none=True))
+
+    @property
+    def kinds(self) -> tuple[Sees, ...]:
+        """What any site of the job may see."""
+        found = {self.sees, *(self.of(site).sees for site in self.models)}
+        return tuple(kind for kind in MODALITIES if kind in found)
+
+
+@register
+class CreamFL(Averaging[CreamFLConfig]):
+    """Local training with two contrasts on the public set; the server learns from an ensemble weighed item by item."""
+
+    name = "creamfl"
+    config_type = CreamFLConfig
+    shares = False
+    compares_features = True
+
+    def __init__(self, config: CreamFLConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        if dp is not None and config.kinds != ("multimodal",):
+            raise ConfigError(
+                "under differential privacy a job's charges are planned alike for all sites: let 'creamfl' train "
+                "multimodal sites only, without 'sees' in 'models'"
+            )
+        super().__init__(config, dp, secagg)
+        if any(model.tuning == "classifier" for model in config.models.values()):
+            raise ConfigError("'creamfl' compares features, which tuning 'classifier' never changes: tune more")
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """No weights."""
+        return {}
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """Down: the server's representations of the public set; up: the site's, of what it sees; then counts.
+
+        Raises `ConfigError` for a backbone that sees pictures and texts together only.
+        """
+        check_apart(shape)
+        down = tuple(self._representations(modality, "the server's") for modality in OTHER)
+        tasks = [
+            TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
+            for kind in self.config.kinds
+        ]
+        return Exchange(self.name, (*tasks, TaskSpec("evaluate", counts(*self.scores), ())))
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """Rounds of training, and the evaluation."""
+        for number in range(1, self.config.rounds + 1):
+            yield from ((_task(kind), number) for kind in self.config.kinds)
+        yield "evaluate", self.config.rounds
+
+    def cost(self, task: str) -> Cost:
+        """Private steps; the contrast sees public pairs alone, and what is sent follows from both."""
+        if self.dp is None or task == "evaluate":
+            return Cost()
+        return Cost(steps=self.config.turns * self.config.training.private_steps(self.dp))
+
+    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
+        """The VQA model, and the projections of its features into the common space."""
+        return {**state["values"], **state["projection"]}
+
+    def model(self, site: Site) -> PairedModel:
+        """The site's own."""
+        own = self.config.of(site.name)
+        plain = self.model_of(site, own.tuned)
+        head = replace(plain.head, hidden=own.hidden)
+        return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[own.sees], space=self.config.space)
+
+    def setup(self, site: Site) -> State:
+        """A model as that of local training, and projections. Raises `ConfigError`."""
+        trunk = self.config.trunk
+        if trunk is not None and site.data.name in (seen_by(trunk) or ()):
+            raise ConfigError("the server's 'trunk' has seen this site's data set, its test rows too: choose another")
+        projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
+        return {**super().setup(site), "projection": projection}
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Raises `ConfigError` where another modality is asked for than the site's model sees."""
+        if task.name == "evaluate":
+            return self.evaluate(site, state, received, round)
+        if task.name != _task(self.config.of(site.name).sees):
+            raise ConfigError("the server asked for a modality that this site's model does not see: end the job")
+        return self.train(site, state, received, round)
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Private steps and contrast with the server's representations; the site's of the public set go up."""
+        trainer, public = self.trainer(site), self._public(site)
+        glob = tensors_of(received, site.device)
+        state = self._learned(trainer, public, state, glob, round)
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        return state, _arrays(public.represent(self.trained(state)))
+
+    def without_others(self, local_epochs: int | None = None) -> "CreamFL":
+        """See `Alone.without_others`: without the contrast, which needs the server's representations."""
+        alone = super().without_others(local_epochs)
+        return CreamFL(alone.config.model_copy(update={"gamma": 0.0}))
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds: the server learns from pairs, the sites from it, it from their ensemble. Raises `ConfigError`."""
+        sites = self._by_kind(hub.sites)
+        pairs = public_pairs(self.config.public_pairs)
+        # The sites draw from the seed itself: theirs and these must not be the same numbers.
+        server = EnsembleServer(self._trunk(hub.backbone), pairs, self.config.server, hub.seed + 1)
+        for _ in hub.rounds(self.config.rounds):
+            server.supervise()
+            shared, uploads = server.representations(), dict[str, Tensors]()
+            for kind, names in sites.items():
+                uploads |= hub.collect(_task(kind), {name: _arrays(shared) for name in names})
+            server.distil(self.ensemble(uploads, shared))
+        return hub.collect("evaluate")
+
+    def ensemble(self, uploads: Mapping[str, Tensors], shared: Values) -> Values:
+        """By modality, what the sites that see it make of the public set together."""
+        found, config = {}, self.config
+        for modality, other in OTHER.items():
+            local = {site: torch.from_numpy(np.array(up[modality])) for site, up in uploads.items() if modality in up}
+            with one_thread():
+                found[modality] = aggregate(local, shared[other], config.gca_temperature, config.positive)
+        return found
+
+    def _learned(self, trainer: Trainer, public: PublicPass, state: State, glob: Values, round: int) -> State:
+        """The state after a round's private steps and contrasts."""
+        config, seed = self.config, trainer.site.task_seed("train", round)
+        loss = answer_losses(trainer.model)
+        own, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
+        contrasts = public.contrasts(self.trained(state), projection.values, glob, seed + 1)
+        joint, apart = (config.gamma > 0 and config.order == order for order in ("joint", "alternating"))
+        chance = SeededChance(seed)
+        for _ in range(config.turns):
+            for (draw,) in trainer.draws(chance):
+                trainer.step([own], loss, draw, next(contrasts) if joint else None)
+                if joint:
+                    projection.step()
+            for pull in islice(contrasts, public.steps if apart else 0):
+                torch.autograd.backward(pull(own.values))
+                own.step()
+                projection.step()
+        return {**state, "values": own.trained(), "projection": projection.trained()}
+
+    def _public(self, site: Site) -> PublicPass:
+        """The public pairs go through the frozen part of the backbone once."""
+        model, config = self.model(site), self.config
+        pairs = site.derive(
+            ("public", config.public_pairs, tuple(model.depth.items())),
+            lambda: FrozenPairs.of(site.backbone, model.depth, public_pairs(config.public_pairs)),
+        )
+        return PublicPass(model, pairs, config.gamma, config.temperature, config.public_rows)
+
+    def _by_kind(self, sites: tuple[str, ...]) -> dict[Sees, list[str]]:
+        if not self.config.models.keys() <= set(sites):
+            raise ConfigError("'models' names a site that is not there")
+        found: dict[Sees, list[str]] = {}
+        for site in sites:
+            found.setdefault(self.config.of(site).sees, []).append(site)
+        if missing := OTHER.keys() - {modality for kind in found for modality in MODALITIES[kind]}:
+            raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
+        return found
+
+    def _trunk(self, backbone: str) -> Backbone:
+        name = self.config.trunk or backbone
+        if "@" in name:
+            raise ConfigError("the server has no file of the job's backbone: give it a bundled one by 'trunk'")
+        return load_backbone(name)
+
+    def _representations(self, modality: str, whose: str) -> TensorSpec:
+        shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "
+        return TensorSpec(
+            modality, shape, "float32", Kind.REPRESENTATIONS, meaning + _PUBLIC[modality], bounds=(-_UNIT, _UNIT)
+        )
+
+
+_UNIT = 1.0001
+"""No coordinate of a unit vector is larger, with room for rounding."""
+_PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
+
+
+def _task(kind: Sees) -> str:
+    return f"train_{kind}"
+
+
+def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
+    return {name: value.numpy(force=True) for name, value in values.items()}

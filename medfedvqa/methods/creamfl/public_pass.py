@@ -1,0 +1,86 @@
+"""A site's side of CreamFL's public set: its model's representations, and their contrast with the server's."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from medfedvqa.data import PublicPairs
+from medfedvqa.methods.creamfl.ensemble import OTHER, inter_modal
+from medfedvqa.methods.moon import contrast
+from medfedvqa.models import Backbone, Cache, Depth, PairedModel, Values
+from medfedvqa.training import Penalty
+
+CHUNK = 64
+"""Public pairs that are represented together where nothing is trained."""
+
+
+@dataclass(frozen=True)
+class FrozenPairs:
+    """What the frozen part of a backbone makes of the public pairs."""
+
+    cache: Cache
+    captions: torch.Tensor
+    """The cache's numbers, int64 [items]."""
+
+    @classmethod
+    def of(cls, backbone: Backbone, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
+        """Below everything that is tuned down to this depth."""
+        cache = backbone.cache(depth, pairs.pictures(backbone.shape.image_size), pairs.captions)
+        return cls(cache, cache.question_ids(pairs.captions))
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def batch(self, items: torch.Tensor) -> Any:
+        """These pairs, int64 [rows], as the backbone takes them; their answers mean nothing."""
+        return self.cache.batch(items, self.captions[items], torch.zeros_like(items))
+
+
+@dataclass(frozen=True)
+class PublicPass:
+    """The public pairs as a site's model sees them, and how it learns from them."""
+
+    model: PairedModel
+    pairs: FrozenPairs
+    gamma: float
+    temperature: float
+    rows: int
+    """Pairs per step."""
+
+    @property
+    def steps(self) -> int:
+        """Of one pass over all pairs."""
+        return -(-len(self.pairs) // self.rows)
+
+    @torch.no_grad()
+    def represent(self, values: Mapping[str, torch.Tensor]) -> Values:
+        """By modality that the model sees, unit vectors of all items, [items, space]."""
+        parts = [self._of(values, items) for items in torch.split(torch.arange(len(self.pairs)), CHUNK)]
+        return {modality: torch.cat([part[modality] for part in parts]) for modality in parts[0]}
+
+    def contrasts(
+        self, before: Mapping[str, torch.Tensor], projection: Values, server: Values, seed: int
+    ) -> Iterator[Penalty]:
+        """Endless steps over the pairs in random order: gamma times both contrasts, as functions of the VQA model.
+
+        `before`: all values that the round starts from; `projection`: those in training; `server`: representations.
+        """
+        generator, previous = torch.Generator().manual_seed(seed), self.represent(before)
+
+        def loss(items: torch.Tensor, values: Values) -> torch.Tensor:
+            own = items.to(self.model.backbone.device)
+            terms = []
+            for modality, local in self._of({**values, **projection}, items).items():
+                terms.append(inter_modal(local, server[OTHER[modality]], own, self.temperature))
+                terms.append(contrast(local, server[modality][own], previous[modality][own], self.temperature))
+            return self.gamma * torch.stack(terms).sum(dim=0).mean()
+
+        while True:
+            for items in torch.split(torch.randperm(len(self.pairs), generator=generator), self.rows):
+                yield partial(loss, items)
+
+    def _of(self, values: Mapping[str, torch.Tensor], items: torch.Tensor) -> Values:
+        return self.model.represent(values, self.pairs.batch(items))

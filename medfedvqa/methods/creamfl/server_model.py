@@ -1,0 +1,134 @@
+"""CreamFL's server: a model of its own on the public set, which learns from pairs and from the sites' ensemble."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from medfedvqa.data import PublicPairs
+from medfedvqa.methods.creamfl.public_pass import FrozenPairs
+from medfedvqa.models import Backbone, Tuning, Values, check_apart
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the server trains; `CreamFLConfig` documents each field."""
+
+    space: int
+    public_rows: int
+    server_hidden: int
+    server_epochs: int
+    server_rate: float
+    server_temperature: float
+    kd: float
+    distance: Literal["mse", "l2"]
+
+
+class EnsembleServer:
+    """Two networks, one for each modality, on features that a frozen backbone makes of the public set once."""
+
+    def __init__(self, backbone: Backbone, pairs: PublicPairs, config: ServerConfig, seed: int) -> None:
+        """Raises `ConfigError` for a backbone that sees pictures and texts together only."""
+        check_apart(backbone.shape)
+        self._config, self._generator = config, torch.Generator().manual_seed(seed)
+        self._captions = _numbers(pairs.captions)
+        with one_thread():
+            self._features = _features(backbone, pairs)
+        self.networks = nn.ModuleDict(
+            {
+                modality: _network(features.shape[1], config.server_hidden, config.space, self._generator)
+                for modality, features in self._features.items()
+            }
+        )
+        self._optimizer = torch.optim.Adam(self.networks.parameters(), config.server_rate)
+
+    @torch.no_grad()
+    def representations(self) -> Values:
+        """By modality, unit vectors [items, space]."""
+        with one_thread():
+            return self._represent(torch.arange(len(self._captions)))
+
+    def supervise(self) -> None:
+        """Epochs of contrast between pictures and captions; pairs with the same caption are all each other's own."""
+
+        def loss(items: torch.Tensor) -> torch.Tensor:
+            image, text = self._represent(items).values()
+            cosines = image @ text.T / self._config.server_temperature
+            captions = self._captions[items]
+            own = (captions[:, None] == captions).float()
+            own = own / own.sum(dim=1, keepdim=True)
+            return (F.cross_entropy(cosines, own) + F.cross_entropy(cosines.T, own)) / 2
+
+        self._train(self._config.server_epochs, loss)
+
+    def distil(self, ensemble: Mapping[str, torch.Tensor]) -> None:
+        """One epoch towards the sites' ensemble, by modality; each counts once."""
+
+        def loss(items: torch.Tensor) -> torch.Tensor:
+            found = self._represent(items)
+            apart = [self._distance(found[modality], target[items]) for modality, target in ensemble.items()]
+            return self._config.kd * torch.stack(apart).sum()
+
+        if self._config.kd:
+            self._train(1, loss)
+
+    def _distance(self, found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        apart = found - target
+        return apart.square().mean() if self._config.distance == "mse" else apart.norm(dim=1).mean()
+
+    def _represent(self, items: torch.Tensor) -> Values:
+        networks = self.networks.items()
+        return {
+            modality: F.normalize(network(self._features[modality][items]), dim=-1) for modality, network in networks
+        }
+
+    def _train(self, epochs: int, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        with one_thread():
+            for _ in range(epochs):
+                order = torch.randperm(len(self._captions), generator=self._generator)
+                for items in torch.split(order, self._config.public_rows):
+                    self._optimizer.zero_grad()
+                    torch.autograd.backward(loss(items))
+                    self._optimizer.step()
+
+
+def _network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    """Two layers, with torch's default initial values from this generator and no global one."""
+    layers: list[nn.Linear] = [
+        nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]  # torch's has no annotations
+        for sizes in ((inputs, hidden), (hidden, outputs))
+    ]
+    for layer in layers:
+        for parameter in layer.parameters():
+            nn.init.uniform_(parameter, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The same sums in the same order, wherever the server runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def _features(backbone: Backbone, pairs: PublicPairs) -> Values:
+    """By modality, [items, width]."""
+    towers = backbone.shape.towers
+    frozen = FrozenPairs.of(backbone, dict.fromkeys(towers, 0), pairs)
+    found = backbone.features(frozen.batch(torch.arange(len(pairs))), Tuning())
+    return dict(zip(towers, torch.split(found, [facts.width for facts in towers.values()], dim=-1), strict=True))
+
+
+def _numbers(captions: tuple[str, ...]) -> torch.Tensor:
+    """Each caption's number, int64 [items]; the same for the same caption."""
+    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
+    return torch.tensor([numbers[caption] for caption in captions])

@@ -1,0 +1,68 @@
+"""Per-patient gradients of one backward pass, their clipped sum, and the noise on it (DP-SGD, Abadi et al., 2016).
+
+Values that a model uses once per patient, as prompts, are expanded: one leaf per patient, whose gradient is that
+patient's. All others are recorded where they are used, see `Recorder`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from privacy.clipping import Contribution, Gradients, clip_weights
+from privacy.errors import SettingsError
+from privacy.noise import Randomness
+
+LONGEST = 2.0**100
+"""Times C: beyond, weights in single precision lose digits."""
+
+
+class PrivateStep:
+    """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise, once."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], clip: float) -> None:
+        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum.
+
+        Raises `SettingsError` if torch is set to round products to less than single precision.
+        """
+        if torch.get_float32_matmul_precision() != "highest":
+            raise SettingsError(
+                "bounds on gradients need products in full single precision: leave out the call of "
+                "torch.set_float32_matmul_precision"
+            )
+        self._clip = clip
+        self._sums: Gradients = {one: torch.zeros_like(one, dtype=torch.float64) for one in parameters}
+        self.unbounded = 0
+        """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
+
+    def add(self, contributions: Sequence[Contribution], sound: torch.Tensor) -> None:
+        """Clip and add the patients of one pass; no patient is in two passes of a step.
+
+        `sound`: whose gradients are finite, bool [patients]; those of the others are zeros.
+        Raises `SettingsError` if the contributions are not of exactly the step's parameters.
+        """
+        if {part.value for part in contributions} != self._sums.keys():
+            raise SettingsError("a trained parameter took no part in the loss: freeze it, or use it")
+        norms = torch.stack([part.squared_norms() for part in contributions]).sum(0).sqrt()
+        sound = sound & (norms < LONGEST * self._clip)
+        weights = clip_weights(norms, self._clip).where(sound, 0.0)
+        self.unbounded += int((~sound).sum())
+        for part in contributions:
+            part.add(self._sums[part.value], weights)
+
+    def finish(self, noise: float, divisor: float, randomness: Randomness) -> None:
+        """Set every parameter's `grad` to (sum + normal(0, noise * C)) / divisor, also where nobody was drawn.
+
+        Terms of the loss that do not depend on data may be back-propagated afterwards: they add to it.
+        """
+        sizes = [total.numel() for total in self._sums.values()]
+        drawn = randomness.normal((sum(sizes),), noise * self._clip).double()
+        for (parameter, total), part in zip(self._sums.items(), torch.split(drawn, sizes), strict=True):
+            noisy = (total + part.view_as(total).to(total.device)) / divisor
+            parameter.grad = noisy.to(parameter.dtype)
+
+
+def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:
+    """For each value a leaf with a copy for each patient, `[patients, *shape]`."""
+    return {
+        name: value.detach().expand(patients, *value.shape).clone().requires_grad_() for name, value in values.items()
+    }

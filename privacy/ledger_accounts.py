@@ -1,0 +1,95 @@
+"""What the ledger's book says of cohorts and jobs: what each has spent, and how far each job is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from privacy.accounting import Spent, spent
+from privacy.ledger_replay import Book, Job, events_of
+
+
+class State(StrEnum):
+    """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
+
+    RESERVED = "reserved"
+    BEGUN = "begun"
+    CHARGED = "charged"
+    FREED = "freed"
+    IMPORTED = "imported"
+
+
+@dataclass(frozen=True)
+class JobAccount:
+    """A job's part at one site: the epsilon that its charges alone spent, and how many tasks have yet to begin."""
+
+    job: str
+    method: str
+    cohort: str
+    epsilon: float
+    reserved: int
+    state: State
+    void: bool
+    site: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A cohort's account, as of its worst patient; `jobs` are all that touched any of its patients."""
+
+    cohort: str
+    patients: int
+    spent: Spent
+    authorised: Spent
+    jobs: tuple[JobAccount, ...]
+
+
+def accounts_of(book: Book, delta: float) -> tuple[Account, ...]:
+    """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
+    return tuple(
+        Account(
+            cohort,
+            len(patients),
+            spent=book.worst(patients, False, (), delta),
+            authorised=book.worst(patients, True, (), delta),
+            jobs=tuple(_job_accounts(book, patients, delta)),
+        )
+        for cohort, patients in book.cohorts.items()
+    )
+
+
+def history(book: Book, patients: frozenset[str], delta: float) -> str:
+    """What jobs on these patients have spent and reserved, as one sentence."""
+    accounts = [account for account in _job_accounts(book, patients, delta) if account.epsilon or account.reserved]
+    return "; ".join(_sentence(account) for account in accounts) or "nothing spent, nothing reserved"
+
+
+def _job_accounts(book: Book, patients: frozenset[str], delta: float) -> Iterator[JobAccount]:
+    near = book.near(patients)
+    debits = [debit for debit in book.debits.values() if debit.cohort in near]
+    jobs = {(*key, job.cohort): job for key, job in book.jobs.items() if job.cohort in near}
+    for site, name, cohort in dict.fromkeys([*jobs, *((*debit.key, debit.cohort) for debit in debits)]):
+        own = [debit for debit in debits if (*debit.key, debit.cohort) == (site, name, cohort)]
+        job = jobs.get((site, name, cohort))
+        yield JobAccount(
+            name,
+            job.method if job else own[0].method,
+            cohort,
+            spent(events_of(own), delta).epsilon,
+            len(job.reserved) if job else 0,
+            _state(job) if job else State.IMPORTED,
+            any(debit.void for debit in own) or bool(job and job.void),
+            site,
+        )
+
+
+def _state(job: Job) -> State:
+    if job.charges.keys() - job.settled:
+        return State.BEGUN
+    if job.reserved:
+        return State.RESERVED
+    return State.CHARGED if job.charges else State.FREED
+
+
+def _sentence(account: JobAccount) -> str:
+    waiting = f" (tasks reserved: {account.reserved})" if account.reserved else ""
+    return f"job '{account.job}' ({account.method}) has spent {account.epsilon:.3f}{waiting}"

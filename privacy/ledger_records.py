@@ -1,0 +1,131 @@
+"""The grammar of the ledger's records, one class for each event, and what a record of a newer version is.
+
+A record of format 1 says so. Format 0, of versions that were never released, has no number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from audits.field_types import Fit, members_of
+
+FORMAT = 1
+"""Of the records that this version writes."""
+_OPTIONAL = {"optional": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    format: int = field(default=FORMAT, metadata={"since": 1})
+    event: str
+    time: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opened(_Record):
+    site: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound(_Record):
+    store: str
+    site: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cohort(_Record):
+    cohort: str
+    patients: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfJob(_Record):
+    job: str
+    site: str | None = field(default=None, metadata=_OPTIONAL)
+    """Left out by the site that opened the ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GivenBack(_OfJob):
+    tasks: int
+
+
+@dataclass(frozen=True)
+class _Limits:
+    max_epsilon: float | None
+    delta: float
+    max_epsilon_per_job: float | None
+
+
+@dataclass(frozen=True)
+class _Planned:
+    task: str
+    round: int
+    events: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reserved(_OfJob):
+    plan: tuple[_Planned, ...]
+    method: str
+    cohort: str
+    void: bool
+    limits: _Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Charged(_OfJob):
+    task: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun(_Charged):
+    attempt: int
+    delta: float
+    epsilon_before: float
+    epsilon_after: float
+    job_epsilon_before: float
+    job_epsilon_after: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Debit:
+    job: str
+    method: str
+    cohort: str
+    void: bool
+    task: str
+    round: int
+    attempt: int
+    events: tuple[Mapping[str, Any], ...]
+    site: str | None = field(default=None, metadata=_OPTIONAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Imported(_Record):
+    source: tuple[Any, ...]
+    """Position and hash of the other ledger's last record."""
+    began: str
+    debit: _Debit
+
+
+_EVENTS: Mapping[str, type] = {
+    **{"opened": _Opened, "bound": _Bound, "cohort": _Cohort, "reserved": _Reserved, "begun": _Begun},
+    **{"charged": _Charged, "freed": _GivenBack, "returned": _GivenBack, "imported": _Imported},
+}
+_GRAMMARS = {
+    (number, event): members_of(kind, number) for number in range(FORMAT + 1) for event, kind in _EVENTS.items()
+}
+
+
+def fit_of(record: Mapping[str, Any]) -> Fit:
+    """Whether a record is one of a format that this version reads, or of a newer one."""
+    number, event = record.get("format", 0), record.get("event")
+    if type(number) is not int or not isinstance(event, str) or (number == 0 and "format" in record):
+        return Fit.NO
+    if number > FORMAT or (number and (number, event) not in _GRAMMARS):
+        return Fit.NEWER
+    fit = _GRAMMARS[number, event].fit(record) if (number, event) in _GRAMMARS else Fit.NO
+    return Fit.NO if fit is Fit.NEWER and number == 0 else fit  # nobody adds to the format without a number

@@ -1,0 +1,272 @@
+"""What the ledger's records mean: replayed in order, they give every cohort, job and charge, and what each spent."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from audits.field_types import Fit
+from privacy.accounting import Spent, spent
+from privacy.errors import NewerMechanism, PrivacyError
+from privacy.ledger_journal import Head, LedgerError, NewerRecord, Record, Row
+from privacy.ledger_records import fit_of
+from privacy.mechanisms import DPEvent
+
+Slot: TypeAlias = tuple[str, int]
+"""A task's name and its round."""
+JobKey: TypeAlias = tuple[str, str]
+"""A site and the job's identifier: the sites of one store share a ledger, and each has its own part of a job."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One task of a job that will touch data, and the mechanisms that it will apply."""
+
+    task: str
+    round: int
+    events: tuple[DPEvent, ...]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One attempt at a task, charged for good. Epsilons (at `delta`) are those before and after this charge.
+
+    `epsilon_*` is what the cohort's worst patient has spent over all jobs, `job_epsilon_*` what this job alone has;
+    `seq` and `head` are the position and the hash of the record that began the charge; `void` says that the noise can
+    be repeated, so that the charge protects nobody.
+    """
+
+    job: str
+    task: str
+    round: int
+    attempt: int
+    events: tuple[DPEvent, ...]
+    delta: float
+    epsilon_before: float
+    epsilon_after: float
+    job_epsilon_before: float
+    job_epsilon_after: float
+    seq: int
+    head: str
+    void: bool
+
+
+class Debit(NamedTuple):
+    """What is composed: the events of one attempt on a cohort; of attempt 0, where they are only reserved."""
+
+    job: str
+    method: str
+    cohort: str
+    void: bool
+    task: str
+    round: int
+    attempt: int
+    events: tuple[DPEvent, ...]
+    site: str
+
+    @property
+    def key(self) -> JobKey:
+        """The job's key in the book."""
+        return self.site, self.job
+
+
+@dataclass
+class Job:
+    """A job's life at one site: what it planned, what of that never began, and the last attempt at what did."""
+
+    site: str
+    name: str
+    method: str
+    cohort: str
+    void: bool
+    plan: dict[Slot, tuple[DPEvent, ...]] = field(default_factory=dict)
+    reserved: set[Slot] = field(default_factory=set)
+    charges: dict[Slot, Charge] = field(default_factory=dict)
+    settled: set[Slot] = field(default_factory=set)
+
+    def debit(self, slot: Slot, attempt: int) -> Debit:
+        return Debit(self.name, self.method, self.cohort, self.void, *slot, attempt, self.plan[slot], self.site)
+
+
+class Book:
+    """The state after the records up to `head`.
+
+    `origin` is the site and the fingerprint of the key that the first record names. `store` is the fingerprint of the
+    key of the store to which the ledger is bound, None while it is bound to none; `sites` may use the ledger. `debits`
+    holds all that was ever charged, `charges` what this ledger charged itself, both under the hash of the record that
+    began the charge.
+    """
+
+    def __init__(self) -> None:
+        self.head = Head()
+        self.origin: tuple[str, str] | None = None
+        self.store: str | None = None
+        self.sites: set[str] = set()
+        self.cohorts: dict[str, frozenset[str]] = {}
+        self.jobs: dict[JobKey, Job] = {}
+        self.debits: dict[str, Debit] = {}
+        self.charges: dict[str, Charge] = {}
+        self._cohorts_of: dict[str, set[str]] = {}
+
+    def apply(self, rows: Iterable[Row]) -> None:
+        """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
+        `NewerRecord` at the first of a newer version."""
+        for row in rows:
+            fit = fit_of(row.record)
+            if fit is Fit.NEWER:
+                raise NewerRecord(row.seq)
+            try:
+                if not fit:
+                    raise ValueError("the record is not written as one of its event")
+                _REPLAY[row.record["event"]](self, row)
+            except NewerMechanism:
+                raise NewerRecord(row.seq) from None
+            except (KeyError, TypeError, ValueError, PrivacyError):
+                raise LedgerError(
+                    f"record {row.seq} of the budget ledger does not follow from those before it: use the version of "
+                    "this software that wrote it, or restore the ledger from its latest export"
+                ) from None
+            self.head = Head(row.seq, row.hash)
+
+    def near(self, patients: Iterable[str]) -> set[str]:
+        """The ids of the cohorts to which any of these patients belongs."""
+        return set().union(*(self._cohorts_of.get(patient, ()) for patient in patients))
+
+    def exposures(self, patients: Iterable[str], reserved: bool) -> list[list[DPEvent]]:
+        """What these patients have been through, one list for patients of the same cohorts; with reservations or not.
+
+        Patients whose cohorts are all among another patient's cannot be worse off than that one, and are left out.
+        """
+        groups = {frozenset(self._cohorts_of.get(patient, ())) for patient in patients} or {frozenset()}
+        widest = [group for group in groups if not any(group < other for other in groups)]
+        debits = list(self.all_debits(reserved))
+        return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]
+
+    def worst(self, patients: Iterable[str], reserved: bool, added: Sequence[DPEvent], delta: float) -> Spent:
+        """What the worst off of these patients has spent once `added` is composed with it."""
+        totals = [spent([*events, *added], delta) for events in self.exposures(patients, reserved)]
+        return max(totals, key=lambda total: total.epsilon)
+
+    def of_job(self, job: str, reserved: bool, site: str | None = None) -> list[DPEvent]:
+        """The events of one job at one site, or at all of them, whichever cohort they are on."""
+        debits = self.all_debits(reserved)
+        return events_of(debit for debit in debits if debit.job == job and site in (None, debit.site))
+
+    def took_over(self, began: str) -> bool:
+        """Whether a charge that another ledger began, by the hash of its record there, was taken over."""
+        return began in self.debits and began not in self.charges
+
+    def all_debits(self, reserved: bool) -> Iterator[Debit]:
+        """Every charge and, if `reserved`, every reservation that may still begin."""
+        yield from self.debits.values()
+        if reserved:
+            yield from (job.debit(slot, attempt=0) for job in self.jobs.values() for slot in job.reserved)
+
+    def _opened(self, row: Row) -> None:
+        if row.seq != 1:
+            raise ValueError("only the first record opens a ledger")
+        self.origin = row.record["site"], row.record["key"]
+        self.sites.add(row.record["site"])
+
+    def _bound(self, row: Row) -> None:
+        store, site = row.record["store"], row.record["site"]
+        if not isinstance(store, str) or self.store not in (None, store):
+            raise ValueError("a ledger is bound to one store's key")
+        if self.store is None and site not in self.sites:
+            raise ValueError("the site that opened the ledger binds it")
+        self.store = store
+        self.sites.add(site)
+
+    def _cohort(self, row: Row) -> None:
+        cohort, patients = row.record["cohort"], frozenset(row.record["patients"])
+        self.cohorts[cohort] = patients
+        for patient in patients:
+            self._cohorts_of.setdefault(patient, set()).add(cohort)
+
+    def _reserved(self, row: Row) -> None:
+        told, key = row.record, self._key(row)
+        planned = {(one["task"], one["round"]): decoded(one["events"]) for one in told["plan"]}
+        self._known(told["cohort"])
+        job = self.jobs.setdefault(key, Job(*key, told["method"], told["cohort"], told["void"]))
+        job.plan |= planned
+        job.reserved |= planned.keys()
+
+    def _begun(self, row: Row) -> None:
+        told = row.record
+        job, slot = self.jobs[self._key(row)], (told["task"], told["round"])
+        if slot not in job.charges:
+            job.reserved.remove(slot)
+        job.settled.discard(slot)
+        figures = {name: told[name] for name in FIGURES}
+        named = {"job": job.name, "task": told["task"], "round": told["round"], "attempt": told["attempt"]}
+        charge = Charge(**named, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
+        job.charges[slot] = self.charges[row.hash] = charge
+        self.debits[row.hash] = job.debit(slot, told["attempt"])
+
+    def _charged(self, row: Row) -> None:
+        job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
+        if slot not in job.charges:
+            raise KeyError("only what has begun is charged")
+        job.settled.add(slot)
+
+    def _freed(self, row: Row) -> None:
+        self.jobs[self._key(row)].reserved.clear()
+
+    def _returned(self, row: Row) -> None:
+        key = self._key(row)
+        job = self.jobs[key]
+        for began in [head for head, debit in self.debits.items() if debit.key == key and head in self.charges]:
+            del self.debits[began], self.charges[began]
+        for done in (job.reserved, job.charges, job.settled):
+            done.clear()
+
+    def _imported(self, row: Row) -> None:
+        told = {"site": self._opener, **row.record["debit"]}
+        self._known(told["cohort"])
+        self.debits[row.record["began"]] = Debit(**{**told, "events": decoded(told["events"])})
+
+    def _key(self, row: Row) -> JobKey:
+        """Whose job a record is about; records of the site that opened the ledger do not name it."""
+        site = row.record.get("site", self._opener)
+        if site not in self.sites:
+            raise KeyError("a site is bound to the store before it uses the ledger")
+        return site, row.record["job"]
+
+    @property
+    def _opener(self) -> str:
+        if self.origin is None:
+            raise ValueError("the first record opens the ledger")
+        return self.origin[0]
+
+    def _known(self, cohort: str) -> None:
+        if cohort not in self.cohorts:
+            raise KeyError("a cohort is registered before it is charged")
+
+
+FIGURES = ("delta", "epsilon_before", "epsilon_after", "job_epsilon_before", "job_epsilon_after")
+
+_REPLAY: Mapping[str, Callable[[Book, Row], None]] = {
+    "opened": Book._opened,
+    "bound": Book._bound,
+    "cohort": Book._cohort,
+    "reserved": Book._reserved,
+    "begun": Book._begun,
+    "charged": Book._charged,
+    "freed": Book._freed,
+    "returned": Book._returned,
+    "imported": Book._imported,
+}
+
+
+def events_of(debits: Iterable[Debit]) -> list[DPEvent]:
+    """The events of these debits, in one list."""
+    return [event for debit in debits for event in debit.events]
+
+
+def encoded(events: Iterable[DPEvent]) -> list[Record]:
+    """Events as a record holds them; `decoded` reads them back."""
+    return [event.to_dict() for event in events]
+
+
+def decoded(events: Collection[Record]) -> tuple[DPEvent, ...]:
+    """Reads what `encoded` wrote. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
+    return tuple(DPEvent.from_dict(event) for event in events)

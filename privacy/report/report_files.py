@@ -1,0 +1,99 @@
+"""The files of a report: the JSON that counts, what is drawn from it, and the statement that signs them all."""
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from pydantic import ValidationError
+
+from audits import AuditKey, NewerFormat, sealed, statement
+from audits.bounded_files import MAX_DOCUMENT
+from audits.format_numbers import check_number
+from privacy.report.facts import NewerReport, ReportError
+from privacy.report.model_conduct import FORMAT, Report
+
+JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "report.pdf"
+SCHEMA = "report.schema.json"
+PREDICATE = "urn:medfedvqa:privacy-report/1"
+"""The predicate's type; not a registered name space."""
+MAX_REPORT = MAX_DOCUMENT
+
+
+def written(report: Report) -> bytes:
+    """The report as JSON; the same report is always the same bytes."""
+    return encoded(report.model_dump(mode="json", exclude_unset=True))
+
+
+def encoded(told: Mapping[str, Any]) -> bytes:
+    """Indented JSON. Raises `ValueError` for numbers that are not finite."""
+    return (json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_report(said: bytes) -> Report:
+    """The report in a file, which must be exactly what `written` wrote.
+
+    Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
+    """
+    if len(said) > MAX_REPORT:
+        raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
+    try:
+        report = Report.model_validate_json(said)
+        same = written(report) == said
+    except ValidationError as error:
+        if _is_newer(said, error):
+            raise NewerReport("the report was written by a newer version of this software: use that version") from None
+        raise ReportError(_NONE) from None
+    except (ValueError, RecursionError):
+        raise ReportError(_NONE) from None
+    if not same:
+        raise ReportError("the report is not written as this version writes one")
+    return report
+
+
+_NONE = "this is no report of a version that this one reads: see the schema of reports"
+_UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
+"""What pydantic finds in reports of this format number to which a newer version has added fields or words."""
+
+
+def _is_newer(content: bytes, error: ValidationError) -> bool:
+    """Whether a file that is no report of this version is one of a newer version, as far as its format tells."""
+    try:
+        number = json.loads(content)["format"]
+        return check_number(number, FORMAT, "the report") and all(one["type"] in _UNKNOWN for one in error.errors())
+    except NewerFormat:
+        return True
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
+
+
+def predicate(report: Report) -> dict[str, Any]:
+    """What the signed statement says besides the files' digests."""
+    told = report.sections.identity
+    return {
+        "report": told.report,
+        "format": report.format,
+        "created": told.created,
+        "site": told.site,
+        "job": told.job,
+        "log": {"origin": told.log_origin, "entries": told.log_entries, "root": told.log_root},
+    }
+
+
+def signed(report: Report, said: Mapping[str, bytes], key: AuditKey) -> bytes:
+    """The envelope of the statement about these files, given by name. Raises `ReportError` for another site's key."""
+    if str(key.public) != report.evidence.log.key:
+        raise ReportError("a report is signed with the key that signs the site's log")
+    return encoded(sealed(statement(said, PREDICATE, predicate(report)), key))
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of `report.json`, as it ships with the package."""
+    schema: dict[str, Any] = json.loads(files(__package__).joinpath(SCHEMA).read_text("utf-8"))
+    return schema
+
+
+def made_schema() -> dict[str, Any]:
+    """The schema that the model has."""
+    schema = Report.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{PREDICATE}/schema", **schema}
