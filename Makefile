@@ -59,7 +59,7 @@ hashes: $(TOOLS)/ready
 	$(TOOLS)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate \
 	    --no-header --quiet >> requirements-verify.lock
 	mkdir -p dist
-	$(TOOLS)/bin/uv pip compile requirements.lock --no-deps --python-version 3.11 --generate-hashes --no-annotate \
+	$(TOOLS)/bin/uv pip compile requirements.lock --no-deps --python-version 3.11.5 --generate-hashes --no-annotate \
 	    --quiet --output-file dist/requirements.hashed.lock > /dev/null
 
 $(TOOLS)/ready:

@@ -68,8 +68,8 @@ class Run:
         """Those in which sites shared something, in order: not those that ended while tuples were dealt."""
         task = "start/" if round == 1 else "train/"
         tasks = {f"{task}mix", f"{task}mean"}
-        said = [Attempt.read(m) for asked, _, m in self.engine.said if asked in tasks and "attempt" in m]
-        return list({attempt.name: attempt for attempt in said}.values())
+        attempts = [Attempt.read(m) for asked, _, m in self.engine.said if asked in tasks and "attempt" in m]
+        return list({attempt.name: attempt for attempt in attempts}.values())
 
     def uploaded(self, round: int) -> tuple[str, ...]:
         """Whose uploads are in the mean."""

@@ -222,12 +222,27 @@ def test_what_flare_would_make_of_a_message_besides_values_is_not_made(tmp_path:
 @pytest.mark.parametrize("shape", [(1 << 40,), (1 << 40, 0), (-1,), (3,), (1,) * 40])
 def test_an_array_takes_no_more_room_than_its_bytes(shape: tuple[int, ...]) -> None:
     """A header may say that eight terabytes follow; what does not follow is not made room for."""
-    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(16)
     before = memory()
     with pytest.raises(allowed_types.UndecodedError):
-        allowed_types.array_of(data)
+        allowed_types.array_of(sixteen_bytes("<f8", shape))
     assert memory() - before < 10 * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("|O", (2,)), ("<M8[s]", (2,)), ("<m8[s]", (2,)), ("|V8", (2,)), ("<c16", (1,))]
+)
+def test_only_numbers_and_texts_are_decoded(kind: str, shape: tuple[int, ...]) -> None:
+    """Objects, dates, bytes and complex numbers are refused though their length is right; others are not."""
+    assert allowed_types.array_of(sixteen_bytes("<i8", (2,))).tolist() == [0, 0]
+    assert allowed_types.array_of(sixteen_bytes("<U2", (2,))).tolist() == ["", ""]
+    with pytest.raises(allowed_types.UndecodedError):
+        allowed_types.array_of(sixteen_bytes(kind, shape))
+
+
+def sixteen_bytes(kind: str, shape: tuple[int, ...]) -> bytes:
+    """As `numpy.save` begins an array, with 16 bytes of values after the header."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(16)
 
 
 @pytest.mark.parametrize(
