@@ -32,7 +32,7 @@ from medfedvqa.report.blocks import (
     words,
 )
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
+from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
 from medfedvqa.report.shapes import Mark
 from privacy.report.join import Given, join

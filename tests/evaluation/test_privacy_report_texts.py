@@ -16,7 +16,7 @@ from pypdf import PdfReader
 from audits.escaping import NAME, bounded
 from medfedvqa.report.blocks import MOST, Document, Section, Table, row
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
+from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
 from privacy.report.model_conduct import Report
 
