@@ -50,10 +50,8 @@ _VARIABLES = {
     **{PURPLE.lower(): "fourth", GREEN.lower(): "fifth"},
 }
 """The variable of the page's style sheet for each colour."""
-_NOT_INLINE = re.compile(
-    r'<style.*?</style>|font-family: [^;"]*;?| id="(?!m[0-9a-f]{10}")[^"]*"|(?<=\d\.\d)\d+', re.DOTALL
-)
-"""What an SVG inside a page leaves to the page, names that nothing refers to, and digits that nobody sees."""
+_NOT_INLINE = re.compile(r'<style.*?</style>|font-family: [^;"]*;?| id="(?!m[0-9a-f]{10}")[^"]*"', re.DOTALL)
+"""What an SVG inside a page leaves to the page, and names that nothing refers to."""
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from medfedvqa.report.blocks import (
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
-from medfedvqa.report.shapes import Mark
 from privacy.report.join import Given, join
 from privacy.report.model_conduct import Report
 
@@ -239,13 +238,13 @@ def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> Non
     assert all(row in text for row in rows) and "answers of it that are shown outside the site, are not covered" in text
     for figure in ("68.8 %", "62.1 % to 74.8 %", "60.1 %", "53.2 % to 66.7 %", "65.2 %", "58.3 % to 71.4 %"):
         assert figure in text
-    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 5
+    assert drawing and len(drawing.figure.axes[0].containers) == 5
     names = ("accuracy_finished", "accuracy_alone", "accuracy_alone_equal", "kept", "kept_said")
     empirical = report.sections.empirical.model_copy(update=dict.fromkeys(names))
     without = report.model_copy(update={"sections": report.sections.model_copy(update={"empirical": empirical})})
     text, drawing = told(without).text, charts.accuracy(empirical)
     assert not any(row in text for row in rows) and text.count("are not covered") == 1
-    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 2
+    assert drawing and len(drawing.figure.axes[0].containers) == 2
 
 
 def test_bounds_are_rounded_to_the_safe_side() -> None:
