@@ -110,7 +110,7 @@ def _baselines(axes: "Axes", results: Results, last: int) -> None:
 def reliability_figure(history: History) -> "Figure":
     """The last reliability weights, as the mean over the prompts; what a site receives sums to 1.
 
-    The colours reach from the smallest weight to the largest, so that sites that are weighed alike look alike.
+    The colours reach from the smallest weight to the largest, so that small differences show.
     """
     last = [record for record in history.rounds if record.reliability][-1]
     sites = history.sites
@@ -203,7 +203,7 @@ def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -
     for place, (site, points) in enumerate(by_site.items()):
         axes.plot(*np.transpose(points), color=COLOURS[place % len(COLOURS)], linewidth=0.8, alpha=0.6)
         if len(sites) <= NUMBERED_SITES:
-            axes.annotate(site, points[0], (6, 4), textcoords="offset points", fontsize=8)
+            axes.annotate(site, tuple(points[0]), (6, 4), textcoords="offset points", fontsize=8)
     axes.set_title(_title(name))
     axes.set_xlabel(f"first component ({100 * shares[0]:.0f} % of the variance)")
     axes.set_ylabel(f"second component ({100 * shares[1]:.0f} %)")

@@ -128,10 +128,10 @@ def accuracy(empirical: Empirical) -> Drawing | None:
     texts = [f"{name}: {'not known' if value is None else words([percent(value)])}" for name, _, value, *_ in lines]
     axes = _rows(texts)
     for place, (_, colour, value, low, high) in enumerate(lines):
+        if low is not None and high is not None:
+            axes.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2.5)
         if value is not None:
-            ends = None if low is None or high is None else [[100 * (value - low)], [100 * (high - value)]]
-            marker = MARKERS[place % len(MARKERS)]
-            axes.errorbar([100 * value], [place], xerr=ends, color=colour, elinewidth=2.5, marker=marker, markersize=7)
+            axes.plot(100 * value, place, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=7)
     if it.accuracy_prior is not None:
         label = f"prior: {words([percent(it.accuracy_prior)])}"
         axes.axvline(100 * it.accuracy_prior, color=RED, linestyle="--", label=label)

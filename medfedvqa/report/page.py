@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from audits.escaping import for_html
-from audits.html import Child, Html, join, tag
+from audits.html import Child, Html, tag
 from medfedvqa.figures import inline_svg
 from medfedvqa.report import blocks
 from medfedvqa.report.appendix import anchor
@@ -25,6 +25,11 @@ def _text(text: str) -> Html:
     return Html(for_html(text, MOST))
 
 
+def _line(name: str, *children: Child, **attributes: str | None) -> Html:
+    """An element that ends its line."""
+    return Html(f"{tag(name, *children, **attributes)}\n")
+
+
 class _Page:
     """Elements of a page whose links lead to these anchors."""
 
@@ -33,31 +38,31 @@ class _Page:
 
     def document(self, it: Document) -> Html:
         css = files("medfedvqa.report").joinpath("page.css").read_text(encoding="utf-8")
-        head = tag(
+        head = _line(
             "head",
             tag("meta", charset="utf-8"),
             tag("meta", http_equiv="Content-Security-Policy", content=Html(POLICY)),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="color-scheme", content="light dark"),
             tag("title", _text(it.title), " · ", _text(it.kind)),
-            tag("style", Html(f"\n{css}")),
+            _line("style", Html(f"\n{css}")),
         )
-        top = tag(
+        top = _line(
             "header",
-            tag("p", _text(it.kind), class_="name"),
-            tag("h1", _text(it.title)),
-            tag("p", *self._cell(blocks.sentence(it.claim)), class_="claim" if it.claimed else "claim open"),
-            tag("dl", *map(self._card, it.cards), class_="cards"),
+            _line("p", _text(it.kind), class_="name"),
+            _line("h1", _text(it.title)),
+            _line("p", *self._cell(blocks.sentence(it.claim)), class_="claim" if it.claimed else "claim open"),
+            _line("dl", *map(self._card, it.cards), class_="cards"),
         )
-        places = (tag("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in it.sections)
+        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in it.sections)
         sections = (self._section(place, section) for place, section in enumerate(it.sections))
         body = tag(
             "body",
             tag("a", "Skip to the sections", class_="skip", href="#main"),
             top,
-            tag("nav", tag("ol", *places), aria_label="Sections"),
+            _line("nav", tag("ol", *places), aria_label="Sections"),
             tag("main", *sections, id="main", tabindex="-1"),
-            tag("footer", tag("p", _text(it.foot))),
+            tag("footer", _line("p", _text(it.foot))),
         )
         return tag("html", head, body, lang="en")
 
@@ -67,54 +72,54 @@ class _Page:
         value, said = (
             tag("dd", *self._cell(cell), class_=name) for name, cell in (("value", card.value), ("said", card.said))
         )
-        return tag("div", tag("dt", _text(card.title)), value, bar, said)
+        return _line("div", tag("dt", _text(card.title)), value, bar, said)
 
     def _section(self, place: int, section: Section) -> Html:
         name = f"{section.anchor}-title"
         parts = (part for number, block in enumerate(section.blocks) for part in self._block(block, (place, number)))
-        heading = tag("h2", _text(section.heading), id=name)
-        return tag("section", heading, *parts, id=section.anchor, aria_labelledby=name)
+        heading = _line("h2", _text(section.heading), id=name)
+        return _line("section", heading, *parts, id=section.anchor, aria_labelledby=name)
 
     def _block(self, block: Block, place: tuple[int, int]) -> Iterator[Html]:
         match block:
             case blocks.Text():
-                yield tag("p", *self._cell(block.cell), class_="warning" if block.warning else None)
+                yield _line("p", *self._cell(block.cell), class_="warning" if block.warning else None)
             case blocks.Bullets():
-                yield tag("h3", _text(block.title))
-                yield tag("ul", *(tag("li", _text(item)) for item in block.items))
+                yield _line("h3", _text(block.title))
+                yield _line("ul", *(_line("li", _text(item)) for item in block.items))
             case blocks.Facts():
-                yield tag("h3", _text(block.title))
-                yield tag("dl", *map(self._fact, block.facts), class_="small facts" if block.small else "facts")
+                yield _line("h3", _text(block.title))
+                yield _line("dl", *map(self._fact, block.facts), class_="small facts" if block.small else "facts")
             case blocks.Pictures():
-                yield tag("div", *map(_picture, block.drawings), class_="pictures")
+                yield _line("div", *map(_picture, block.drawings), class_="pictures")
             case blocks.Table(rows=()):
-                yield tag("h3", _text(block.caption))
-                yield tag("p", _text(block.empty), class_="empty")
+                yield _line("h3", _text(block.caption))
+                yield _line("p", _text(block.empty), class_="empty")
             case blocks.Table():
                 yield self._table(block, f"table-{place[0]}-{place[1]}")
 
     def _fact(self, fact: Fact) -> Html:
         source = tag("dd", *self._cell(fact.source), class_="source") if fact.source else None
-        return tag("div", tag("dt", _text(fact.label)), tag("dd", *self._cell(fact.value)), source)
+        return _line("div", tag("dt", _text(fact.label)), tag("dd", *self._cell(fact.value)), source)
 
     def _table(self, table: Table, name: str) -> Html:
         columns = range(len(table.columns))
         looks = [_look(table, column) for column in columns]
         heads = (tag("th", _text(table.title(column)), scope="col", class_=looks[column]) for column in columns)
-        rows = (join(("\n", self._row(row, looks))) for row in table.rows)
+        rows = (self._row(row, looks) for row in table.rows)
         whole = tag(
             "table",
-            tag("caption", _text(table.caption), id=name),
-            tag("thead", tag("tr", *heads)),
+            _line("caption", _text(table.caption), id=name),
+            _line("thead", _line("tr", *heads)),
             tag("tbody", *rows),
         )
         scrolls = "long scroll" if len(table.rows) > LONG else "scroll"
-        return tag("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
+        return _line("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
 
     def _row(self, row: Row, looks: Sequence[str | None]) -> Html:
         first, *others = (self._cell(cell) for cell in row.cells)
         head = tag("th", *first, scope="row", class_=looks[0])
-        return tag(
+        return _line(
             "tr",
             head,
             *(tag("td", *cell, class_=look) for cell, look in zip(others, looks[1:], strict=True)),
