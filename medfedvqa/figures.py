@@ -70,18 +70,23 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def encoded(figure: "Figure", kind: Literal["png", "svg"], fonttype: str = "path", salt: str = "medfedvqa") -> bytes:
-    """The figure's file, the same bytes each time. Text in an SVG is drawn (`path`) or stays text (`none`).
+def settle(figure: "Figure") -> None:
+    """Lay the figure out for good, with nothing clipped, since a page of the report allows no reference to a clip path.
 
-    An SVG refers to no clip path, which a page of the report does not allow: lines outside of the axes are drawn, and
-    take no room from them.
+    Lines outside of the axes are drawn, and take no room from them.
     """
     from matplotlib.lines import Line2D
 
-    content = io.BytesIO()
-    for artist in figure.findobj() if kind == "svg" else ():
+    for artist in figure.findobj():
         artist.set_clip_on(False)
         artist.set_in_layout(artist.get_in_layout() and not isinstance(artist, Line2D))
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def encoded(figure: "Figure", kind: Literal["png", "svg"], fonttype: str = "path", salt: str = "medfedvqa") -> bytes:
+    """The figure's file, the same bytes each time. Text in an SVG is drawn (`path`) or stays text (`none`)."""
+    content = io.BytesIO()
     about = {"Software": None} if kind == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with styled(STYLE | {"svg.hashsalt": salt, "svg.fonttype": fonttype}):
         figure.savefig(content, format=kind, metadata=about)
@@ -89,7 +94,7 @@ def encoded(figure: "Figure", kind: Literal["png", "svg"], fonttype: str = "path
 
 
 def inline_svg(figure: "Figure", label: str) -> str:
-    """The figure as an element of a page, in the page's colours and fonts; `label` is for who does not see it."""
+    """A settled figure as an element of a page, in its colours and fonts; `label` is for who does not see it."""
     svg = encoded(figure, "svg", "none", label).decode().partition("<svg")[2]
     box = re.search(r'viewBox="[^"]*"', svg)
     shapes = _NOT_INLINE.sub("", svg.partition(">")[2])

@@ -8,7 +8,20 @@ from itertools import accumulate, groupby
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
-from medfedvqa.figures import BLUE, GREEN, INK, MARKERS, PAGE_STYLE, PURPLE, RED, SKY, VERMILION, new_figure, styled
+from medfedvqa.figures import (
+    BLUE,
+    GREEN,
+    INK,
+    MARKERS,
+    PAGE_STYLE,
+    PURPLE,
+    RED,
+    SKY,
+    VERMILION,
+    new_figure,
+    settle,
+    styled,
+)
 from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, shown, words
 from privacy.report.model_conduct import Egress, Empirical
 from privacy.report.model_guarantee import Accounting, Charge
@@ -187,6 +200,7 @@ def _drawing(title: str, axes: "Axes", said: Sequence[str] = ()) -> Drawing:
     texts = [str(label) for label in axes.get_legend_handles_labels()[1]]
     if texts:
         figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+    settle(figure)
     return Drawing(title, "; ".join([*said, *texts]), figure)
 
 

@@ -40,11 +40,9 @@ def test_every_program_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_program_runs_to_its_end(name: str, tmp_path: Path) -> None:
+def test_a_program_runs_to_its_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """It ends without an error and prints a result."""
-    data = os.environ.get("MEDFEDVQA_DATA")
-    if "{data}" in SMALLEST[name] and data is None:
-        pytest.skip("MEDFEDVQA_DATA names no folder of real data sets")
+    data = request.getfixturevalue("data_folder") if "{data}" in SMALLEST[name] else None
     options = SMALLEST[name].format(out=tmp_path, data=data).split()
     command = [sys.executable, str(PROGRAMS / f"{name}.py"), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

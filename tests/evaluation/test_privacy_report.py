@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
 
+from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
 from medfedvqa.report.blocks import (
     Drawing,
@@ -234,6 +235,19 @@ def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
 def marks(drawing: Drawing) -> int:
     """How many accuracies are drawn."""
     return sum(line.get_marker() != "None" for line in drawing.figure.axes[0].lines)
+
+
+def test_pictures_write_the_figures_that_they_are_described_by(report: Report) -> None:
+    """No digit is lost between the description and the picture, and the page's form leaves the PDF's as it was."""
+    blocks = [block for section in compose(report).sections for block in section.blocks]
+    drawings = [drawing for block in blocks if isinstance(block, Pictures) for drawing in block.drawings]
+    assert len(drawings) == 5
+    for drawing in drawings:
+        before = encoded(drawing.figure, "svg")
+        written = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", inline_svg(drawing.figure, drawing.title)))
+        figures = re.findall(r"\d[\d,.]*", drawing.description)
+        assert figures and [figure for figure in figures if figure not in written] == []
+        assert encoded(drawing.figure, "svg") == before
 
 
 def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> None:
