@@ -205,19 +205,6 @@ class Exchange:
             declared.check_norm(passed)
         return passed
 
-    def to_json(self) -> str:
-        """Canonical JSON; `from_json` reads it back."""
-        return canonical(self._facts()).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Exchange:
-        """Reads what `to_json` wrote. Raises `AuditError` if anything is missing, unknown or of another type."""
-        try:
-            found = json.loads(text)
-            return cls(**found | {"tasks": tuple(_task(task) for task in _list(found["tasks"]))})
-        except (KeyError, TypeError, ValueError, RecursionError):
-            raise AuditError("this text is no exchange: write it with Exchange.to_json of this version") from None
-
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hex."""
         return hashlib.sha256(canonical(self._facts())).hexdigest()
@@ -297,26 +284,3 @@ def _check_names(what: str, names: Iterable[str]) -> None:
         if name in seen:
             raise AuditError(f"{what}: '{name}' is declared twice")
         seen.add(name)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("a list is needed")
-    return value
-
-
-def _task(found: dict[str, Any]) -> TaskSpec:
-    return TaskSpec(**found | {way: tuple(_tensor(spec) for spec in _list(found[way])) for way in ("up", "down")})
-
-
-def _tensor(found: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(
-        **found
-        | {
-            "shape": tuple(_list(found["shape"])),
-            "recipients": tuple(_list(found["recipients"])),
-            "kind": Kind(found["kind"]),
-            "protection": Protection(found["protection"]),
-        }
-        | ({"bounds": tuple(_list(found["bounds"]))} if "bounds" in found else {})
-    )

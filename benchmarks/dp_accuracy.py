@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import matplotlib
 import numpy as np
+
+from medfedvqa.federation.hub import TaskCall
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -80,10 +81,14 @@ class Federation:
         """A whole job."""
         self.states = {name: method.setup(site) for name, site in self.sites.items()}
 
-        def call(task: str, round: int, down: Mapping[str, Tensors], *others: Any) -> dict[str, Reply]:
-            return {name: Reply(self._answer(method, task, round, name, own), 0.0) for name, own in down.items()}
+        def answer(call: TaskCall) -> dict[str, Reply]:
+            return {
+                name: Reply(self._answer(method, call.task, call.round, name, down), 0.0)
+                for name, down in call.messages.items()
+            }
 
-        method.serve(ServerHub(tuple(self.sites), call, seed=seed))
+        shape = next(iter(self.sites.values())).backbone.shape
+        method.serve(ServerHub(tuple(self.sites), answer, method.exchange(shape), seed=seed))
 
     def _answer(self, method: PromptPFL, task: str, round: int, name: str, down: Tensors) -> Tensors:
         self.received[name] = down

@@ -16,6 +16,7 @@ from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
+from audits import AuditKey, origin_of
 from medfedvqa.federation.flare.frame_counts import WireLedger
 
 SITE, JOB = "chest", "9a0427e4-902a-42e3-b4ac-9c705cce5caa"
@@ -40,7 +41,8 @@ def main() -> None:
     arguments = parser.parse_args()
     frames, flushes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        ledger = WireLedger(Path(folder), SITE, JOB)
+        key = AuditKey.at(Path(folder) / "audit.key", origin_of(SITE))
+        ledger = WireLedger(Path(folder) / "audit", SITE, JOB, key)
         for _ in range(arguments.entries):
             for _ in range(arguments.frames):
                 began = time.perf_counter()

@@ -87,7 +87,9 @@ class Federation:
 
     def __init__(self, method: Method[Any], sites: Mapping[str, Site], seed: int) -> None:
         self.sites, self.seed, self.attacks = tuple(sites), seed, dict[str, Tensors]()
-        self._method, self._sites, self._round, self._mean = method, sites, 0, Tensors()
+        self.backbone = next(iter(sites.values())).backbone.name
+        self._method, self._sites, self._round = method, sites, 0
+        self._mean: Tensors = {}
         self._states = {name: method.setup(site) for name, site in sites.items()}
         self._exchange = method.exchange(next(iter(sites.values())).backbone.shape)
 

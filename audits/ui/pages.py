@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from audits.entry import Entry, Event, Outcome, TensorRecord
 from audits.escaping import for_html
 from audits.exchange import Kind, canonical
+from audits.html import Child, Html, join, tag
 from audits.judgement import State
 from audits.refusals import Refusal, known_code
-from audits.ui.html import Child, Html, join, tag
 from audits.ui.index import Filter, Index, SiteFacts
 from audits.ui.verdict_cache import Checked, Checks
 from audits.ui.widgets import (

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from audits.errors import LogError
-from audits.ui.html import tag
+from audits.html import tag
 from audits.ui.index import Index
 from audits.ui.pages import PAGES, BadQuery, Sight
 from audits.ui.verdict_cache import Checks, Judge

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
 from audits.escaping import SENTENCE, bounded
-from audits.ui.html import Child, Html, tag
+from audits.html import Child, Html, tag
 
 NAVIGATION = {
     "./": "Overview",

@@ -11,7 +11,7 @@ from medfedvqa.core import Method, Site, State, Tensors
 from medfedvqa.core.local_training import Alone
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.hub import NOTHING, Event, Excused, Reply, nobody
+from medfedvqa.federation.hub import Event, Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.launch import Launch, write_sites
@@ -75,25 +75,18 @@ def observe(
     states = {name: method.setup(site) for name, site in sites.items()}
     with closing(LocalEngine(configs, job, launch.out.name, load_data=load_planted)) as engine:
 
-        def call(
-            task: str,
-            round: int,
-            messages: Mapping[str, Tensors],
-            answered: Callable[[str], None],
-            excused: Excused = nobody,
-            beside: Mapping[str, bytes] = NOTHING,
-        ) -> dict[str, Reply]:
-            replies = engine.call(task, round, messages, answered, excused, beside)
+        def observed(call: TaskCall) -> dict[str, Reply]:
+            replies = engine.call(call)
             for name, reply in replies.items():
                 saved = StateFile(configs[name].state, launch.out.name).load()
                 if saved is None:
                     raise ConfigError("a site answered and kept no state: run the job without --secagg")
-                if task != "evaluate":
-                    seen[name].append(Seen(states[name], messages[name], saved.state, reply.tensors))
+                if call.task != "evaluate":
+                    seen[name].append(Seen(states[name], call.messages[name], saved.state, reply.tensors))
                 states[name] = saved.state
             return replies
 
-        serve_job(job, launch.sites, call, launch.out, "local", watch)
+        serve_job(job, launch.sites, observed, launch.out, "local", watch)
     return {
         name: Observed(
             method,

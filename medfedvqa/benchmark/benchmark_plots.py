@@ -1,53 +1,52 @@
 """Accuracy by round of every system, and by number of sites."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.benchmark.grid import Outcome
-from medfedvqa.evaluation.run_plots import COLOURS, MARKERS, STYLE
+from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
+
+Curves = Sequence[Sequence[float]]
+"""In percent, one curve for each seed."""
 
 
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> Path:
-    """`convergence.svg`: the mean over sites and seeds of the share of validation rows right, by round.
+    """`convergence.svg`: the share of validation rows right by round, the mean over sites and seeds of each system.
 
-    Methods that validate only at the end have no line.
+    The band reaches from the worst seed to the best. Methods that validate only at the end have no line.
     """
-    curves = {}
-    for label, found in outcomes.items():
-        each = [curve for outcome in found for curve in outcome.validated.values()]
-        if each:
-            curves[label] = [100 * fmean(values) for values in zip(*each, strict=False)]
-    rounds = max(map(len, curves.values()), default=0)
-    whole = {label: curve for label, curve in curves.items() if len(curve) == rounds}
+    curves: dict[str, Curves] = {}
+    for label, runs in outcomes.items():
+        validated = [list(run.validated.values()) for run in runs if run.validated]
+        if validated:
+            curves[label] = [[100 * fmean(sites) for sites in zip(*run, strict=False)] for run in validated]
+    rounds = max((len(run) for runs in curves.values() for run in runs), default=0)
+    whole = {label: runs for label, runs in curves.items() if all(len(run) == rounds for run in runs)}
     return _draw(out / "convergence.svg", whole, "round", range(1, 1 + rounds))
 
 
 def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:
     """`scale.svg`: average test accuracy in 0..1 of each system by number of sites."""
     counts = sorted({count for by_count in accuracies.values() for count in by_count})
-    curves = {label: [100 * by_count[count] for count in counts] for label, by_count in accuracies.items()}
+    curves = {label: [[100 * by_count[count] for count in counts]] for label, by_count in accuracies.items()}
     return _draw(out / "scale.svg", curves, "sites", counts)
 
 
-def _draw(path: Path, curves: Mapping[str, Sequence[float]], across: str, places: Sequence[int]) -> Path:
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": across}):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for number, (label, values) in enumerate(curves.items()):
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
-            axes.plot(list(places), values, label=label, color=colour, marker=marker)
-        axes.set_xlabel(across)
-        axes.set_xticks(list(places))
-        axes.set_ylabel("closed questions right, %")
-        axes.grid(axis="y")
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-        content = io.BytesIO()
-        figure.savefig(content, format="svg", metadata={"Date": None})
-    return write_whole(path, content.getvalue())
+@styled()
+def _draw(path: Path, curves: Mapping[str, Curves], across: str, places: Sequence[int]) -> Path:
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    for number, (label, runs) in enumerate(curves.items()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+        seeds = list(zip(*runs, strict=True))
+        axes.plot(list(places), list(map(fmean, seeds)), label=label, color=colour, marker=marker)
+        if len(runs) > 1:
+            axes.fill_between(list(places), list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.12)
+    axes.set_xlabel(across)
+    axes.set_xticks(list(places))
+    axes.set_ylabel("closed questions right, %")
+    axes.grid(axis="y")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+    return write_whole(path, encoded(figure, "svg"))

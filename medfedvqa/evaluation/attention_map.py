@@ -1,30 +1,22 @@
 """A map of attention over a picture: it shows a patient's picture, so it is for the site's own eyes."""
 
-import io
-
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.evaluation.run_plots import STYLE
+from medfedvqa.figures import encoded, new_figure, styled
 
 
+@styled()
 def draw_attention(picture: torch.Tensor, weights: torch.Tensor, title: str) -> bytes:
     """A PNG of a picture, [1, size, size] in 0..1, alone and under the weights of its parts, [parts], line by line."""
-    import matplotlib
-
     side = round(len(weights) ** 0.5)
     spread = F.interpolate(weights.view(1, 1, side, side), size=picture.shape[-2:], mode="bilinear")[0, 0]
-    with matplotlib.rc_context(STYLE):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.0, 3.8), layout="constrained")
-        for axes, name in zip(figure.subplots(1, 2), ("the picture", "attention, share per part"), strict=True):
-            axes.imshow(picture[0].numpy(), cmap="gray", vmin=0, vmax=1)
-            axes.set_title(name)
-            axes.axis("off")
-        shown = axes.imshow(spread.numpy(), cmap="inferno", alpha=0.55, vmin=0)
-        figure.colorbar(shown, ax=axes, shrink=0.8)
-        figure.suptitle(title)
-        content = io.BytesIO()
-        figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+    figure = new_figure(7.0, 3.8)
+    for axes, name in zip(figure.subplots(1, 2), ("the picture", "attention, share per part"), strict=True):
+        axes.imshow(picture[0].numpy(), cmap="gray", vmin=0, vmax=1)
+        axes.set_title(name)
+        axes.axis("off")
+    shown = axes.imshow(spread.numpy(), cmap="inferno", alpha=0.55, vmin=0)
+    figure.colorbar(shown, ax=axes, shrink=0.8)
+    figure.suptitle(title)
+    return encoded(figure, "png")

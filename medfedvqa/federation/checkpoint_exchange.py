@@ -22,7 +22,6 @@ from audits import (
     NoteError,
     VerifierKey,
     Witness,
-    origin_of,
     round_number,
 )
 from medfedvqa.federation.site_config import SiteConfig
@@ -198,11 +197,6 @@ class Attester:
     def _find(self, error: NoteError, round: int, about: str = "") -> None:
         known = about if about in self._witness.known_keys() else None
         self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=known, reason=str(error))
-
-
-def site_of(origin: str) -> str:
-    """The site whose log has this origin."""
-    return origin.removeprefix(origin_of(""))
 
 
 def _json(said: Any) -> bytes:

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,26 +33,24 @@ def nobody(replies: Mapping[str, Reply]) -> Collection[str]:
 
 
 MEAN = Gathering()
-NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Call(Protocol):
-    """An engine."""
+@dataclass(frozen=True)
+class TaskCall:
+    """One task of one round, for the sites that `messages` addresses, each with its own message."""
 
-    def __call__(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-        beside: Mapping[str, bytes] = NOTHING,
-    ) -> dict[str, Reply]:
-        """Sends a task of a round to the named sites with each one's message; their answers, in order of arrival.
+    task: str
+    round: int
+    messages: Mapping[str, Tensors]
+    answered: Callable[[str], None] = lambda site: None
+    """Is called with a site's name as that site answers."""
+    excused: Excused = nobody
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """The audit bytes that each site is sent alongside its message."""
 
-        `beside`: what a site is told beside its message. Calls `answered` with a site's name as that site answers.
-        Raises `FederationError` naming the site and its reason if one refuses.
-        """
+
+Engine = Callable[[TaskCall], dict[str, Reply]]
+"""Carries out a call: the answers, in order of arrival. Raises `FederationError`, which names a site that refuses."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class ServerHub:
     def __init__(
         self,
         sites: tuple[str, ...],
-        call: Call,
+        call: Engine,
         exchange: Exchange,
         watch: Callable[[Event], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
@@ -156,11 +153,8 @@ class ServerHub:
         def answered(site: str) -> None:
             self._watch(Event(self._round, self._planned, task, site))
 
-        if self._notary is None:
-            replies = self._call(task, self._round, messages, answered, excused)
-        else:
-            beside = self._notary.outgoing(messages)
-            replies = self._call(task, self._round, messages, answered, excused, beside)
+        beside = {} if self._notary is None else self._notary.outgoing(messages)
+        replies = self._call(TaskCall(task, self._round, messages, answered, excused, beside))
         replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
         for site, message in messages.items():
             self._tally.sent(site, message)

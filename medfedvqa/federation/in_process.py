@@ -2,15 +2,14 @@
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from medfedvqa.core import Tensors
 from medfedvqa.data import load_site
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
@@ -41,31 +40,23 @@ class LocalEngine:
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-        beside: Mapping[str, bytes] = NOTHING,
-    ) -> dict[str, Reply]:
+    def call(self, call: TaskCall) -> dict[str, Reply]:
         """One task at each addressed site. Raises `FederationError` naming the site that refused."""
 
         def answer(site: str) -> tuple[str, Reply]:
             began = time.monotonic()
             try:
-                told = beside.get(site, b"")
-                tensors, said = self._runtime(site).answer(task, round, messages[site], told)
+                audit_bytes = call.beside.get(site, b"")
+                tensors, said = self._runtime(site).answer(call.task, call.round, call.messages[site], audit_bytes)
             except ACTIONABLE as error:
                 raise FederationError(f"site '{site}' stopped the job: {error}") from error
-            answered(site)
+            call.answered(site)
             return site, Reply(tensors, time.monotonic() - began, said)
 
-        if task not in self._together:
-            return dict(map(answer, messages))
-        with ThreadPoolExecutor(len(messages)) as pool:
-            return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in messages]))
+        if call.task not in self._together:
+            return dict(map(answer, call.messages))
+        with ThreadPoolExecutor(len(call.messages)) as pool:
+            return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in call.messages]))
 
     def _runtime(self, site: str) -> SiteRuntime:
         if site not in self._running:

@@ -33,7 +33,7 @@ from medfedvqa.code_identity import running_code
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.checkpoint_exchange import Attester
-from medfedvqa.federation.hub import Call
+from medfedvqa.federation.hub import Engine, TaskCall
 from medfedvqa.federation.job_budget import check_ledger, look_into
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_config import SiteConfig
@@ -125,7 +125,7 @@ def _head(config: SiteConfig) -> Tensors:
     return {"entries": np.array(verdict.entries), "head": head}
 
 
-def serve_status(sites: tuple[str, ...], call: Call, out: Path, notary: Notary) -> dict[str, Any]:
+def serve_status(sites: tuple[str, ...], call: Engine, out: Path, notary: Notary) -> dict[str, Any]:
     """Ask one site after the other and write `status.json` and `status.md` into `out`; returns what the first holds.
 
     A site that refuses is listed with its reason and keeps no other from answering.
@@ -133,8 +133,7 @@ def serve_status(sites: tuple[str, ...], call: Call, out: Path, notary: Notary) 
     answers: dict[str, dict[str, Any]] = {}
     for site in sites:
         try:
-            told = notary.outgoing([site])
-            reply = call("status", 1, {site: {}}, lambda answered: None, beside=told)[site]
+            reply = call(TaskCall("status", 1, {site: {}}, beside=notary.outgoing([site])))[site]
             tensors = EXCHANGE.check("status", "up", reply.tensors)
             notary.incoming(site, "status", 1, tensors, reply.beside)
             answers[site] = _read(tensors)

@@ -5,8 +5,8 @@ from pathlib import Path
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.report.blocks import Document
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
 from medfedvqa.report.joined import compose_joined
+from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
 from privacy.report.join import Joined
 from privacy.report.model_conduct import Report

@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from audits.escaping import for_pdf
-from medfedvqa.report.shapes import Drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NONE = "—"
 """Stands where there is no figure: a 0 would claim one."""
@@ -147,6 +149,15 @@ class Table:
 
     def title(self, column: int) -> str:
         return self.columns[column].removeprefix("#")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, its title, and a description for who does not see it."""
+
+    title: str
+    description: str
+    figure: "Figure"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Fonts are those that matplotlib brings; only the letters used are in the file.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
 from typing import cast
 
@@ -15,9 +16,9 @@ from fpdf.prefs import ViewerPreferences
 from fpdf.util import Padding
 
 from audits.escaping import number
+from medfedvqa.figures import encoded
 from medfedvqa.report import appendix, blocks
 from medfedvqa.report.blocks import Badge, Block, Cell, Code, Digest, Document, Inline, Link, Section
-from medfedvqa.report.sketch import ROLES, sketch
 
 SANS, MONO = "sans", "mono"
 MARGIN, BOTTOM = 15.0, 17.0
@@ -28,7 +29,9 @@ TEXT, SMALL, TINY = 8.5, 7.5, 6.3
 """Points of text, facts and tables."""
 LEADING = 1.4 * 25.4 / 72
 """Height of a line of text for each point of its size."""
-HARD, SOFT, ACCENT, WARNING, WASH = ROLES["ink"], ROLES["soft"], (10, 86, 132), (161, 28, 22), (251, 230, 228)
+HARD, SOFT, RULE = (26, 31, 36), (86, 94, 104), (216, 218, 212)
+ACCENT, WARNING, WASH = (10, 86, 132), (161, 28, 22), (251, 230, 228)
+"""The page's colours by day."""
 SIGNATURE = 12.0
 INSET = Padding(1.5, 1.5, 1.5, 1.5)
 PAGES = "{nb}\x00"
@@ -136,7 +139,7 @@ class _Paper(FPDF):
 
     def _cards(self) -> None:
         width, height, top = WIDTH / 4, 22.0, self.get_y()
-        self.set_draw_color(*ROLES["line"])
+        self.set_draw_color(*RULE)
         self.rect(MARGIN, top, WIDTH, height)
         for place, card in enumerate(self.document.cards):
             x = MARGIN + place * width
@@ -274,7 +277,7 @@ class _Paper(FPDF):
             self.set_xy(MARGIN, self.get_y() + height)
         self.set_y(max(self.get_y(), top + least) + (PAD if rule else 0.0))
         if rule:
-            self.set_draw_color(*(SOFT if bold else ROLES["line"]))
+            self.set_draw_color(*(SOFT if bold else RULE))
             self.line(columns[0].x - PAD * bool(head or bold), self.get_y(), MARGIN + WIDTH, self.get_y())
 
     def _set(self, content: Cell, column: Column, line: str, size: float, bold: bool) -> None:
@@ -307,7 +310,7 @@ class _Paper(FPDF):
         width, gap = (WIDTH - 6) / 2, 6.0
         for first in range(0, len(block.drawings), 2):
             pair = block.drawings[first : first + 2]
-            height = max(width / drawing.width * drawing.height for drawing in pair) + 7
+            height = max(width * _shape(drawing) for drawing in pair) + 7
             self._need(height)
             top = self.get_y()
             for place, drawing in enumerate(pair):
@@ -315,7 +318,7 @@ class _Paper(FPDF):
                 self._font(SMALL, bold=True)
                 self.set_xy(x, top)
                 self.cell(width, 5, drawing.title)
-                sketch(self, drawing, x, top + 7, width)
+                self.image(BytesIO(encoded(drawing.figure, "svg")), x, top + 7, width)
             self.set_xy(MARGIN, top + height)
 
     def _caption(self, title: str) -> None:
@@ -359,6 +362,12 @@ def _target(part: Inline) -> str | None:
     if isinstance(part, Digest):
         return appendix.anchor(part.full)
     return part.target if isinstance(part, Link) else None
+
+
+def _shape(drawing: blocks.Drawing) -> float:
+    """Height of a picture for each unit of its width."""
+    width, height = drawing.figure.get_size_inches()
+    return float(height / width)
 
 
 def _level(wanted: Sequence[float], room: float) -> float:

@@ -21,7 +21,7 @@ from audits.escaping import (
     for_terminal,
     visible,
 )
-from audits.ui.html import tag
+from audits.html import tag
 
 ANY = st.text(st.characters(exclude_categories=()))
 """All of Unicode, lone surrogates included."""

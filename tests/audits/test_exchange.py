@@ -1,7 +1,5 @@
 """The declaration of what a method sends."""
 
-import hashlib
-import json
 from typing import Any
 
 import numpy as np
@@ -23,26 +21,6 @@ from audits import (
     joint_norm,
 )
 
-NAMES = st.builds(str.__add__, st.sampled_from("aZ9"), st.text("bY0_.:/-", max_size=8))
-TENSORS = st.builds(
-    TensorSpec,
-    name=NAMES,
-    shape=st.lists(st.integers(0, 2**40), max_size=4).map(tuple),
-    dtype=st.sampled_from(["float32", "int64"]),
-    kind=st.sampled_from(Kind),
-    meaning=st.text(min_size=1, max_size=8).filter(str.strip),
-    recipients=st.lists(NAMES, min_size=1, max_size=3, unique=True).map(tuple),
-    protection=st.sampled_from(Protection),
-    bounds=st.none() | st.tuples(st.floats(-1e9, 0), st.integers(0, 2**60) | st.floats(0, 1e300)),
-)
-MESSAGES = st.lists(TENSORS, max_size=3, unique_by=lambda spec: spec.name).map(tuple)
-TASKS = st.lists(
-    st.builds(TaskSpec, NAMES, MESSAGES, MESSAGES, st.none() | st.floats(1e-9, 1e9)),
-    max_size=3,
-    unique_by=lambda task: task.name,
-)
-EXCHANGES = st.builds(Exchange, NAMES, TASKS.map(tuple))
-
 
 def tensor(**changes: Any) -> TensorSpec:
     facts = {"name": "shared", "shape": (2, 3), "dtype": "float32", "kind": Kind.PARAMETERS, "meaning": "A prompt."}
@@ -54,19 +32,8 @@ def example() -> Exchange:
     return Exchange("prompt_pfl", (TaskSpec("train", up=(tensor(), count), down=(tensor(recipients=("a", "b")),)),))
 
 
-@given(EXCHANGES)
-@settings(deadline=None, max_examples=30)
-def test_json_round_trip_keeps_everything(exchange: Exchange) -> None:
-    """Reading what was written gives an equal exchange with an equal digest, and the text is canonical."""
-    text = exchange.to_json()
-    again = Exchange.from_json(text)
-    assert again == exchange and again.digest() == exchange.digest()
-    assert text.encode() == canonical(json.loads(text))
-
-
-def test_the_digest_is_the_hash_of_the_canonical_json_and_never_changes() -> None:
+def test_the_digest_never_changes() -> None:
     """Logs of earlier versions name exchanges by this digest, so it must stay."""
-    assert example().digest() == hashlib.sha256(example().to_json().encode()).hexdigest()
     assert example().digest() == "2ff2732bb56e496bf341d90b4861932f90ef883e9780b80f9fab5404c145b902"
 
 
@@ -144,52 +111,6 @@ def test_names_are_unique_within_a_message_and_tasks_within_an_exchange() -> Non
         Exchange("m", (TaskSpec("t", (), ()), TaskSpec("t", (tensor(),), ())))
 
 
-def spoil(path: list[Any], value: Any) -> str:
-    found = json.loads(example().to_json())
-    place = found
-    for step in path[:-1]:
-        place = place[step]
-    if value is None:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return json.dumps(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "null",
-        '{"method":"m"}',
-        '{"method":1,"tasks":[]}',
-        "[" * 100_000,
-        spoil(["method"], None),
-        spoil(["more"], 1),
-        spoil(["tasks"], "train"),
-        spoil(["tasks", 0, "up"], None),
-        spoil(["tasks", 0, "optional"], []),
-        spoil(["tasks", 0, "up", 0, "name"], None),
-        spoil(["tasks", 0, "up", 0, "shape"], "23"),
-        spoil(["tasks", 0, "up", 0, "shape"], [2.5]),
-        spoil(["tasks", 0, "up", 0, "dtype"], ["float32"]),
-        spoil(["tasks", 0, "up", 0, "kind"], "weights"),
-        spoil(["tasks", 0, "up", 0, "protection"], "some"),
-        spoil(["tasks", 0, "up", 0, "recipients"], "server"),
-        spoil(["tasks", 0, "up", 0, "optional"], True),
-        spoil(["tasks", 0, "up", 0, "bounds"], [0]),
-        spoil(["tasks", 0, "up", 0, "bounds"], "01"),
-        spoil(["tasks", 0, "most_norm"], -1),
-        spoil(["tasks", 0, "most_norm"], "1"),
-    ],
-)
-def test_reading_anything_else_is_an_error(text: str) -> None:
-    """Missing, unknown and mistyped parts are refused, never guessed."""
-    with pytest.raises(AuditError):
-        Exchange.from_json(text)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
 def test_what_has_no_canonical_form_cannot_be_hashed(value: Any) -> None:
     """Two readers could disagree about it."""
@@ -200,10 +121,9 @@ def test_what_has_no_canonical_form_cannot_be_hashed(value: Any) -> None:
 def test_a_limit_that_is_not_set_leaves_the_digest_as_it_was_and_equal_limits_give_equal_digests() -> None:
     """Logs of earlier versions name exchanges without limits; 1 and 1.0 are the same bound."""
     plain, whole, real = (Exchange("m", (TaskSpec("t", (tensor(bounds=b),), ()),)) for b in (None, (0, 1), (0.0, 1.0)))
-    assert "bounds" not in plain.to_json() and "most_norm" not in plain.to_json()
     assert whole.digest() == real.digest() != plain.digest()
     limited = Exchange("m", (TaskSpec("t", (tensor(),), (), 2),))
-    assert limited.digest() != plain.digest() and Exchange.from_json(limited.to_json()).tasks[0].most_norm == 2.0
+    assert limited.digest() != plain.digest() and limited.tasks[0].most_norm == 2.0
 
 
 WEIGHT = tensor(name="rows", shape=(), dtype="int64", kind=Kind.STATISTIC, bounds=(0, 1_000_000))

@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, write_results
 from medfedvqa.evaluation.run_plots import (
-    COLOURS,
     accuracy_figure,
     final_figure,
+    principal_components,
     prompts_figure,
     reliability_figure,
+    running_mean,
 )
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -61,33 +62,71 @@ def test_what_the_run_lacks_is_left_out(tmp_path: Path, results: dict[str, Any],
     assert not (tmp_path / "none").exists()
 
 
-def test_accuracy_is_drawn_in_percent_by_round(history: History) -> None:
+def test_accuracy_is_drawn_in_percent_by_round_beside_the_baselines(results: dict[str, Any], history: History) -> None:
+    """A line for each site, their mean, a level line for each baseline, and the test accuracy with its interval."""
     del history.rounds[1].accuracy["head"]
-    axes = accuracy_figure(history).axes[0]
-    lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["chest", "abdomen", "head"]
+    axes = accuracy_figure(results, history).axes[0]
+    lines = {str(line.get_label()): line for line in axes.lines}
     assert lines["chest"].get_xydata().tolist() == [[1, 25], [2, 50], [3, 75]]
     assert lines["head"].get_xydata().tolist() == [[1, 60], [3, 60]]
+    assert lines["mean of 3 sites"].get_ydata() == pytest.approx([45, 50, 185 / 3])
+    baselines = results["average"]["baselines"]
+    for name, label in (("majority", "majority"), ("question_prior", "question-only prior"), ("alone", "alone")):
+        assert set(lines[f"{label} (test)"].get_ydata()) == {100 * baselines[name]["accuracy"]}
+    (tested,) = axes.containers
+    dot, _, (whisker,) = tested
+    assert dot.get_ydata()[0] == pytest.approx(100 * results["average"]["accuracy"])
+    assert whisker.get_segments()[0][:, 1] == pytest.approx([100 * end for end in results["average"]["interval"]])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "validation accuracy (%)")
 
 
-def test_many_sites_become_grey_lines_and_their_mean(history: History) -> None:
-    lines = accuracy_figure(many_sites(history, 9)).axes[0].lines
-    assert len(lines) == 10
-    assert lines[-1].get_label() == "mean of 9 sites"
-    assert lines[-1].get_ydata().tolist() == [50, 50, 50]
+def test_accuracy_without_test_results_has_no_baselines(results: dict[str, Any], history: History) -> None:
+    """Sites that keep their test results have only their validation drawn."""
+    unscored = {**results, "average": {"accuracy": None, "interval": None}}
+    axes = accuracy_figure(unscored, history).axes[0]
+    assert len(axes.lines) == 4 and not axes.containers
 
 
-def test_a_heat_map_s_rows_receive_and_its_columns_give(history: History) -> None:
-    """The text prompt's weights are transposed in this run, so the two maps cannot be mixed up."""
-    image, text, _ = reliability_figure(history).axes
-    assert (image.get_title(), text.get_title()) == ("image prompt", "text prompt")
-    assert (image.get_ylabel(), image.get_xlabel()) == ("receiving site", "giving site")
-    cells = {label.get_position(): label.get_text() for label in image.texts}
+def test_many_sites_become_grey_lines_and_their_mean(results: dict[str, Any], history: History) -> None:
+    """No legend names sites that no colour tells apart."""
+    figure = accuracy_figure(results, many_sites(history, 9))
+    drawn = {str(line.get_label()): line for line in figure.axes[0].lines}
+    assert drawn["mean of 9 sites"].get_ydata().tolist() == [50, 50, 50]
+    assert not any("site-" in text.get_text() for text in figure.legends[0].texts)
+
+
+def test_accuracy_of_a_long_run_is_smoothed_over_a_tenth_of_its_rounds(
+    results: dict[str, Any], history: History
+) -> None:
+    """A site whose validation jumps between 40 and 60 % is drawn near 50 %, and the axis says how."""
+    zigzag = [replace(history.rounds[0], round=n, accuracy={"chest": 0.4 + 0.2 * (n % 2)}) for n in range(1, 41)]
+    axes = accuracy_figure(results, History(("chest",), zigzag)).axes[0]
+    heights = axes.lines[0].get_ydata()
+    assert heights[3:] == pytest.approx([50] * 37)
+    assert axes.get_xlabel() == "round; running mean over 4 rounds"
+
+
+def test_a_running_mean_uses_no_later_value() -> None:
+    assert running_mean([1, 2, 6, 4], 2) == [1, 1.5, 4, 5]
+
+
+def test_the_heat_map_s_rows_receive_and_its_columns_give(history: History) -> None:
+    """The text prompt's weights are transposed in this run, so the map shows the mean of both."""
+    for record in history.rounds:
+        record.reliability["prompt.text"] = record.reliability["prompt.image"]
+    axes, scale = reliability_figure(history).axes
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("receiving site", "giving site")
+    cells = {label.get_position(): label.get_text() for label in axes.texts}
     assert len(cells) == 6
     assert cells[(2, 0)] == "0.75" and cells[(0, 2)] == "0.10"
-    assert {label.get_position(): label.get_text() for label in text.texts}[(0, 2)] == "0.75"
-    assert [label.get_text() for label in image.get_yticklabels()] == list(history.sites)
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(history.sites)
+    assert axes.images[0].get_clim() == (0.1, 0.9) and "equal shares: 0.50" in scale.get_ylabel()
+
+
+def test_weights_of_several_prompts_are_drawn_as_their_mean(history: History) -> None:
+    """The text prompt's weights are the image prompt's transposed."""
+    axes = reliability_figure(history).axes[0]
+    assert {label.get_position(): label.get_text() for label in axes.texts}[(2, 0)] == f"{(0.75 + 0.1) / 2:.2f}"
 
 
 def test_a_large_heat_map_has_no_numbers_and_a_bounded_size(history: History) -> None:
@@ -96,53 +135,54 @@ def test_a_large_heat_map_has_no_numbers_and_a_bounded_size(history: History) ->
     assert max(figure.get_size_inches()) < 12
 
 
-def scattered(figure: Figure) -> list[int]:
-    """How many points each drawn cloud of the first panel has; legend entries have none."""
+def scattered(figure: Figure) -> list[tuple[float, float]]:
+    """The points of the first panel; legend entries have none."""
     clouds = (item for item in figure.axes[0].collections if isinstance(item, PathCollection))
-    return [len(cloud.get_offsets()) for cloud in clouds if len(cloud.get_offsets())]
+    return [tuple(point) for cloud in clouds for point in cloud.get_offsets()]
 
 
-def test_prompts_have_one_point_per_block_and_token(history: History) -> None:
+def test_prompts_have_one_point_per_site_and_kind_and_sites_are_told_apart(history: History) -> None:
+    """Each site has its name and colour, local and shared prompts differ in their filling."""
     figure = prompts_figure(history)
-    assert [axes.get_title() for axes in figure.axes] == [
-        "image prompt: 4 blocks of 2 tokens",
-        "text prompt: 4 blocks of 2 tokens",
-    ]
-    assert scattered(figure) == [8] * 6
-    assert [text.get_text() for text in figure.legends[0].texts] == ["chest", "abdomen", "head", "local", "shared"]
+    assert [axes.get_title() for axes in figure.axes] == ["image prompt", "text prompt"]
+    assert len(set(scattered(figure))) == 6
+    assert [text.get_text() for text in figure.axes[0].texts] == ["chest", "abdomen", "head"]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["local prompt", "shared prompt"]
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 3
 
 
-def test_blocks_are_numbered_only_where_they_keep_together(history: History) -> None:
-    """Blocks far apart are numbered; keys and values too where those are far apart; scattered tokens are not."""
+def test_sites_whose_prompts_are_alike_lie_together(history: History) -> None:
+    """Two equal sites share a point, and a third one lies apart from them along the first component."""
+    history.shared.clear()
+    history.uploads["abdomen"] = history.uploads["chest"]
+    chest, abdomen, head = scattered(prompts_figure(history))
+    assert chest == pytest.approx(abdomen) and abs(chest[0] - head[0]) > 1
 
-    def labels() -> list[str]:
-        return [text.get_text() for text in prompts_figure(history).axes[0].texts]
 
-    assert labels() == ["1", "2", "3", "4"]
-    everybody = [*history.uploads.values(), *history.shared.values()]
-    for tensors in everybody:
-        tensors["prompt.image"] = tensors["prompt.image"] + 10 * np.eye(2, 8, k=6)
-    assert labels() == ["1K", "1V", "2K", "2V", "3K", "3V", "4K", "4V"]
-    generator = np.random.default_rng(0)
-    for tensors in everybody:
-        tensors["prompt.image"] = generator.normal(size=(4, 2, 8))
-    assert labels() == []
+def test_principal_components_are_those_of_the_covariance() -> None:
+    """Positions have the covariance's largest eigenvalues as variances; points that are all alike lie at 0."""
+    points = np.random.default_rng(0).normal(size=(30, 5)) * [9.0, 4.0, 1.0, 0.5, 0.1]
+    positions, shares = principal_components(points)
+    eigenvalues = np.linalg.eigvalsh(np.cov(points.T))[::-1]
+    assert np.cov(positions.T) == pytest.approx(np.diag(eigenvalues[:2]), abs=1e-9)
+    assert shares == pytest.approx(eigenvalues[:2] / eigenvalues.sum())
+    alike, none = principal_components(np.ones((4, 3)))
+    assert not alike.any() and not none.any()
 
 
 def test_prompts_are_drawn_before_the_first_mixing(history: History) -> None:
     history.shared.clear()
-    assert scattered(prompts_figure(history)) == [8] * 3
+    assert len(scattered(prompts_figure(history))) == 3
 
 
-def test_too_few_prompt_tokens_make_no_picture(tmp_path: Path, results: dict[str, Any]) -> None:
+def test_the_prompts_of_one_site_make_no_picture(tmp_path: Path, results: dict[str, Any]) -> None:
     tiny = History(("chest",), uploads={"chest": {"prompt.image": np.zeros((1, 2, 8))}})
     assert [path.name for path in draw_plots(tmp_path, results, tiny)] == ["final.png"]
 
 
-def test_no_more_sites_than_colours_are_drawn(history: History) -> None:
-    figure = prompts_figure(many_sites(history, 9))
-    assert len(scattered(figure)) == 2 * len(COLOURS)
-    assert "of 7 of 9 sites" in figure.get_suptitle()
+def test_many_sites_are_drawn_without_names(history: History) -> None:
+    figure = prompts_figure(many_sites(history, 20))
+    assert len(scattered(figure)) == 40 and not figure.axes[0].texts
 
 
 def test_final_accuracies_have_their_intervals(results: dict[str, Any]) -> None:

@@ -20,8 +20,10 @@ import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
 
+from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
 from medfedvqa.report.blocks import (
+    Drawing,
     Pictures,
     Section,
     at_least,
@@ -32,9 +34,8 @@ from medfedvqa.report.blocks import (
     words,
 )
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
+from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
-from medfedvqa.report.shapes import Mark
 from privacy.report.join import Given, join
 from privacy.report.model_conduct import Report
 
@@ -231,6 +232,24 @@ def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
         assert re.findall(r"(?<![\w.:-])0(?:\.0+)?(?![\w.:-])", numbers) == []
 
 
+def marks(drawing: Drawing) -> int:
+    """How many accuracies are drawn."""
+    return sum(line.get_marker() != "None" for line in drawing.figure.axes[0].lines)
+
+
+def test_pictures_write_the_figures_that_they_are_described_by(report: Report) -> None:
+    """No digit is lost between the description and the picture, and the page's form leaves the PDF's as it was."""
+    blocks = [block for section in compose(report).sections for block in section.blocks]
+    drawings = [drawing for block in blocks if isinstance(block, Pictures) for drawing in block.drawings]
+    assert len(drawings) == 5
+    for drawing in drawings:
+        before = encoded(drawing.figure, "svg")
+        written = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", inline_svg(drawing.figure, drawing.title)))
+        figures = re.findall(r"\d[\d,.]*", drawing.description)
+        assert figures and [figure for figure in figures if figure not in written] == []
+        assert encoded(drawing.figure, "svg") == before
+
+
 def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> None:
     """The released, the finished and the two models trained alone, each with its interval, in table and picture; and
     what epsilon does not cover. Where no model was trained on, there is neither a row, nor a bar, nor a sentence."""
@@ -239,13 +258,13 @@ def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> Non
     assert all(row in text for row in rows) and "answers of it that are shown outside the site, are not covered" in text
     for figure in ("68.8 %", "62.1 % to 74.8 %", "60.1 %", "53.2 % to 66.7 %", "65.2 %", "58.3 % to 71.4 %"):
         assert figure in text
-    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 5
+    assert drawing and marks(drawing) == 5
     names = ("accuracy_finished", "accuracy_alone", "accuracy_alone_equal", "kept", "kept_said")
     empirical = report.sections.empirical.model_copy(update=dict.fromkeys(names))
     without = report.model_copy(update={"sections": report.sections.model_copy(update={"empirical": empirical})})
     text, drawing = told(without).text, charts.accuracy(empirical)
     assert not any(row in text for row in rows) and text.count("are not covered") == 1
-    assert drawing and sum(isinstance(shape, Mark) for shape in drawing.shapes) == 2
+    assert drawing and marks(drawing) == 2
 
 
 def test_bounds_are_rounded_to_the_safe_side() -> None:
@@ -278,7 +297,7 @@ def test_the_pdf_has_a_title_bookmarks_and_the_claim(report: Report, reader: Pdf
     assert all(re.search(rf"{re.escape(name)}\s+{sheet}\b", first) for name, sheet in bookmarks.items())
     whole = "\n".join(sheet.extract_text() for sheet in reader.pages)
     assert f"{len(reader.pages)} / {len(reader.pages)}" in whole
-    assert report.sections.identity.log_root in whole and "personal, update" in whole
+    assert report.sections.identity.log_root in whole and "Attacks on synthetic patients" in whole
 
 
 def test_links_of_the_pdf_lead_to_their_rows(reader: PdfReader) -> None:

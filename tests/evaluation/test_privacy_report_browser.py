@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page as drawn
+from medfedvqa.report.page import page as drawn
 from privacy.report.model_conduct import Report
 
 __all__ = ["browser"]

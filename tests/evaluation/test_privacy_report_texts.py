@@ -16,11 +16,12 @@ from pypdf import PdfReader
 from audits.escaping import NAME, bounded
 from medfedvqa.report.blocks import MOST, Document, Section, Table, row
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
+from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
 from privacy.report.model_conduct import Report
 
 REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
+COMPOSED = compose(REPORT)
 PLAIN = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 HIDDEN = st.sampled_from("\x00\x07\t\n\r\x1b\x7f\x9b\u061c\u200b\u200e\u2028\u202e\u2066\ufeff\ue000\U000e0001")
 LACKED = st.sampled_from("漢字かな한")
@@ -30,7 +31,7 @@ LACKED = st.sampled_from("漢字かな한")
 def bare(*texts: str) -> Document:
     """A report whose only section has a table of these texts."""
     table = Table("Texts", ("Text",), tuple(row(text) for text in texts), "none")
-    return replace(compose(REPORT), sections=(Section("texts", "Texts", (table,)),), cards=())
+    return replace(COMPOSED, sections=(Section("texts", "Texts", (table,)),), cards=())
 
 
 def numbered(text: str) -> str:

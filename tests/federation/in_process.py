@@ -1,6 +1,7 @@
 """Sites in the process of the test: what passes between them and the server is kept, dies or changes as a test says."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.aggregation_attempt import Attempt
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
@@ -34,21 +35,15 @@ class Engine:
         self.passed: list[tuple[str, Tensors]] = []
         """Task and message of all that was sent, to sites and by them."""
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-    ) -> dict[str, Reply]:
-        """See `medfedvqa.federation.hub.Call`."""
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        """See `medfedvqa.federation.hub.Engine`."""
+        task = call.task
         self.dead |= self.before.get(task, set())
-        messages = {site: self.tamper(task, site, message) for site, message in messages.items()}
+        messages = {site: self.tamper(task, site, message) for site, message in call.messages.items()}
         self.passed += [(task, message) for message in messages.values()]
         living = {site: message for site, message in messages.items() if site not in self.dead}
         try:
-            replies = self.local.call(task, round, living, answered, excused)
+            replies = self.local.call(replace(call, messages=living))
         except FederationError:
             while self.restarts and self.local._running:
                 self.local._running.popitem()[1].close(ended=False)

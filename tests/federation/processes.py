@@ -27,7 +27,7 @@ from medfedvqa.core import Tensors, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
@@ -212,29 +212,22 @@ class ProcessEngine:
             return True
         return False
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-    ) -> dict[str, Reply]:
-        """See `medfedvqa.federation.hub.Call`."""
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        """See `medfedvqa.federation.hub.Engine`."""
         with self._change:
             self._replies = {}
-            self._asked = {site: (task, round, message) for site, message in messages.items()}
-        for site, message in messages.items():
-            self.said.append((task, site, message))
+            self._asked = {site: (call.task, call.round, message) for site, message in call.messages.items()}
+        for site, message in call.messages.items():
+            self.said.append((call.task, site, message))
             self.passed += [array.tobytes() for array in message.values()]
-            self._send(site, "task", task, round, message)
+            self._send(site, "task", call.task, call.round, message)
         with self._change:
-            while not self._enough(excused):
+            while not self._enough(call.excused):
                 self._change.wait(0.05)
             self._asked = {}
             replies = self._replies
         for site in replies:
-            answered(site)
+            call.answered(site)
         return dict(replies)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from audits import (
 from audits.checkpoint import NoteFile, signed_checkpoint
 from medfedvqa.core import registry
 from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, Down, Relayed, Up
+from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
@@ -54,12 +56,11 @@ class Federation:
         engine = LocalEngine(self.configs, self.job, job_id)
         engine._backbones = _BACKBONES
 
-        def call(task: str, round: int, messages: Any, answered: Any, excused: Any, beside: Any) -> Any:
-            told = {site: self.spoil(site, said) for site, said in beside.items()}
-            return engine.call(task, round, messages, answered, excused, told)
+        def spoilt(call: TaskCall) -> Any:
+            return engine.call(replace(call, beside={site: self.spoil(site, b) for site, b in call.beside.items()}))
 
         try:
-            return serve_job(self.job, SITES, call, self.place / job_id, "local", notary=notary)
+            return serve_job(self.job, SITES, spoilt, self.place / job_id, "local", notary=notary)
         finally:
             engine.close()
             notary.close()

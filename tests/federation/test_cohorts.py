@@ -18,6 +18,7 @@ from medfedvqa.core import Tensors, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
+from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
@@ -160,7 +161,7 @@ def attempt(name: str, sites: Collection[str], number: int = 1) -> Tensors:
 def refusal(engine: Engine, task: str, site: str, message: Tensors, round: int = 1) -> Refusal:
     """With which code one site refuses a task."""
     with pytest.raises(FederationError) as stopped:
-        engine.call(task, round, {site: message}, lambda site: None)
+        engine.call(TaskCall(task, round, {site: message}))
     assert isinstance(stopped.value.__cause__, JobRefused)
     return stopped.value.__cause__.code
 
@@ -201,7 +202,7 @@ def test_after_an_opened_sum_no_attempt_of_the_round_is_taken_whatever_the_serve
         with pytest.raises(FederationError, match="no other attempt"):
             ask(engine, "start/mean", site, attempt("two", "abcd", number=2))
     mean = {name: array for name, array in Averaged.plain(FIVE, 1)["a"].items()}
-    engine.call("train", 2, dict.fromkeys(FIVE, mean), lambda site: None)
+    engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, mean)))
     assert refusal(engine, "start", "a", {}) is Refusal.ORDER
     assert refusal(engine, "start/mean", "a", attempt("three", "abcd", 1)) is Refusal.ORDER
     for config in configs.values():
@@ -229,7 +230,7 @@ def test_a_task_under_the_number_of_another_round_is_not_aggregated(job_on_share
     configs, job = job_on_shares(Averaged, tuple("abc"), rounds=3)
     engine = Engine(configs, job)
     assert refusal(engine, "start", "b", {}, round=2) is Refusal.ORDER
-    engine.call("start", 1, dict.fromkeys("abc", {}), lambda site: None)
+    engine.call(TaskCall("start", 1, dict.fromkeys("abc", {})))
     assert refusal(engine, "start/mean", "a", attempt("one", "abc"), round=2) is Refusal.ORDER
 
 

@@ -18,6 +18,7 @@ from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw, job_of_draw
+from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
@@ -36,13 +37,13 @@ def drawn(job_on_shares: Make) -> tuple[Engine, dict[str, SiteConfig], Beacon]:
     """Six sites that have begun round 1 and drawn."""
     configs, job = job_on_shares(Mixed, SIX, committee=3)
     engine = Engine(configs, job)
-    engine.call("start", 1, dict.fromkeys(SIX, {}), lambda site: None)
-    beacon = draw(lambda task, messages: engine.call(task, 1, messages, lambda site: None), SIX)
+    engine.call(TaskCall("start", 1, dict.fromkeys(SIX, {})))
+    beacon = draw(lambda task, messages: engine.call(TaskCall(task, 1, messages)), SIX)
     return engine, configs, beacon
 
 
 def ask(engine: Engine, attempt: Attempt, site: str = SIX[0]) -> Tensors:
-    (reply,) = engine.call("start/mix", 1, {site: attempt.message()}, lambda site: None).values()
+    (reply,) = engine.call(TaskCall("start/mix", 1, {site: attempt.message()})).values()
     return reply.tensors
 
 
@@ -67,7 +68,7 @@ def test_a_site_that_was_left_out_never_comes_back(drawn: Any, monkeypatch: pyte
     engine, _, beacon = drawn
     without, members = SIX[:5], beacon.committee(1, 3, [SIX[5]])
     dealt = dealing(engine, Attempt("a", without, members=members, number=2))[SIX[0]]
-    (reply,) = engine.call("start/mix", 1, {SIX[0]: dealt}, lambda site: None).values()
+    (reply,) = engine.call(TaskCall("start/mix", 1, {SIX[0]: dealt})).values()
     assert int(reply.tensors["fault"]) >= 0
     with pytest.raises(FederationError, match="never come back"):
         ask(engine, Attempt("b", SIX, members=beacon.committee(1, 3), number=3))
@@ -80,7 +81,7 @@ def dealing(engine: Engine, attempt: Attempt) -> dict[str, Tensors]:
     job = engine.local._job
     method, shape = job.build(), shape_of(job.backbone)
     layout = method.on_shares["start"].layout(method.declared(shape).task("start"))
-    dealer = Dealer(lambda task, messages: engine.call(task, 1, messages, lambda site: None))
+    dealer = Dealer(lambda task, messages: engine.call(TaskCall(task, 1, messages)))
     return dealer.deal("start", 1, attempt, layout)
 
 
@@ -114,7 +115,7 @@ def test_a_site_opens_its_nonce_under_one_set_of_commitments_even_after_a_restar
     configs, job = job_on_shares(Mixed, SIX, committee=3)
 
     def fresh(task: str, message: Tensors) -> Tensors:
-        (reply,) = Engine(configs, job).call(task, 1, {SIX[0]: message}, lambda site: None).values()
+        (reply,) = Engine(configs, job).call(TaskCall(task, 1, {SIX[0]: message})).values()
         return reply.tensors
 
     with pytest.raises(FederationError, match="in which a site has answered last"):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
-from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.hub import Event, Excused, Reply, ServerHub
+from medfedvqa.federation.hub import Event, Reply, ServerHub, TaskCall
 from privacy import Reliability
 
 SITES = ("a", "b", "c")
@@ -20,20 +19,14 @@ EXCHANGE = Exchange("mixed", tuple(TaskSpec(task, (PROMPT, ACCURACY), ()) for ta
 def answer(prompts: Mapping[str, np.ndarray], accuracy: float = 0.5) -> Callable[..., dict[str, Reply]]:
     """An engine whose sites answer every task with a fixed prompt."""
 
-    def call(
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused,
-    ) -> dict[str, Reply]:
+    def reply(call: TaskCall) -> dict[str, Reply]:
         replies = {}
-        for site in messages:
+        for site in call.messages:
             replies[site] = Reply({"prompt": prompts[site], "accuracy": np.array(accuracy, np.float32)}, 0.25)
-            answered(site)
+            call.answered(site)
         return replies
 
-    return call
+    return reply
 
 
 def vectors(*values: tuple[float, float]) -> dict[str, np.ndarray]:

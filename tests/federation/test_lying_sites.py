@@ -13,7 +13,7 @@ from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
 from audits import Event, Kind, Outcome, Reason, Tensors, clipped, joint_norm, read
 from medfedvqa.core import ACCURACY, create, method_names
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.serve import serve_job
@@ -36,17 +36,9 @@ class Lying(Engine):
         super().__init__(configs, job)
         self.liar, self.change = liar, change
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-        beside: Mapping[str, bytes] = NOTHING,
-    ) -> dict[str, Reply]:
-        replies = super().call(task, round, messages, answered, excused)
-        if self.liar in replies and task != "evaluate":
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        replies = super().call(call)
+        if self.liar in replies and call.task != "evaluate":
             reply = replies[self.liar]
             replies[self.liar] = reply._replace(tensors=self.change(dict(reply.tensors)))
         return replies

@@ -16,6 +16,7 @@ from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt
+from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
@@ -150,7 +151,7 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
     """Dealt tuples must not serve twice, and two mixtures of one round would show what they differ by."""
     configs, job = job_on_shares(Mixed, SITES)
     engine = Engine(configs, job)
-    engine.call("start", 1, dict.fromkeys(SITES, {}), lambda site: None)
+    engine.call(TaskCall("start", 1, dict.fromkeys(SITES, {})))
     chest, file, begun = (
         engine.local._runtime("chest"),
         StateFile(configs["chest"].state, "job"),
@@ -184,9 +185,9 @@ def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, messa
     """Too few sites, a site that is not pinned, nonsense: refused before anything is shared."""
     configs, job = job_on_shares(Mixed, SITES)
     engine = Engine(configs, job)
-    engine.call("start", 1, {"chest": {}}, lambda site: None)
+    engine.call(TaskCall("start", 1, {"chest": {}}))
     with pytest.raises(FederationError, match=sentence):
-        engine.call("start/mix", 1, {"chest": message}, lambda site: None)
+        engine.call(TaskCall("start/mix", 1, {"chest": message}))
     assert not [entry for entry in read(configs["chest"].audit) if entry.peer == "sites"]
 
 

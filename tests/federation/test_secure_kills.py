@@ -23,7 +23,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation import serve
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.aggregation_members import MembersRule
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
@@ -305,12 +305,12 @@ RULE = MembersRule(8)
 def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
     """After one attempt at a mixture: who answers, in order, and whom it accuses."""
 
-    def call(task: str, round: int, messages: Any, answered: Any, excused: Excused = nobody) -> dict[str, Reply]:
-        if task != "start/mix":
-            return {site: Reply(DEALING[task](site), 0.0) for site in messages}
+    def answer(call: TaskCall) -> dict[str, Reply]:
+        if call.task != "start/mix":
+            return {site: Reply(DEALING[call.task](site), 0.0) for site in call.messages}
         replies: dict[str, Reply] = {}
         for site, accused in answers:
-            if messages.keys() <= {*replies, *excused(replies)}:
+            if call.messages.keys() <= {*replies, *call.excused(replies)}:
                 break
             fault = SITES.index(accused) if accused else -1
             replies[site] = Reply({"fault": np.array(fault), "shared_bytes": np.array(0)}, 0.0)
@@ -319,7 +319,7 @@ def hub_told(answers: list[tuple[str, str | None]]) -> SecureHub:
     x = TensorSpec("x", (2,), "float32", Kind.PARAMETERS, "A vector.")
     start, how = TaskSpec("start", (x,), ()), MixOnShares()
     exchange = Exchange("mixed", (TaskSpec("start", how.beside, ()), *how.tasks(start)))
-    hub = SecureHub(SITES, call, exchange, on_shares={"start": how}, shared={"start": start}, least=3, rule=RULE)
+    hub = SecureHub(SITES, answer, exchange, on_shares={"start": how}, shared={"start": start}, least=3, rule=RULE)
     hub._dealer.offered(hub.collect("start"))
     hub._mixed("start")
     return hub

@@ -15,7 +15,7 @@ from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
-from medfedvqa.federation.hub import Reply
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.serve import serve_job
@@ -156,9 +156,9 @@ def test_a_site_that_sends_garbage_is_left_out_and_named(job_on_shares: Make, tm
     configs, job = job_on_shares(Averaged, FIVE)
 
     class Cut(Engine):
-        def call(self, task: str, *arguments: Any) -> dict[str, Reply]:
-            replies = super().call(task, *arguments)
-            if task == "start/mean":
+        def call(self, call: TaskCall) -> dict[str, Reply]:
+            replies = super().call(call)
+            if call.task == "start/mean":
                 replies["b"].tensors["prompt.x"] = replies["b"].tensors["prompt.x"][:1]
             return replies
 
@@ -178,7 +178,7 @@ def uploaded(job_on_shares: Make) -> tuple[Engine, dict[str, SiteConfig], JobSpe
 
 
 def ask(engine: Engine, task: str, sites: Collection[str], message: Tensors) -> dict[str, Reply]:
-    return engine.call(task, 1, dict.fromkeys(sites, message), lambda site: None)
+    return engine.call(TaskCall(task, 1, dict.fromkeys(sites, message)))
 
 
 def test_a_member_opens_one_sum_of_a_round_even_after_a_restart(uploaded: Any) -> None:

@@ -1,6 +1,6 @@
 """The job `site_status`: what sites say of budget and log, and that they look at no data for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,9 @@ from audits import (
     read,
     verify,
 )
-from medfedvqa.core import Tensors, method_names
+from medfedvqa.core import method_names
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
@@ -48,18 +48,11 @@ def spend(config: SiteConfig, job: str, patients: list[str], rounds: int = 2) ->
 def asked(configs: dict[str, SiteConfig], out: Path) -> dict[str, Any]:
     """The job over these sites, in this process."""
 
-    def call(
-        task: str,
-        round: int,
-        messages: dict[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-        beside: Mapping[str, bytes] = NOTHING,
-    ) -> dict[str, Reply]:
-        ((site, message),) = messages.items()
+    def answer(call: TaskCall) -> dict[str, Reply]:
+        ((site, message),) = call.messages.items()
         runtime = StatusRuntime(configs[site], "status-job")
         try:
-            tensors, said = runtime.answer(task, round, message, beside[site])
+            tensors, said = runtime.answer(call.task, call.round, message, call.beside[site])
             return {site: Reply(tensors, 0.0, said)}
         except Exception as error:
             raise FederationError(f"site '{site}' stopped the job: {error}") from error
@@ -67,7 +60,7 @@ def asked(configs: dict[str, SiteConfig], out: Path) -> dict[str, Any]:
             runtime.close()
 
     with closing(Notary(EXCHANGE, "status-job", tuple(configs), out / "notary", out)) as notary:
-        return serve_status(tuple(configs), call, out, notary)
+        return serve_status(tuple(configs), answer, out, notary)
 
 
 def test_the_servers_receipt_covers_the_answer(sites: Sites, tmp_path: Path) -> None:

@@ -181,18 +181,6 @@ def heard(message: Up | Down, key: VerifierKey) -> None:
         key.signed(note), Checkpoint.parse(note.text)
 
 
-def test_mutated_exchanges_are_read_or_refused(tmp_path: Path) -> None:
-    """One that is read can be digested."""
-    spec = TensorSpec("prompt", (2, 3), "float32", Kind.PARAMETERS, "a prompt", bounds=(-1.0, 1.0))
-    exchange = Exchange("m", (TaskSpec("train", (spec,), (spec,), 3.0),))
-    with bounded():
-        for number, content in inputs("exchange", lambda random: as_json(random, json.loads(exchange.to_json()))):
-            text = content.decode("utf-8", "replace")
-            refused(number, lambda text=text: Exchange.from_json(text).digest(), AuditError)
-    for text in (DEEPEST.decode(), LONGER.decode()):
-        assert refused(0, lambda text=text: Exchange.from_json(text), AuditError)
-
-
 def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:
     """By bytes and values of the envelope, and of the statement within, which the site's own key signs."""
     key = key_of(tmp_path)

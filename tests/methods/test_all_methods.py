@@ -13,6 +13,7 @@ from audits import Kind, read, verify
 from medfedvqa.cli.privacy_matrix import CELLS, markdown_matrix, refusal
 from medfedvqa.core import Method, Site, Tensors, create, method_names, method_type
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
@@ -56,12 +57,13 @@ class Run:
 def run(job: JobSpec, configs: dict[str, SiteConfig], out: Path) -> Run:
     engine, messages = LocalEngine(configs, job, "test"), []
 
-    def call(task, round, down, *rest):
-        replies = engine.call(task, round, down, *rest)
-        messages.extend((task, round, site, down[site], replies[site].tensors) for site in down)
+    def recorded(call: TaskCall) -> dict[str, Reply]:
+        replies = engine.call(call)
+        down = call.messages
+        messages.extend((call.task, call.round, site, down[site], replies[site].tensors) for site in down)
         return replies
 
-    results = serve_job(job, tuple(configs), call, out, "local")
+    results = serve_job(job, tuple(configs), recorded, out, "local")
     engine.close()
     return Run(job, configs, results, messages)
 

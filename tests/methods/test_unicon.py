@@ -13,7 +13,7 @@ from audits import JobRefused, Kind, Protection, read, verify
 from medfedvqa.core import Method, Site, Tensors, create
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.hub import Excused, Reply, nobody
+from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, plan, run, write_sites
@@ -44,16 +44,9 @@ class Recorder:
         self.engine = engine
         self.received: list[tuple[str, Tensors]] = []
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-    ) -> dict[str, Reply]:
-        replies = self.engine.call(task, round, messages, answered, excused)
-        self.received += [(task, reply.tensors) for reply in replies.values()]
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        replies = self.engine.call(call)
+        self.received += [(call.task, reply.tensors) for reply in replies.values()]
         return replies
 
 

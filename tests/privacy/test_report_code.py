@@ -13,7 +13,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
-from medfedvqa.report.html import page
+from medfedvqa.report.page import page
 from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
 from privacy.report.report_files import JSON
 

@@ -93,7 +93,7 @@ class Tally:
         return bool(self.sent or self.refused or self.results or self.mailed)
 
 
-class Journal:
+class FrameJournal:
     """One window's file; held locked while its process lives."""
 
     def __init__(self, folder: Path, process: str, session: str, number: int, job: str | None) -> None:
@@ -135,14 +135,14 @@ class WireLedger:
         self._session = secrets.token_hex(8)
         self._lock, self._logging = threading.Lock(), threading.Lock()
         self._refusals = RefusalEntries(self._log, self._folder / "refusals")
-        self._full: list[Journal] = []
+        self._full: list[FrameJournal] = []
         self._flushed = -PERIOD
         self._journal = self._new(0)
         self._result: tuple[str, int, int, int, int] = "", 0, 0, 0, 0
         self._announced = threading.local()
 
-    def _new(self, number: int) -> Journal:
-        return Journal(self._folder, self.process, self._session, number, self.job)
+    def _new(self, number: int) -> FrameJournal:
+        return FrameJournal(self._folder, self.process, self._session, number, self.job)
 
     def install(self) -> None:
         """From now on every frame of this process is counted, or refused."""

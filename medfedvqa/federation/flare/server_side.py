@@ -19,12 +19,11 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from audits import JobRefused, Refusal
-from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import beside, pack, refusal, unpack
 from medfedvqa.federation.flare.progress import write_event
-from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
+from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import NOTARY, Notary
@@ -96,20 +95,12 @@ class _Caller:
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heard: _Heard | None) -> None:
         self._controller, self._fl_ctx, self._abort, self._heard = controller, fl_ctx, abort_signal, heard
 
-    def call(
-        self,
-        task: str,
-        round: int,
-        messages: Mapping[str, Tensors],
-        answered: Callable[[str], None],
-        excused: Excused = nobody,
-        beside: Mapping[str, bytes] = NOTHING,
-    ) -> dict[str, Reply]:
-        """See `medfedvqa.federation.hub.Call`."""
-        gathering = _Gathering(set(messages), answered, partial(self._not_waited_for, excused))
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        """See `medfedvqa.federation.hub.Engine`."""
+        gathering = _Gathering(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
         tasks = {
-            site: gathering.task(task, site, pack(round, tensors, beside.get(site, b"")))
-            for site, tensors in messages.items()
+            site: gathering.task(call.task, site, pack(call.round, tensors, call.beside.get(site, b"")))
+            for site, tensors in call.messages.items()
         }
         for site, sent in tasks.items():
             self._controller.send(sent, self._fl_ctx, targets=[site])

@@ -16,13 +16,13 @@ _VOID = frozenset(("link", "meta", "input"))
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
-    """One element. Children that are not `Html` are escaped, `None` is left out.
+    """One element. Children and values that are not `Html` are escaped, children that are `None` are left out.
 
     `class_` and `for_` lose their last underscore, others inside become hyphens; `True` is an attribute without a
     value, `None` and `False` none.
     """
     said = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{for_html(str(value))}"')
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{join([value])}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )

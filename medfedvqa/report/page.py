@@ -1,0 +1,168 @@
+"""The page: one file that asks for nothing else."""
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from audits.escaping import for_html
+from audits.html import Child, Html, tag
+from medfedvqa.figures import inline_svg
+from medfedvqa.report import blocks
+from medfedvqa.report.appendix import anchor
+from medfedvqa.report.blocks import MOST, Block, Cell, Document, Drawing, Fact, Inline, Row, Section, Table
+
+LONG = 60
+"""Rows of a table that scrolls by itself."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+LINE_FEED = Html("\n")
+
+
+def page(document: Document) -> str:
+    """The document as HTML."""
+    return f"<!doctype html>\n{_Page(document.anchors).document(document)}\n"
+
+
+def _text(text: str) -> Html:
+    return Html(for_html(text, MOST))
+
+
+def _line(name: str, *children: Child, **attributes: str | None) -> Html:
+    """An element that ends its line."""
+    return Html(f"{tag(name, *children, **attributes)}\n")
+
+
+class _Page:
+    """Elements of a page whose links lead to these anchors."""
+
+    def __init__(self, anchors: frozenset[str]) -> None:
+        self._anchors = anchors
+
+    def document(self, it: Document) -> Html:
+        css = files("medfedvqa.report").joinpath("page.css").read_text(encoding="utf-8")
+        head = _line(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=Html(POLICY)),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", _text(it.title), " · ", _text(it.kind)),
+            _line("style", Html(f"\n{css}")),
+        )
+        top = _line(
+            "header",
+            _line("p", _text(it.kind), class_="name"),
+            _line("h1", _text(it.title)),
+            _line("p", *self._cell(blocks.sentence(it.claim)), class_="claim" if it.claimed else "claim open"),
+            _line("dl", *map(self._card, it.cards), class_="cards"),
+        )
+        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in it.sections)
+        sections = (self._section(place, section) for place, section in enumerate(it.sections))
+        body = tag(
+            "body",
+            tag("a", "Skip to the sections", class_="skip", href="#main"),
+            top,
+            _line("nav", tag("ol", *places), aria_label="Sections"),
+            tag("main", *sections, id="main", tabindex="-1"),
+            tag("footer", _line("p", _text(it.foot))),
+        )
+        return tag("html", head, body, lang="en")
+
+    def _card(self, card: blocks.Card) -> Html:
+        filled = None if card.share is None else tag("span", style=f"width: {100 * card.share:.1f}%")
+        bar = filled and tag("dd", filled, class_="bar", aria_hidden="true")
+        value, said = (
+            tag("dd", *self._cell(cell), class_=name) for name, cell in (("value", card.value), ("said", card.said))
+        )
+        return _line("div", tag("dt", _text(card.title)), value, bar, said)
+
+    def _section(self, place: int, section: Section) -> Html:
+        name = f"{section.anchor}-title"
+        parts = (part for number, block in enumerate(section.blocks) for part in self._block(block, (place, number)))
+        heading = _line("h2", _text(section.heading), id=name)
+        return _line("section", heading, *parts, id=section.anchor, aria_labelledby=name)
+
+    def _block(self, block: Block, place: tuple[int, int]) -> Iterator[Html]:
+        match block:
+            case blocks.Text():
+                yield _line("p", *self._cell(block.cell), class_="warning" if block.warning else None)
+            case blocks.Bullets():
+                yield _line("h3", _text(block.title))
+                yield _line("ul", *(_line("li", _text(item)) for item in block.items))
+            case blocks.Facts():
+                yield _line("h3", _text(block.title))
+                yield _line("dl", *map(self._fact, block.facts), class_="small facts" if block.small else "facts")
+            case blocks.Pictures():
+                yield _line("div", *map(_picture, block.drawings), class_="pictures")
+            case blocks.Table(rows=()):
+                yield _line("h3", _text(block.caption))
+                yield _line("p", _text(block.empty), class_="empty")
+            case blocks.Table():
+                yield self._table(block, f"table-{place[0]}-{place[1]}")
+
+    def _fact(self, fact: Fact) -> Html:
+        source = tag("dd", *self._cell(fact.source), class_="source") if fact.source else None
+        return _line("div", tag("dt", _text(fact.label)), tag("dd", *self._cell(fact.value)), source)
+
+    def _table(self, table: Table, name: str) -> Html:
+        columns = range(len(table.columns))
+        looks = [_look(table, column) for column in columns]
+        heads = (tag("th", _text(table.title(column)), scope="col", class_=looks[column]) for column in columns)
+        rows = (self._row(row, looks) for row in table.rows)
+        whole = tag(
+            "table",
+            _line("caption", _text(table.caption), id=name),
+            _line("thead", _line("tr", *heads)),
+            tag("tbody", *rows),
+        )
+        scrolls = "long scroll" if len(table.rows) > LONG else "scroll"
+        return _line("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
+
+    def _row(self, row: Row, looks: Sequence[str | None]) -> Html:
+        first, *others = (self._cell(cell) for cell in row.cells)
+        head = tag("th", *first, scope="row", class_=looks[0])
+        return _line(
+            "tr",
+            head,
+            *(tag("td", *cell, class_=look) for cell, look in zip(others, looks[1:], strict=True)),
+            id=row.anchor and _text(row.anchor),
+        )
+
+    def _cell(self, cell: Cell) -> list[Child]:
+        return [self._inline(part) for part in cell]
+
+    def _inline(self, part: Inline) -> Html:
+        match part:
+            case blocks.Break():
+                return LINE_FEED
+            case blocks.Number():
+                title = None if part.exact == part.text else _text(part.exact)
+                return tag("data", _text(part.text), value=_text(part.exact), title=title)
+            case blocks.Time():
+                return tag("time", _text(part.text), datetime=_text(part.exact))
+            case blocks.Digest() if part.text != part.full:
+                full = _text(part.full)
+                return tag("a", _text(part.text), class_="digest", href=f"#{anchor(part.full)}", title=full)
+            case blocks.Digest() | blocks.Code():
+                return tag("code", _text(part.text))
+            case blocks.Link() if part.target in self._anchors:
+                return tag("a", _text(part.text), href=Html(f"#{_text(part.target)}"))
+            case blocks.Badge():
+                return tag("span", _text(part.text), class_=f"badge {part.tone}")
+            case str():
+                return _text(part)
+            case _:
+                return _text(part.text)
+
+
+def _heading(section: Section) -> tuple[Child, ...]:
+    lettered = len(section.anchor) == 1
+    return (tag("b", section.anchor), " ", _text(section.title)) if lettered else (_text(section.title),)
+
+
+def _picture(drawing: Drawing) -> Html:
+    svg = Html(inline_svg(drawing.figure, f"{drawing.title}: {drawing.description}"))
+    return tag("figure", tag("figcaption", _text(drawing.title)), svg)
+
+
+def _look(table: Table, column: int) -> str | None:
+    looks = {"number": table.numeric, "wordy": table.wordy, "unbroken": table.unbroken}
+    return " ".join(name for name, holds in looks.items() if holds(column)) or None

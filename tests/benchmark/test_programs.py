@@ -1,0 +1,54 @@
+"""The programs in `benchmarks/` still run: each with the smallest settings that its options allow."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "benchmarks"
+DEADLINE = 840
+"""Seconds for one program, on a machine that does other things as well."""
+SMALLEST = {
+    "audit": "--entries 50 --appends 5 --rounds 0",
+    "burned_in_text": "{data}/slake --images 1",
+    "dp_accuracy": "{out}/runs --seeds 0",
+    "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
+    "federation": "--rounds 1",
+    "group_commit": "--threads 2 --batch 2 --seconds 0.05 --turns 1",
+    "ingest": "--workers 1 --images 4 --junk 5",
+    "ledger": "--entries 3 --frames 2",
+    "long_job": "--rounds 1 --kinds 'in clear'",
+    "mail": "--sites 3 --count 1",
+    "noise": "--parameters 1000 --repeats 2",
+    "scale": "--sites 2",
+    "secure_aggregation": "--rounds 1 --sites 3",
+    "secure_mix": "--most 3",
+    "throughput": "--data phantom --rows 2 --batches 1",
+    "trojan": "{out}/runs --shares 0.0 --seeds 1",
+    "upload_orders": "--sites 2 --repeats 1 --epochs 1",
+}
+"""Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""
+
+
+def test_every_program_is_tried() -> None:
+    """A new benchmark has its smallest settings here."""
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == SMALLEST.keys()
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_program_runs_to_its_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """It ends without an error and prints a result."""
+    data = request.getfixturevalue("data_folder") if "{data}" in SMALLEST[name] else None
+    options = shlex.split(SMALLEST[name].format(out=tmp_path, data=data))
+    command = [sys.executable, str(PROGRAMS / f"{name}.py"), *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.strip()
