@@ -7,7 +7,7 @@ from audits.byte_ledger import (
     FrameCount,
     Reconciler,
     Reconciliation,
-    Submitted,
+    ResultCount,
     Traffic,
     WireFinding,
     WireWindow,
@@ -17,7 +17,7 @@ from audits.checkpoint import Checkpoint, origin_of
 from audits.code import CodeKind, CodePart, JobCode
 from audits.earlier_sums import EarlierSums
 from audits.entry import Entry, Event, Outcome, TensorRecord, leaf_hash
-from audits.entry_proof import Proven, check, prove
+from audits.entry_proof import ProofResult, check, prove
 from audits.envelope import opened, pae, sealed, statement, subjects
 from audits.errors import (
     AuditError,
@@ -28,17 +28,17 @@ from audits.errors import (
     NewerFormat,
     NoteError,
     PolicyError,
-    Reason,
     ReceiptRefused,
+    ReleaseFault,
     ReleaseRefused,
 )
 from audits.examine import Examination, check_site, examine, sites_of
-from audits.excerpt import Cosigned, Excerpt, Held, Quoted, held, quote, quoted_entries
+from audits.excerpt import CosignedCheckpoint, Excerpt, ExcerptFacts, QuotedEntry, held, quote, quoted_entries
 from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical, clipped, joint_norm
 from audits.export import ExportFormat, export_logs
-from audits.external_evidence import RECEIPTS, Claims, Evidence, claims_on, receipts_of
-from audits.gate import Charged, Gate, JobContext, round_number
-from audits.judgement import EXIT_CODES, Judgement, Part, State
+from audits.external_evidence import RECEIPTS, Claims, ExternalEvidence, claims_on, receipts_of
+from audits.gate import Gate, JobContext, LogCharge, round_number
+from audits.judgement import EXIT_CODES, Judgement, VerdictPart, VerdictState
 from audits.log import AuditLog
 from audits.policy import Offer, SitePolicy
 from audits.refusals import Refusal, known_code, refuses_job
@@ -46,7 +46,7 @@ from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.secrets import SecretError, make_secret, place_new, read_secret
 from audits.sharing import Sharing, Stage, sharing_of
 from audits.signed_note import AuditKey, Note, VerifierKey
-from audits.verifier import Row, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
+from audits.verifier import EntryRow, TensorTotal, Totals, Verdict, Walk, describe, find_logs, read, totals, verify
 from audits.witness import Witness
 
 if TYPE_CHECKING:
@@ -81,18 +81,18 @@ __all__ = [
     "AuditError",
     "AuditKey",
     "AuditLog",
-    "Charged",
+    "LogCharge",
     "Checkpoint",
     "Claims",
     "CodeKind",
     "CodePart",
-    "Cosigned",
+    "CosignedCheckpoint",
     "EXIT_CODES",
     "EarlierSums",
     "EmpiricalError",
     "Entry",
     "Event",
-    "Evidence",
+    "ExternalEvidence",
     "Examination",
     "Excerpt",
     "Exchange",
@@ -102,7 +102,7 @@ __all__ = [
     "FrameCount",
     "Gate",
     "Guesses",
-    "Held",
+    "ExcerptFacts",
     "JobCode",
     "JobContext",
     "JobRefused",
@@ -115,26 +115,26 @@ __all__ = [
     "NoteError",
     "Offer",
     "Outcome",
-    "Part",
+    "VerdictPart",
     "PolicyError",
     "Protection",
-    "Proven",
-    "Quoted",
+    "ProofResult",
+    "QuotedEntry",
     "RECEIPTS",
     "RETENTION_DAYS",
-    "Reason",
+    "ReleaseFault",
     "ReceiptRefused",
     "Reconciler",
     "Reconciliation",
     "Refusal",
     "ReleaseRefused",
-    "Row",
+    "EntryRow",
     "SecretError",
     "Sharing",
     "SitePolicy",
     "Stage",
-    "State",
-    "Submitted",
+    "VerdictState",
+    "ResultCount",
     "TaskSpec",
     "TensorRecord",
     "TensorSpec",

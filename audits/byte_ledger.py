@@ -5,7 +5,7 @@ leaves passes it. The process of a job says besides what it meant to send: resul
 
 An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
 within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
-`sent` and `refused` (see `FrameCount`), `results` (see `Submitted`), `mailed` (bytes of sealed parts for other sites).
+`sent` and `refused` (`FrameCount`), `results` (`ResultCount`), `mailed` (bytes of sealed parts for other sites).
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -94,7 +94,7 @@ class FrameCount:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class ResultCount:
     """A task's result that a job's process encoded: how often, with how many tensors.
 
     `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
@@ -121,7 +121,7 @@ class WireWindow:
     gap: bool = False
     sent: tuple[FrameCount, ...] = ()
     refused: tuple[FrameCount, ...] = ()
-    results: tuple[Submitted, ...] = ()
+    results: tuple[ResultCount, ...] = ()
     mailed: int = 0
 
     def record(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _check_known(record: Mapping[str, Any]) -> None:
     """Raises `NewerFormat` for members and kinds of traffic that this version does not know."""
     counts = [*record["sent"], *record["refused"]]
     check_members(WireWindow, [record], "the entry of counted bytes")
-    check_members(Submitted, record["results"], "the entry of counted bytes")
+    check_members(ResultCount, record["results"], "the entry of counted bytes")
     check_members(FrameCount, counts, "the entry of counted bytes", {"traffic": Traffic})
 
 
@@ -163,11 +163,11 @@ def _count(record: Mapping[str, Any]) -> FrameCount:
     return found
 
 
-def _submitted(record: Mapping[str, Any]) -> Submitted:
-    found = Submitted(**record)
+def _submitted(record: Mapping[str, Any]) -> ResultCount:
+    found = ResultCount(**record)
     check_types(found, str, ("task",))
     check_types(found, int, ("round",))
-    check_counts(found, (one.name for one in fields(Submitted)[2:]))
+    check_counts(found, (one.name for one in fields(ResultCount)[2:]))
     if not found.messages:
         raise ValueError
     return found
@@ -368,7 +368,7 @@ class Reconciler:
         if window.last and all(one.over for one in self._sessions.values() if one.job == job):
             self._released.pop(job, None)
 
-    def _result(self, seq: int, job: str, result: Submitted) -> None:
+    def _result(self, seq: int, job: str, result: ResultCount) -> None:
         """A result must be a release's: its tensors' bytes, as often as it was sent, and little more around them."""
         released = result.round, result.nbytes // result.messages, result.tensors
         if result.nbytes % result.messages == 0 and released in self._released[job]:

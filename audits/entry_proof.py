@@ -26,7 +26,7 @@ _NEWEST = 64
 
 
 @dataclass(frozen=True)
-class Proven:
+class ProofResult:
     """What a bundle shows: the entry, how much of which log was signed, and by whom of the keys that were given."""
 
     record: dict[str, Any]
@@ -66,7 +66,7 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
     }
 
 
-def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
+def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
     """What the bundle shows to somebody who trusts these keys, each of which must have signed or cosigned.
 
     The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`, or
@@ -89,7 +89,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
     signers = tuple(key.name for key in keys if key.signed(note) or key.cosigned(note) is not None)
     if not keys or len(signers) != len(keys):
         raise NoteError("the log's checkpoint is not signed with every key that was given")
-    return Proven(record, found, signers)
+    return ProofResult(record, found, signers)
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:

@@ -52,7 +52,7 @@ class ForkFound(NoteError):
     """Two signed checkpoints of one log that cannot both be true: it was forked, rewritten or rolled back."""
 
 
-class Reason(StrEnum):
+class ReleaseFault(StrEnum):
     """The closed set of sentences that explain a refusal.
 
     They are filled with declared facts only. An undeclared name, and the shape that a tensor was found to have,

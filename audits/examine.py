@@ -13,9 +13,9 @@ from audits.byte_ledger import Reconciler, WireWindow
 from audits.checkpoint import Checkpoint, origin_of
 from audits.cosigned_times import CosignedTimes, cosigned_times
 from audits.errors import LogError, NewerFormat
-from audits.external_evidence import Claims, Evidence, claims_on, matching, receipts_of
-from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
-from audits.judgement import Judgement, Part, State, worst
+from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
+from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
+from audits.judgement import Judgement, VerdictPart, VerdictState, worst
 from audits.own_checkpoints import OwnCheckpoints
 from audits.plurals import counted
 from audits.signed_note import VerifierKey
@@ -40,7 +40,7 @@ class Examination:
     consistency: Judgement
 
     @property
-    def state(self) -> State:
+    def state(self) -> VerdictState:
         """The worst of the three."""
         return worst(verdict.state for _, verdict in self.verdicts())
 
@@ -73,14 +73,14 @@ def examine(
 
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
-    evidence = Evidence.gather(against, folder)
+    evidence = ExternalEvidence.gather(against, folder)
     tiles = TileVerifier(folder)
     walk = Walk(folder, tiles)
     own = OwnCheckpoints(folder, walk.first_entry())
     known = key or _known_key(folder, site, evidence)
     claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
     times = Times(own.dated(), _cosigned_times(folder, site, known, own, evidence))
-    seen = _Seen(own, times, claims, _receipts(site, evidence))
+    seen = _Observations(own, times, claims, _receipts(site, evidence))
     seen.compare(walk)
     for line in walk:
         seen.take(line, walk)
@@ -113,14 +113,14 @@ def examine(
     )
 
 
-def _known_key(folder: Path, site: str, evidence: Evidence) -> VerifierKey | None:
+def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierKey | None:
     """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
     others = evidence.keys.get(origin_of(site), set())
     return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
 
 
 def _cosigned_times(
-    folder: Path, site: str, key: VerifierKey | None, own: OwnCheckpoints, evidence: Evidence
+    folder: Path, site: str, key: VerifierKey | None, own: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
     """By the keys that lie with the log, and those that others vouch for."""
     if key is None:
@@ -131,7 +131,7 @@ def _cosigned_times(
 
 
 @dataclass
-class _Seen:
+class _Observations:
     """What the walk has come by."""
 
     own: OwnCheckpoints
@@ -152,7 +152,7 @@ class _Seen:
     unlike_others: list[int] = field(default_factory=list)
     compared: int = 0
 
-    def take(self, line: Line, walk: Walk) -> None:
+    def take(self, line: LogLine, walk: Walk) -> None:
         self.compare(walk)
         self.times.take(line)
         self.ledger.expired = walk.first > 0
@@ -199,70 +199,72 @@ def _shared(value: bytes) -> Any:
     return json.loads(value)
 
 
-def _receipts(site: str, evidence: Evidence) -> dict[bytes, int]:
+def _receipts(site: str, evidence: ExternalEvidence) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
     for folder in evidence.receipts:
         found |= receipts_of(site, folder)
     return found
 
 
-def _chain(walk: Walk) -> Part:
+def _chain(walk: Walk) -> VerdictPart:
     if walk.bad:
-        return Part("chain", State.BROKEN, walk.bad, walk.entries)
-    return Part(
+        return VerdictPart("chain", VerdictState.BROKEN, walk.bad, walk.entries)
+    return VerdictPart(
         "chain",
-        State.SHOWN,
+        VerdictState.SHOWN,
         f"{counted(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
     )
 
 
-def _format(walk: Walk) -> Iterator[Part]:
+def _format(walk: Walk) -> Iterator[VerdictPart]:
     if walk.newer is not None:
         said = (
             "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
         )
-        yield Part("format", State.NOT_SHOWN, said, walk.newer)
+        yield VerdictPart("format", VerdictState.NOT_SHOWN, said, walk.newer)
 
 
 def _entries(number: int) -> str:
     return counted(number, "entry", "entries")
 
 
-def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
+def _tree(own: OwnCheckpoints, seen: _Observations) -> VerdictPart:
     if seen.unlike_own is not None:
         said = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
-        return Part("tree", State.BROKEN, said, max(seen.unlike_own - 1, 0))
+        return VerdictPart("tree", VerdictState.BROKEN, said, max(seen.unlike_own - 1, 0))
     if own.newest is None:
-        return Part("tree", State.NOT_SHOWN, "there is no checkpoint to compare the entries with")
-    return Part("tree", State.SHOWN, f"{counted(seen.compared, 'checkpoint is', 'checkpoints are')} of these entries")
+        return VerdictPart("tree", VerdictState.NOT_SHOWN, "there is no checkpoint to compare the entries with")
+    return VerdictPart(
+        "tree", VerdictState.SHOWN, f"{counted(seen.compared, 'checkpoint is', 'checkpoints are')} of these entries"
+    )
 
 
-def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> Part:
+def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> VerdictPart:
     if own.unreadable:
-        return Part("signature", State.BROKEN, own.unreadable)
+        return VerdictPart("signature", VerdictState.BROKEN, own.unreadable)
     if own.newest is None or key is None:
         missing = "checkpoint is signed" if key else "key of the site is known"
-        return Part("signature", State.NOT_SHOWN, f"no {missing}")
+        return VerdictPart("signature", VerdictState.NOT_SHOWN, f"no {missing}")
     if Checkpoint.parse(own.newest.text).origin != origin_of(site) or not key.signed(own.newest):
-        return Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
+        return VerdictPart("signature", VerdictState.BROKEN, "the newest checkpoint is not signed by the site's key")
     said = f"the newest checkpoint, of {_entries(own.size)}, is signed by the site"
-    return Part("signature", State.SHOWN, said)
+    return VerdictPart("signature", VerdictState.SHOWN, said)
 
 
-def _tail(walk: Walk, own: OwnCheckpoints) -> Part:
+def _tail(walk: Walk, own: OwnCheckpoints) -> VerdictPart:
     if own.size > walk.entries:
         said = f"the log ends before its newest checkpoint, of {_entries(own.size)}: it was cut, or is another one"
-        return Part("tail", State.BROKEN, said, walk.entries)
+        return VerdictPart("tail", VerdictState.BROKEN, said, walk.entries)
     if own.size < walk.entries:
-        return Part(
+        return VerdictPart(
             "tail",
-            State.NOT_SHOWN,
+            VerdictState.NOT_SHOWN,
             f"{counted(walk.entries - own.size, 'entry follows', 'entries follow')} the newest checkpoint",
         )
-    return Part("tail", State.SHOWN, "the last entry is under the newest checkpoint")
+    return VerdictPart("tail", VerdictState.SHOWN, "the last entry is under the newest checkpoint")
 
 
-def _jobs(seen: _Seen, walk: Walk, running: Collection[str]) -> Part:
+def _jobs(seen: _Observations, walk: Walk, running: Collection[str]) -> VerdictPart:
     opened = {str(json.loads(job)) for job in seen.jobs}
     now = len(walk.counting.running)
     if still := opened - walk.counting.running - set(running):
@@ -270,100 +272,112 @@ def _jobs(seen: _Seen, walk: Walk, running: Collection[str]) -> Part:
         said = (
             f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
         )
-        return Part("jobs", State.NOT_SHOWN, said)
+        return VerdictPart("jobs", VerdictState.NOT_SHOWN, said)
     said = "every job that was opened is closed, or said to be running"
-    return Part("jobs", State.SHOWN, f"{_running(now)}; {said}" if now else said)
+    return VerdictPart("jobs", VerdictState.SHOWN, f"{_running(now)}; {said}" if now else said)
 
 
 def _running(jobs: int) -> str:
     return counted(jobs, "job is running", "jobs are running")
 
 
-def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> Iterator[Part]:
+def _wire(seen: _Observations, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
     if not network:
         return
     found = seen.ledger.result(walk.counting.jobs.union(running))
     if seen.uncounted is not None:
-        yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
+        yield VerdictPart(
+            "wire", VerdictState.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted
+        )
     elif seen.unread is not None:
-        yield Part("wire", State.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread)
+        yield VerdictPart(
+            "wire", VerdictState.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread
+        )
     elif found.findings:
         first = found.findings[0]
         bare = counted(found.unexplained, "byte on the network is", "bytes on the network are")
         said = f"{bare} not explained, in {counted(len(found.findings), 'finding')}, first"
-        yield Part("wire", State.BROKEN, f"{said}: {first.reason}", first.seq)
+        yield VerdictPart("wire", VerdictState.BROKEN, f"{said}: {first.reason}", first.seq)
     elif not found.covered:
-        yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
+        yield VerdictPart(
+            "wire", VerdictState.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network"
+        )
     elif found.pending:
         jobs = len(walk.counting.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
         said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
-        yield Part("wire", State.NOT_SHOWN, said)
+        yield VerdictPart("wire", VerdictState.NOT_SHOWN, said)
     else:
         nbytes, kinds = sum(found.left.values()), len(found.left)
         said = f"all {nbytes} bytes on the network are explained, in {counted(kinds, 'kind')}"
         still = f"; {counted(found.running, 'process still counts', 'processes still count')}" if found.running else ""
-        yield Part("wire", State.SHOWN, said + still)
+        yield VerdictPart("wire", VerdictState.SHOWN, said + still)
 
 
-def _agreement(walk: Walk, claims: Claims, seen: _Seen, evidence: Evidence) -> Iterable[Part]:
+def _agreement(walk: Walk, claims: Claims, seen: _Observations, evidence: ExternalEvidence) -> Iterable[VerdictPart]:
     if claims.key or claims.other_keys:
         yield _others_keys(claims)
     if claims.key:
         yield _others_checkpoints(walk, claims, seen)
     else:
-        yield Part("checkpoints", State.NOT_SHOWN, "no key of the site is known")
+        yield VerdictPart("checkpoints", VerdictState.NOT_SHOWN, "no key of the site is known")
     if evidence.receipts:
         yield _others_receipts(walk, seen)
     if seen.findings:
-        yield Part(
-            "findings", State.NOT_SHOWN, f"the site itself logged {counted(seen.findings, 'finding')}: see 'audit show'"
+        yield VerdictPart(
+            "findings",
+            VerdictState.NOT_SHOWN,
+            f"the site itself logged {counted(seen.findings, 'finding')}: see 'audit show'",
         )
 
 
-def _others_keys(claims: Claims) -> Part:
+def _others_keys(claims: Claims) -> VerdictPart:
     if claims.other_keys:
-        return Part("key", State.BROKEN, "others know this log by another key: it was signed anew, or the key changed")
-    return Part("key", State.SHOWN, "nobody who was asked knows the log by another key")
+        return VerdictPart(
+            "key", VerdictState.BROKEN, "others know this log by another key: it was signed anew, or the key changed"
+        )
+    return VerdictPart("key", VerdictState.SHOWN, "nobody who was asked knows the log by another key")
 
 
-def _others_checkpoints(walk: Walk, claims: Claims, seen: _Seen) -> Part:
+def _others_checkpoints(walk: Walk, claims: Claims, seen: _Observations) -> VerdictPart:
     beyond = [size for size in claims.sizes if size > walk.entries]
     if claims.forks:
         said = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
-        return Part("checkpoints", State.BROKEN, said, claims.forks[0] - 1)
+        return VerdictPart("checkpoints", VerdictState.BROKEN, said, claims.forks[0] - 1)
     if seen.unlike_others:
         said = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
-        return Part("checkpoints", State.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
+        return VerdictPart("checkpoints", VerdictState.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
     if beyond:
         said = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
-        return Part("checkpoints", State.BROKEN, said, walk.entries)
+        return VerdictPart("checkpoints", VerdictState.BROKEN, said, walk.entries)
     if not claims.sizes:
-        return Part("checkpoints", State.NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
+        return VerdictPart(
+            "checkpoints", VerdictState.NOT_SHOWN, "no checkpoint of this log was found with others: give --against"
+        )
     parties = counted(len(claims.parties), "party", "parties")
     who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
     if claims.covered <= seen.last_release:
-        return Part("checkpoints", State.NOT_SHOWN, f"{who}; releases after that are not in their hands")
-    return Part("checkpoints", State.SHOWN, f"{who}, with every release in it")
+        return VerdictPart("checkpoints", VerdictState.NOT_SHOWN, f"{who}; releases after that are not in their hands")
+    return VerdictPart("checkpoints", VerdictState.SHOWN, f"{who}, with every release in it")
 
 
-def _others_receipts(walk: Walk, seen: _Seen) -> Part:
+def _others_receipts(walk: Walk, seen: _Observations) -> VerdictPart:
     missing = [number for digest, number in seen.receipts.items() if digest not in seen.answered]
     if not missing:
         number = len(seen.receipts)
         messages = "the only message" if number == 1 else f"all {number} messages"
         said = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
-        return Part("receipts", State.SHOWN, said)
+        return VerdictPart("receipts", VerdictState.SHOWN, said)
     if seen.unread is not None:
         said = f"{counted(len(missing), 'receipt')} may be of entries of a newer version"
-        return Part("receipts", State.NOT_SHOWN, said, seen.unread)
+        return VerdictPart("receipts", VerdictState.NOT_SHOWN, said, seen.unread)
     if walk.first:
-        return Part(
-            "receipts", State.NOT_SHOWN, f"{counted(len(missing), 'receipt')} may be of entries that are expired"
+        return VerdictPart(
+            "receipts", VerdictState.NOT_SHOWN, f"{counted(len(missing), 'receipt')} may be of entries that are expired"
         )
     messages = counted(len(missing), "message")
     said = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
-    return Part("receipts", State.BROKEN, said)
+    return VerdictPart("receipts", VerdictState.BROKEN, said)
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:

@@ -12,7 +12,7 @@ from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.entry import Entry, parse_any, parse_line
 from audits.errors import LogError, NewerFormat, NoteError
 from audits.exchange import canonical
-from audits.external_evidence import Evidence
+from audits.external_evidence import ExternalEvidence
 from audits.log_files import lines_from
 from audits.running_jobs import Snapshot
 from audits.signed_note import Note, VerifierKey
@@ -29,7 +29,7 @@ _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
-class Quoted:
+class QuotedEntry:
     """An entry of the audit log and its inclusion proof."""
 
     __pydantic_config__: ClassVar = _STRICT
@@ -41,7 +41,7 @@ class Quoted:
 
 
 @dataclass(frozen=True)
-class Cosigned:
+class CosignedCheckpoint:
     """The newest checkpoint that others have cosigned, and the proof that the excerpt's continues it."""
 
     __pydantic_config__: ClassVar = _STRICT
@@ -64,14 +64,14 @@ class Excerpt:
     """Verifier keys of those who cosigned, as the site knows them."""
     checkpoint: str
     """The newest signed note over the whole log."""
-    cosigned: Cosigned | None
+    cosigned: CosignedCheckpoint | None
     first: int
     """Number of the first entry that is still in the log; those before it have expired."""
-    entries: tuple[Quoted, ...]
+    entries: tuple[QuotedEntry, ...]
 
 
 @dataclass(frozen=True)
-class Held:
+class ExcerptFacts:
     """What an excerpt shows once its proofs are found to hold."""
 
     checkpoint: Checkpoint
@@ -81,7 +81,7 @@ class Held:
 
 
 def quote(
-    folder: Path, site: str, wanted: Callable[[Mapping[str, Any]], bool], others: Evidence | None = None
+    folder: Path, site: str, wanted: Callable[[Mapping[str, Any]], bool], others: ExternalEvidence | None = None
 ) -> Excerpt:
     """The entries in the folder whose record is `wanted`, up to the newest checkpoint.
 
@@ -104,7 +104,7 @@ def quote(
             if number >= size:
                 break
             if wanted(record := parse_line(line)):
-                quoted.append(Quoted(record=record, proof=_coded(inclusion_proof(tree.node, number, size))))
+                quoted.append(QuotedEntry(record=record, proof=_coded(inclusion_proof(tree.node, number, size))))
     except (OSError, ValueError):
         raise LogError("the log or its tree cannot be read: have the log verified") from None
     finally:
@@ -119,7 +119,7 @@ def quote(
     )
 
 
-def held(excerpt: Excerpt, site: str) -> Held:
+def held(excerpt: Excerpt, site: str) -> ExcerptFacts:
     """What the excerpt shows of the log of `site` to somebody who trusts its key.
 
     Raises `NoteError` if a signature or a proof does not hold, or an entry is not as it was written.
@@ -139,7 +139,7 @@ def held(excerpt: Excerpt, site: str) -> Held:
     if excerpt.cosigned is None:
         if excerpt.others:
             raise NoteError("keys are given of parties that cosigned nothing")
-        return Held(found, 0, ())
+        return ExcerptFacts(found, 0, ())
     return _cosigned_held(excerpt, excerpt.cosigned, key, found)
 
 
@@ -151,7 +151,7 @@ def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
     return tuple(Entry.from_record(one.record) for one in excerpt.entries)
 
 
-def _checked(one: Quoted, site: str, found: Checkpoint) -> int:
+def _checked(one: QuotedEntry, site: str, found: Checkpoint) -> int:
     """The number of an entry that is as it was written and is under the checkpoint."""
     try:
         record, _ = parse_any(canonical(one.record) + b"\n")
@@ -165,7 +165,7 @@ def _checked(one: Quoted, site: str, found: Checkpoint) -> int:
     return number
 
 
-def _cosigned_held(excerpt: Excerpt, cosigned: Cosigned, key: VerifierKey, found: Checkpoint) -> Held:
+def _cosigned_held(excerpt: Excerpt, cosigned: CosignedCheckpoint, key: VerifierKey, found: Checkpoint) -> ExcerptFacts:
     note = Note.parse(cosigned.checkpoint)
     old = Checkpoint.parse(note.text)
     if old.origin != key.name or not key.signed(note):
@@ -175,12 +175,12 @@ def _cosigned_held(excerpt: Excerpt, cosigned: Cosigned, key: VerifierKey, found
     others = [VerifierKey.parse(one) for one in excerpt.others]
     if not others or not all(one != key and one.cosigned(note) is not None for one in others):
         raise NoteError("the checkpoint is not cosigned by all who are said to have done so")
-    return Held(found, old.size, tuple(one.name for one in others))
+    return ExcerptFacts(found, old.size, tuple(one.name for one in others))
 
 
 def _cosigned(
     notes: Iterable[Note], key: VerifierKey, known: Collection[VerifierKey], nodes: Nodes, size: int
-) -> tuple[Cosigned | None, list[VerifierKey]]:
+) -> tuple[CosignedCheckpoint | None, list[VerifierKey]]:
     """The largest checkpoint that others signed with keys that are known, with all their signatures."""
     found: OrderedDict[str, Note] = OrderedDict()
     for note in notes:
@@ -193,7 +193,7 @@ def _cosigned(
             kept = {key.name, *(one.name for one in others)}
             note = Note(note.text, tuple(one for one in note.signatures if one[0] in kept))
             proof = consistency_proof(nodes, Checkpoint.parse(note.text).size, size)
-            return Cosigned(checkpoint=str(note), proof=_coded(proof)), others
+            return CosignedCheckpoint(checkpoint=str(note), proof=_coded(proof)), others
     return None, []
 
 

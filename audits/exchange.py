@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from audits.errors import AuditError, MessageRefused, Reason
+from audits.errors import AuditError, MessageRefused, ReleaseFault
 
 if TYPE_CHECKING:  # NumPy takes a third of the time in which a verifier starts, and no log needs it
     import numpy as np
@@ -103,21 +103,21 @@ class TensorSpec:
         import numpy as np
 
         if self.name not in tensors:
-            raise MessageRefused(Reason.MISSING.format(name=self.name))
+            raise MessageRefused(ReleaseFault.MISSING.format(name=self.name))
         value, dtype = tensors[self.name], wire_dtype(self)
         # Subclasses may hold more than they show, such as the values under a mask.
         if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
-            raise MessageRefused(Reason.ARRAY.format(name=self.name))
+            raise MessageRefused(ReleaseFault.ARRAY.format(name=self.name))
         if value.dtype.newbyteorder("<") != dtype:
-            raise MessageRefused(Reason.DTYPE.format(name=self.name, dtype=self.dtype))
+            raise MessageRefused(ReleaseFault.DTYPE.format(name=self.name, dtype=self.dtype))
         if value.shape != self.shape:
-            raise MessageRefused(Reason.SHAPE.format(name=self.name, shape=list(self.shape)))
+            raise MessageRefused(ReleaseFault.SHAPE.format(name=self.name, shape=list(self.shape)))
         copy: NDArray[Any] = np.ndarray(self.shape, dtype, buffer=value.astype(dtype, copy=False).tobytes())
         if not np.isfinite(copy).all():
-            raise MessageRefused(Reason.FINITE.format(name=self.name))
+            raise MessageRefused(ReleaseFault.FINITE.format(name=self.name))
         if self.bounds is not None and ((copy < self.bounds[0]) | (copy > self.bounds[1])).any():
             low, high = self.bounds
-            raise MessageRefused(Reason.BOUNDS.format(name=self.name, low=f"{low:g}", high=f"{high:g}"))
+            raise MessageRefused(ReleaseFault.BOUNDS.format(name=self.name, low=f"{low:g}", high=f"{high:g}"))
         return copy
 
     @property
@@ -155,7 +155,7 @@ class TaskSpec:
     def check_norm(self, upload: Mapping[str, NDArray[Any]]) -> None:
         """Raises `MessageRefused` if the parameters of an upload are longer than the task allows."""
         if self.most_norm is not None and not joint_norm(self.parameters(upload)) <= self.most_norm:
-            raise MessageRefused(Reason.NORM.format(most=f"{self.most_norm:g}"))
+            raise MessageRefused(ReleaseFault.NORM.format(most=f"{self.most_norm:g}"))
 
     @property
     def bytes_up(self) -> int:
@@ -198,7 +198,7 @@ class Exchange:
         specs = [spec for spec in (declared.up if direction == "up" else declared.down) if peer in spec.recipients]
         passed, reasons = _copies(specs, tensors)
         if undeclared := len(tensors.keys() - {spec.name for spec in specs}):
-            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+            reasons.append(ReleaseFault.UNDECLARED.format(count=undeclared))
         if reasons:
             raise MessageRefused("; ".join(reasons))
         if direction == "up":

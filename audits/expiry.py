@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from audits.fast_lines import Line
+from audits.fast_lines import LogLine
 
 _SENTENCE = re.compile(
     r"the lines of entries 0 to ([0-9]{1,18}) are past the retention of ([0-9]{1,9}) days and .{1,200}"
@@ -46,7 +46,7 @@ class Expiry:
         return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {shown}"
 
     @classmethod
-    def of(cls, line: Line) -> "Expiry | None":
+    def of(cls, line: LogLine) -> "Expiry | None":
         """What an entry of that event says; None if it says nothing of the kind."""
         record = json.loads(line.expiry or b"null")
         if record is None:

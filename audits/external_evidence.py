@@ -9,7 +9,7 @@ from pathlib import Path
 from audits.bounded_files import MAX_NOTES
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.errors import LogError, NoteError
-from audits.fast_lines import ACCEPTED, RECEIVE, Line
+from audits.fast_lines import ACCEPTED, RECEIVE, LogLine
 from audits.log_files import segments
 from audits.signed_note import Note, VerifierKey
 from audits.verifier import Walk
@@ -20,7 +20,7 @@ RECEIPTS = "receipts"
 
 
 @dataclass
-class Evidence:
+class ExternalEvidence:
     """Gathered from folders and files of others; nothing in it is believed before its signature is checked."""
 
     keys: defaultdict[str, set[VerifierKey]] = field(default_factory=lambda: defaultdict(set))
@@ -31,7 +31,7 @@ class Evidence:
     """Folders of logs of what a server received."""
 
     @classmethod
-    def gather(cls, places: Iterable[Path], but: Path) -> "Evidence":
+    def gather(cls, places: Iterable[Path], but: Path) -> "ExternalEvidence":
         """From these files, and all below these folders, but for the log that is to be checked in the folder `but`.
 
         Raises `LogError` if a place does not exist, or a file is not what its name says.
@@ -83,7 +83,7 @@ class Claims:
         return max(self.sizes, default=0)
 
 
-def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> Claims:
+def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence: ExternalEvidence) -> Claims:
     """`own`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
 
     Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
@@ -111,7 +111,7 @@ def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence:
     )
 
 
-def _other_keys(origin: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> bool:
+def _other_keys(origin: str, key: VerifierKey | None, own: Iterable[Note], evidence: ExternalEvidence) -> bool:
     """Whether others know the log by another key, or hold notes of it that another key signed.
 
     Where no key is known, that is one which the log's own notes do not have.
@@ -127,7 +127,7 @@ def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
     return frozenset(found for note in notes for found in note.ids_of(origin))
 
 
-def _cosigners(note: Note, evidence: Evidence) -> set[str]:
+def _cosigners(note: Note, evidence: ExternalEvidence) -> set[str]:
     names = {name for name, _ in note.signatures}
     return {name for name in names if any(key.cosigned(note) for key in evidence.keys.get(name, ()))}
 
@@ -147,7 +147,7 @@ def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
     return found
 
 
-def matching(line: Line) -> bytes:
+def matching(line: LogLine) -> bytes:
     """The same for a release in a site's log and its receipt at the server."""
     said = line.job, line.round, line.task, line.tensors
     return hashlib.sha256(b"\n".join(said)).digest()[:16]

@@ -21,7 +21,7 @@ EXPIRED, FINDING = b'"expired"', b'"finding"'
 SENT, ACCEPTED, REFUSED = b'"sent"', b'"accepted"', b'"refused"'
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """What the verifier needs of an entry; bytes are canonical JSON, `null` in an entry of a higher format number."""
 
     seq: int
@@ -85,7 +85,7 @@ class _Fast:
 _FAST = tuple(_Fast(number) for number in sorted(GRAMMARS, reverse=True))
 
 
-def read_line(line: bytes) -> Line:
+def read_line(line: bytes) -> LogLine:
     """What a line says, also one of a newer format. Raises `LogError` where `parse_any` does."""
     for fast in _FAST:
         if fast.mark in line and (found := fast.match(line)):
@@ -96,7 +96,7 @@ def read_line(line: bytes) -> Line:
             parts = fast.parts(groups)
             sound = digest == leaf.decode() and (parts == fast.empty or _canonical(parts))
             if sound and (line.isascii() or _utf8(line)):
-                return Line(int(seq), prev.decode(), digest, *kept)
+                return LogLine(int(seq), prev.decode(), digest, *kept)
             break
     return _slowly(line)  # which says what is wrong with it, if anything is
 
@@ -122,10 +122,10 @@ def _utf8(line: bytes) -> bool:
     return True
 
 
-def _slowly(line: bytes) -> Line:
+def _slowly(line: bytes) -> LogLine:
     record, newer = parse_any(line)
     if record.get("format", 0) > FORMAT:
         record = {name: record[name] for name in ENVELOPE.forms}
     kept = (canonical(record.get(name)) for name in _KEPT)
     optional = (canonical(record[name]) if name in record else None for name in _OPTIONAL)
-    return Line._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, *optional, newer))
+    return LogLine._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, *optional, newer))

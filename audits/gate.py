@@ -14,8 +14,8 @@ from audits.errors import (
     AuditError,
     JobRefused,
     MessageRefused,
-    Reason,
     ReceiptRefused,
+    ReleaseFault,
     ReleaseRefused,
 )
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
@@ -46,7 +46,7 @@ class JobContext:
 
 
 @dataclass(frozen=True)
-class Charged:
+class LogCharge:
     """What the site's ledger charged for a message, as its entry says it.
 
     `event`: the mechanism, its noise and where in the ledger the charge stands, as plain JSON. The epsilons are those
@@ -113,7 +113,7 @@ class Gate:
         round: int,
         tensors: Mapping[str, NDArray[Any]],
         recipient: str = "server",
-        charged: Charged | None = None,
+        charged: LogCharge | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
         """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
@@ -131,7 +131,7 @@ class Gate:
         round: int,
         tensors: Mapping[str, NDArray[Any]],
         sharing: Sharing,
-        charged: Charged | None = None,
+        charged: LogCharge | None = None,
     ) -> Tensors:
         """The values that a computation on shares may take in, checked and logged as `release` does; call it first.
 
@@ -154,7 +154,7 @@ class Gate:
         round: object,
         message: Mapping[str, Any],
         peer: str,
-        charged: Charged | None = None,
+        charged: LogCharge | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
         number = round_number(round)
@@ -168,10 +168,10 @@ class Gate:
         try:
             task = self._exchange.task(name)
         except AuditError:
-            self._refuse(way, said, [Reason.TASK])
+            self._refuse(way, said, [ReleaseFault.TASK])
         said["task"] = task.name
         if number is None:
-            self._refuse(way, said, [Reason.ROUND])
+            self._refuse(way, said, [ReleaseFault.ROUND])
         specs = tuple(spec for spec in way.declared(task) if peer in spec.recipients or spec.name in message)
         passed, reasons = self._checked(specs, message, peer)
         if way is _OUT:
@@ -189,12 +189,12 @@ class Gate:
     def _checked(self, specs: Iterable[TensorSpec], message: Mapping[str, Any], peer: str) -> tuple[Tensors, list[str]]:
         """Copies of the tensors that may pass, and the reasons why the message as a whole may not; none if it may."""
         passed: Tensors = {}
-        reasons = [] if peer in self._policy.recipients else [str(Reason.PEER)]
+        reasons = [] if peer in self._policy.recipients else [str(ReleaseFault.PEER)]
         if self._exchange.method not in self._policy.methods:  # also where a task sends or receives no tensor
-            reasons.append(Reason.METHOD.format(method=self._exchange.method))
+            reasons.append(ReleaseFault.METHOD.format(method=self._exchange.method))
         undeclared = len(message.keys() - {spec.name for spec in specs})
         if undeclared:
-            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+            reasons.append(ReleaseFault.UNDECLARED.format(count=undeclared))
         for spec in specs:
             try:
                 self._check_allowed(spec, peer)
@@ -203,24 +203,24 @@ class Gate:
                 reasons.append(str(error))
         return passed, reasons
 
-    def _unprotected(self, specs: Iterable[TensorSpec], charged: Charged | None) -> Iterator[str]:
+    def _unprotected(self, specs: Iterable[TensorSpec], charged: LogCharge | None) -> Iterator[str]:
         """Why tensors may not leave with the protection that they carry."""
         for spec in specs:
             if spec.protection.private and charged is None:
-                yield Reason.UNCHARGED.format(name=spec.name)
+                yield ReleaseFault.UNCHARGED.format(name=spec.name)
             if spec.kind is Kind.PUBLIC:
                 continue
             if self._policy.require_dp and not spec.protection.private:
-                yield Reason.UNPROTECTED.format(name=spec.name)
+                yield ReleaseFault.UNPROTECTED.format(name=spec.name)
             if self._policy.require_secagg and not spec.protection.masked:
-                yield Reason.UNMASKED.format(name=spec.name)
+                yield ReleaseFault.UNMASKED.format(name=spec.name)
 
     def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
         reason = self._policy.allows(self._exchange.method, spec)
         if reason:
             raise MessageRefused(reason)
         if peer not in spec.recipients:
-            raise MessageRefused(Reason.ADDRESS.format(name=spec.name))
+            raise MessageRefused(ReleaseFault.ADDRESS.format(name=spec.name))
 
     def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
         reason = "; ".join(dict.fromkeys(reasons))

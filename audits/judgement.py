@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class VerdictState(StrEnum):
     """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
 
     NOT_COMPARED = "not compared"
@@ -15,15 +15,15 @@ class State(StrEnum):
     BROKEN = "broken"
 
 
-EXIT_CODES = {State.NOT_COMPARED: 0, State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
+EXIT_CODES = {VerdictState.NOT_COMPARED: 0, VerdictState.SHOWN: 0, VerdictState.BROKEN: 1, VerdictState.NOT_SHOWN: 2}
 
 
 @dataclass(frozen=True)
-class Part:
+class VerdictPart:
     """One thing that was checked; `entry` is the first that shows the damage."""
 
     name: str
-    state: State
+    state: VerdictState
     said: str
     entry: int | None = None
 
@@ -32,14 +32,14 @@ class Part:
 class Judgement:
     """One of the three verdicts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[VerdictPart, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> VerdictState:
         """The worst of the parts."""
         return worst(part.state for part in self.parts)
 
 
-def worst(states: Iterable[State]) -> State:
+def worst(states: Iterable[VerdictState]) -> VerdictState:
     """The one that counts for all of them together."""
-    return max(states, key=list(State).index)
+    return max(states, key=list(VerdictState).index)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from audits.errors import PolicyError, Reason
+from audits.errors import PolicyError, ReleaseFault
 from audits.exchange import SITES, Kind, TensorSpec, canonical
 from audits.refusals import Refusal
 
@@ -105,31 +105,31 @@ class SitePolicy:
     def allows(self, method: str, spec: TensorSpec) -> str | None:
         """`None` if the method's tensor may cross the border to all the peers it is declared for, else the reason."""
         if method not in self.methods:
-            return Reason.METHOD.format(method=method)
+            return ReleaseFault.METHOD.format(method=method)
         if spec.kind not in self.kinds:
-            return Reason.KIND.format(kind=spec.kind, name=spec.name)
+            return ReleaseFault.KIND.format(kind=spec.kind, name=spec.name)
         if not set(spec.recipients) <= set(self.recipients):
-            return Reason.RECIPIENT.format(name=spec.name)
+            return ReleaseFault.RECIPIENT.format(name=spec.name)
         if SITES in spec.recipients and not spec.protection.masked:
-            return Reason.OPEN.format(name=spec.name)
+            return ReleaseFault.OPEN.format(name=spec.name)
         return None
 
     def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
         """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""
         if self.require_dp and job.delta is None:
-            return Refusal.PRIVACY, Reason.DP
+            return Refusal.PRIVACY, ReleaseFault.DP
         if job.delta is not None and job.delta > self.delta:
-            return Refusal.PRIVACY, Reason.DELTA
+            return Refusal.PRIVACY, ReleaseFault.DELTA
         if job.unit is not None and job.unit != self.unit:
-            return Refusal.PRIVACY, Reason.UNIT.format(unit=self.unit)
+            return Refusal.PRIVACY, ReleaseFault.UNIT.format(unit=self.unit)
         if self.require_secagg and not job.secagg:
-            return Refusal.SECAGG, Reason.SECAGG
+            return Refusal.SECAGG, ReleaseFault.SECAGG
         if job.min_sites < self.min_sites:
-            return Refusal.SITES, Reason.SITES.format(count=self.min_sites)
+            return Refusal.SITES, ReleaseFault.SITES.format(count=self.min_sites)
         if job.secagg and set(job.committee) != set(self.committee):
-            return Refusal.COMMITTEE, Reason.COMMITTEE
+            return Refusal.COMMITTEE, ReleaseFault.COMMITTEE
         if job.secagg and job.members < self.min_committee:
-            return Refusal.COMMITTEE, Reason.MEMBERS.format(count=self.min_committee)
+            return Refusal.COMMITTEE, ReleaseFault.MEMBERS.format(count=self.min_committee)
         return None
 
 

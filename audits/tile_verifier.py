@@ -7,7 +7,7 @@ from pathlib import Path
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.errors import LogError, NoteError
-from audits.judgement import Part, State
+from audits.judgement import VerdictPart, VerdictState
 from audits.log_files import lines_from
 from audits.signed_note import Note, VerifierKey
 from audits.tiles import (
@@ -41,7 +41,7 @@ class TileVerifier(Frontier):
         self._root, self._published = b"", 0
         self._rows: list[list[bytes]] = [[]]
         """By level the nodes of the tile that is not full yet."""
-        self._fault: Part | None = None
+        self._fault: VerdictPart | None = None
         try:
             self._note = published_note(self._home)
         except NoteError as error:
@@ -61,7 +61,7 @@ class TileVerifier(Frontier):
                 self._compare_last()
         return whole
 
-    def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[Part]:
+    def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[VerdictPart]:
         """The verdict, once the log was read; none if nothing is published.
 
         `broken`: the log could not be read to its end. `key`: the site's, if it is known.
@@ -71,12 +71,14 @@ class TileVerifier(Frontier):
         if self._fault:
             yield self._fault
         elif self._note and self.size < self._published and broken:
-            yield Part(PART, State.NOT_SHOWN, "the chain breaks before the published checkpoint")
+            yield VerdictPart(PART, VerdictState.NOT_SHOWN, "the chain breaks before the published checkpoint")
         elif self._note and self.size < self._published:
-            yield Part(PART, State.BROKEN, "the published checkpoint is of more entries than the log has", self.size)
+            yield VerdictPart(
+                PART, VerdictState.BROKEN, "the published checkpoint is of more entries than the log has", self.size
+            )
         elif self._note:
             said = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
-            yield Part(PART, State.SHOWN, said)
+            yield VerdictPart(PART, VerdictState.SHOWN, said)
 
     def _check_note(self, note: Note, site: str, key: VerifierKey | None) -> None:
         if Checkpoint.parse(note.text).origin != origin_of(site) or (key and not key.signed(note)):
@@ -141,4 +143,4 @@ class TileVerifier(Frontier):
         self._found(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
 
     def _found(self, said: str, entry: int | None = None) -> None:
-        self._fault = self._fault or Part(PART, State.BROKEN, said, entry)
+        self._fault = self._fault or VerdictPart(PART, VerdictState.BROKEN, said, entry)

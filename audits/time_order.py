@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from audits.checkpoint import Checkpoint
 from audits.cosigned_times import TOLERANCE, CosignedTimes
-from audits.fast_lines import Line
+from audits.fast_lines import LogLine
 
 LEAP = timedelta(days=366)
 """A longer time between two entries is a leap, unless others' signed times reach it."""
@@ -46,7 +46,7 @@ class Times:
         self._signed = {one.size: time for one in checkpoints if (time := _signed_time(one))}
         self._due = self._signed.keys() | set(self.cosigned.sizes)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """The next entry."""
         if line.seq in self._due:
             self._compare(line.seq)
@@ -89,7 +89,7 @@ class Times:
         floor = max(self.cosigned.first(size), datetime.min.replace(tzinfo=UTC) + TRAVEL) - TRAVEL
         self._floor = max(self._floor, _written(floor))
 
-    def _look_ahead(self, line: Line) -> None:
+    def _look_ahead(self, line: LogLine) -> None:
         before, now = moment(self._latest), moment(line.time)
         if before and now and now - before > LEAP:
             self._leaps.append((line.seq, now))

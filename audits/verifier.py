@@ -8,7 +8,7 @@ from pathlib import Path
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
 from audits.errors import LogError, NewerFormat
 from audits.expiry import Expiry
-from audits.fast_lines import EXPIRED, Line, read_line
+from audits.fast_lines import EXPIRED, LogLine, read_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, MAX_LINE, segments
 from audits.running_jobs import Counting, Snapshot
@@ -41,7 +41,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Row:
+class EntryRow:
     """One tensor of one entry, or an entry without tensors (then `tensor` is `None`)."""
 
     entry: Entry
@@ -90,7 +90,7 @@ class Walk:
         self.newer: int | None = None
         """The first entry that holds what only a newer version of this software knows."""
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[LogLine]:
         """The entries that hold, in order, up to the first that does not."""
         try:
             self._begin()
@@ -174,11 +174,11 @@ def read(folder: Path) -> Iterator[Entry]:
                 raise LogError(f"entry {position}: {error}; have the log verified") from None
 
 
-def describe(folder: Path) -> Iterator[Row]:
+def describe(folder: Path) -> Iterator[EntryRow]:
     """What passed, tensor by tensor, in order. Raises `LogError` as `read` does."""
     for entry in read(folder):
         for tensor in entry.tensors or (None,):
-            yield Row(entry, tensor)
+            yield EntryRow(entry, tensor)
 
 
 def totals(folder: Path) -> Totals:

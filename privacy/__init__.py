@@ -6,7 +6,7 @@ What trains needs torch and is imported when it is first named: accounting, ledg
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from privacy.accounting import Spent, calibrate, fitting, spent
+from privacy.accounting import PrivacyCost, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
     Gathering,
@@ -17,7 +17,7 @@ from privacy.aggregation import (
     reliability_weights,
 )
 from privacy.errors import AccountingError, PrivacyError, SettingsError
-from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
+from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask
 from privacy.mechanisms import CountsMechanism, DPEvent, Use, summed
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
@@ -62,7 +62,7 @@ __all__ = [
     "AccountingError",
     "AggregationError",
     "BudgetRefused",
-    "Charge",
+    "LedgerCharge",
     "Chance",
     "Cost",
     "CountsMechanism",
@@ -79,7 +79,7 @@ __all__ = [
     "PatientChance",
     "PatientSampler",
     "PatientStreams",
-    "Planned",
+    "PlannedTask",
     "PrivacyError",
     "PrivateStep",
     "Randomness",
@@ -90,7 +90,7 @@ __all__ = [
     "SecureRandomness",
     "SeededChance",
     "SettingsError",
-    "Spent",
+    "PrivacyCost",
     "Use",
     "calibrate",
     "current_owners",

@@ -42,7 +42,7 @@ Canonical = tuple[DPEvent, ...]
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacyCost:
     """What events have cost together.
 
     `epsilon` binds: the smaller of two upper bounds at `delta`, `rdp` (Renyi accountant) and `prv` (privacy random
@@ -58,7 +58,7 @@ class Spent:
     delta: float
 
 
-def spent(events: Iterable[DPEvent], delta: float) -> Spent:
+def spent(events: Iterable[DPEvent], delta: float) -> PrivacyCost:
     """The cost of all `events` together, whatever their order and grouping; all zero without any.
 
     Raises `AccountingError` unless 0 < delta < 1.
@@ -127,12 +127,12 @@ def _place(event: DPEvent) -> tuple[str, tuple[float, ...]]:
 
 
 @lru_cache(maxsize=4096)
-def _spent(history: Canonical, delta: float) -> Spent:
+def _spent(history: Canonical, delta: float) -> PrivacyCost:
     if not history:
-        return Spent(0.0, 0.0, 0.0, 0.0, delta)
+        return PrivacyCost(0.0, 0.0, 0.0, 0.0, delta)
     rdp = _rdp(history, delta)
     prv = _prv(history, delta, rdp)
-    return Spent(min(rdp, prv), rdp, prv, _mu(history), delta)
+    return PrivacyCost(min(rdp, prv), rdp, prv, _mu(history), delta)
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from privacy.accounting import fitting, spent
 from privacy.ledger_journal import BudgetRefused
-from privacy.ledger_replay import Planned
+from privacy.ledger_replay import PlannedTask
 from privacy.mechanisms import DPEvent
 
 
@@ -27,7 +27,7 @@ class Limits:
             raise ValueError("limits on epsilon are positive and finite, and delta lies between 0 and 1")
 
 
-def by_round(plan: Sequence[Planned]) -> list[list[DPEvent]]:
+def by_round(plan: Sequence[PlannedTask]) -> list[list[DPEvent]]:
     """The events of each round of a plan."""
     numbers = sorted({one.round for one in plan})
     return [[event for one in plan if one.round == number for event in one.events] for number in numbers]

@@ -58,7 +58,7 @@ class Segments:
         return rows.new_zeros(len(self.counts), *rows.shape[1:]).index_add_(0, owners, rows)
 
 
-class Contribution(Protocol):
+class GradientContribution(Protocol):
     """How the patients of a pass contribute to the gradient of a trained value, or of a range of its rows."""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from privacy.clipping import Contribution, Gradients, clip_weights
+from privacy.clipping import GradientContribution, Gradients, clip_weights
 from privacy.errors import SettingsError
 from privacy.noise import Randomness
 
@@ -34,7 +34,7 @@ class PrivateStep:
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
 
-    def add(self, contributions: Sequence[Contribution], sound: torch.Tensor) -> None:
+    def add(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
         """Clip and add the patients of one pass; no patient is in two passes of a step.
 
         `sound`: whose gradients are finite, bool [patients]; those of the others are zeros.

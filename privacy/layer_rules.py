@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from privacy.errors import SettingsError
-from privacy.layer_uses import Looked, Outer, Range, Rows
+from privacy.layer_uses import Lookup, Outer, Range, RowGradients
 from privacy.row_owners import current_owners
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _linear(
     if of := recorder.range_of(weight):
         recorder.note(of, output, lambda gradient: Outer(gradient.reshape(-1, gradient.shape[-1]), rows), inputs)
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient, gradient.shape[-1])))
     return output
 
 
@@ -52,9 +52,9 @@ def _layer_norm(
     )
     if of := recorder.range_of(weight):
         normed = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient * normed, numbers)))
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient * normed, numbers)))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, numbers)))
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient, numbers)))
     return output
 
 
@@ -77,7 +77,7 @@ def _convolution(
         flat = patches.reshape(-1, patches.shape[-1])
         recorder.note(of, output, lambda gradient: Outer(_places(gradient), flat))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
     return output
 
 
@@ -104,7 +104,7 @@ def _transposed(
 
         recorder.note(of, output, terms, inputs)
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
     return output
 
 
@@ -144,9 +144,9 @@ def _embedding(
     output = _watched(F.embedding(inputs, _still(weight)))
     rows, blank = inputs.reshape(-1), padding_idx if padding_idx is None else padding_idx % len(weight)
 
-    def terms(gradient: torch.Tensor) -> Looked:
+    def terms(gradient: torch.Tensor) -> Lookup:
         each = gradient.reshape(-1, gradient.shape[-1])
-        return Looked(rows + of.first, each if blank is None else each * (rows != blank)[:, None])
+        return Lookup(rows + of.first, each if blank is None else each * (rows != blank)[:, None])
 
     recorder.note(of, output, terms)
     return output
@@ -181,7 +181,7 @@ def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: A
     if of is None or not before or before[0] != 1 or before[1:] != tuple(output.shape[1:]):
         return torch.as_tensor(function(tensor, *shape))
     output, size = _watched(output.clone()), tensor.numel()
-    recorder.note(of, output, lambda gradient: Rows(gradient.reshape(len(gradient), size)))
+    recorder.note(of, output, lambda gradient: RowGradients(gradient.reshape(len(gradient), size)))
     return output
 
 
@@ -193,7 +193,7 @@ def _sum(recorder: "Recorder", function: Any, one: Any, other: Any) -> torch.Ten
         return torch.as_tensor(function(one, other))
     output = _watched(items + _still(value))
     shape = value.shape
-    recorder.note(of, output, lambda gradient: Rows(_reduced(gradient, shape)))
+    recorder.note(of, output, lambda gradient: RowGradients(_reduced(gradient, shape)))
     return output
 
 

@@ -13,36 +13,36 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.budget_limits import Limits, by_round, check_fits
-from privacy.ledger_accounts import Account, JobAccount, State, accounts_of, history
+from privacy.ledger_accounts import Account, ChargeState, JobAccount, accounts_of, history
 from privacy.ledger_folder import LEDGER_NAME
 from privacy.ledger_journal import (
     BudgetRefused,
     Head,
-    Journal,
+    JournalRow,
     LedgerError,
+    LedgerJournal,
     Record,
-    Row,
     read_export,
     reported,
     write_export,
 )
 from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, Charge, Job, Planned, Slot, encoded, events_of
+from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, encoded, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
 __all__ = [
     "Account",
     "BudgetRefused",
-    "Charge",
+    "LedgerCharge",
     "JobAccount",
     "Ledger",
     "LedgerError",
     "Limits",
-    "Planned",
-    "State",
+    "PlannedTask",
+    "ChargeState",
 ]
 
 
@@ -60,7 +60,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._book = Book()
         self._site, self._store = site, store
-        self._journal = Journal(folder / LEDGER_NAME)
+        self._journal = LedgerJournal(folder / LEDGER_NAME)
         try:
             self._key = load_key(folder, create=not self._journal.rows(Head()))
             self._origin = site, self._key.fingerprint()
@@ -107,7 +107,7 @@ class Ledger:
         job: str,
         method: str,
         patients: Iterable[str],
-        plan: Sequence[Planned],
+        plan: Sequence[PlannedTask],
         limits: Limits,
         void: bool = False,
     ) -> None:
@@ -140,7 +140,7 @@ class Ledger:
 
         self._commit(draft)
 
-    def check(self, job: str, plan: Sequence[Planned], limits: Limits) -> None:
+    def check(self, job: str, plan: Sequence[PlannedTask], limits: Limits) -> None:
         """Whether the plan fits, whoever the patients are: beside all other jobs, as for a patient who was in each.
 
         Asks no data, so that a refusal tells nothing of any. Raises `BudgetRefused`.
@@ -156,7 +156,7 @@ class Ledger:
             everybody = frozenset[str]().union(*book.cohorts.values())
             check_fits(bounds, by_round(missing), limits.delta, lambda: history(book, everybody, limits.delta))
 
-    def begin(self, job: str, task: str, round: int, limits: Limits) -> Charge:
+    def begin(self, job: str, task: str, round: int, limits: Limits) -> LedgerCharge:
         """Charges the task; when it returns, the charge is on disk, and the task may touch data.
 
         A task that has begun before is charged once more. Raises `BudgetRefused` for a task that was not reserved, and
@@ -165,7 +165,7 @@ class Ledger:
         [row] = self._commit(lambda: [self._bill(job, (task, round), limits)])
         return self._book.charges[row.hash]
 
-    def settle(self, job: str, task: str, round: int) -> Charge:
+    def settle(self, job: str, task: str, round: int) -> LedgerCharge:
         """Notes that the task's result is saved; its charge. Raises `BudgetRefused` if it has not begun."""
 
         def draft() -> list[Record]:
@@ -176,7 +176,7 @@ class Ledger:
         self._commit(draft)
         return self._last(job, task, round)
 
-    def charge_of(self, job: str, task: str, round: int) -> Charge | None:
+    def charge_of(self, job: str, task: str, round: int) -> LedgerCharge | None:
         """The charge of the last attempt at that task, None if it has not begun."""
         with self._current(), contextlib.suppress(BudgetRefused):
             return self._last(job, task, round)
@@ -215,7 +215,7 @@ class Ledger:
         with self._current() as book:
             return accounts_of(book, delta)
 
-    def together(self, delta: float, reserved: bool) -> Spent:
+    def together(self, delta: float, reserved: bool) -> PrivacyCost:
         """What a patient of all cohorts would have spent at `delta`, or (`reserved`) may have: at least as much as any.
 
         It follows from the jobs alone: who was in which does not change it.
@@ -242,7 +242,7 @@ class Ledger:
             self._journal.check()
             Book().apply(self._journal.rows(Head()))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[JournalRow]:
         """The whole journal. It holds keyed digests of patients: it stays on site."""
         with self._current():
             return self._journal.rows(Head())
@@ -296,7 +296,7 @@ class Ledger:
             same.debits = {began: debit._replace(cohort=names[debit.cohort]) for began, debit in source.debits.items()}
         return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
 
-    def _commit(self, draft: Callable[[], list[Record]]) -> list[Row]:
+    def _commit(self, draft: Callable[[], list[Record]]) -> list[JournalRow]:
         """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
         with self._current():
             draft()  # What takes seconds is computed, and cached, before others have to wait for it.
@@ -334,7 +334,7 @@ class Ledger:
         opener = self._book.origin is None or self._book.origin[0] == self._site
         return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
 
-    def _last(self, job: str, task: str, round: int) -> Charge:
+    def _last(self, job: str, task: str, round: int) -> LedgerCharge:
         known = self._job(job)
         charge = known.charges.get((task, round)) if known else None
         if charge is None:

@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from privacy.ledger_journal import Head, Journal, reported
+from privacy.ledger_journal import Head, LedgerJournal, reported
 from privacy.ledger_replay import Book
 from privacy.patient_keys import KEY_NAME, SiteKey, load_key
 
@@ -33,7 +33,7 @@ def read_folder(folder: Path) -> LedgerFolder | None:
         key = load_key(folder, create=False) if (folder / KEY_NAME).exists() else None
         return LedgerFolder(key, None, Head()) if key else None
     book = Book()
-    with closing(Journal(journal)) as opened:
+    with closing(LedgerJournal(journal)) as opened:
         book.apply(opened.rows(Head()))
     return LedgerFolder(load_key(folder, create=False), book.store, book.head)
 

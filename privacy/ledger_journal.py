@@ -59,7 +59,7 @@ class Head(NamedTuple):
     hash: str = GENESIS
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """One record at its place in the chain."""
 
     seq: int
@@ -73,7 +73,7 @@ def link(prev: str, record: Record) -> str:
     return hashlib.sha256(b"\2" + prev.encode() + canonical(record)).hexdigest()
 
 
-def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[Row]:
+def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[JournalRow]:
     """The rows in `found` (seq, prev, hash, record as text). Raises `LedgerError` at the first that does not follow."""
     for seq, prev, digest, text in found:
         try:
@@ -88,10 +88,10 @@ def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator
                 "restore the ledger from its latest export"
             )
         after = Head(seq, digest)
-        yield Row(seq, prev, digest, record)
+        yield JournalRow(seq, prev, digest, record)
 
 
-class Journal:
+class LedgerJournal:
     """The table in the file at `path`, which is made if there is none. Not to be carried over a fork.
 
     Every method raises `LedgerError` if the file cannot be used.
@@ -129,7 +129,7 @@ class Journal:
             )
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Callable[[Record], Row]]:
+    def writing(self) -> Iterator[Callable[[Record], JournalRow]]:
         """A transaction that shuts other writers out from its first moment; yields the function that appends.
 
         What was appended is on disk when the block ends, and nothing of it is if the block raises.
@@ -145,7 +145,7 @@ class Journal:
                     self._database.execute("ROLLBACK")
                 raise
 
-    def rows(self, after: Head) -> list[Row]:
+    def rows(self, after: Head) -> list[JournalRow]:
         """The records after that position, with their chain checked, and that the position itself is still there."""
         with reported("read"):
             self._check_place()
@@ -165,10 +165,10 @@ class Journal:
             found = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
         return found == [(head.hash,)] or head == Head()
 
-    def _append(self, record: Record) -> Row:
+    def _append(self, record: Record) -> JournalRow:
         last = self._database.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
         head = Head(*last) if last else Head()
-        row = Row(head.seq + 1, head.hash, link(head.hash, record), record)
+        row = JournalRow(head.seq + 1, head.hash, link(head.hash, record), record)
         self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (*row[:3], canonical(record).decode()))
         return row
 
@@ -177,7 +177,7 @@ class Journal:
             raise LedgerError("the budget ledger's file was replaced while in use: have it verified before going on")
 
 
-def write_export(path: Path, rows: Iterable[Row]) -> None:
+def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
     """Writes the rows as lines of canonical JSON to a new file of mode 0600.
 
     Raises `LedgerError` if it cannot be written, or if there is a file at `path`.
@@ -194,7 +194,7 @@ def write_export(path: Path, rows: Iterable[Row]) -> None:
             raise LedgerError("the ledger is not exported over an existing file: choose a new name")
 
 
-def read_export(path: Path) -> list[Row]:
+def read_export(path: Path) -> list[JournalRow]:
     """The rows that `write_export` wrote, byte for byte. Raises `LedgerError` if it cannot be read or its chain is
     broken."""
     with reported("imported"):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from audits.field_types import Fit
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.errors import NewerMechanism, PrivacyError
-from privacy.ledger_journal import Head, LedgerError, NewerRecord, Record, Row
+from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, Record
 from privacy.ledger_records import fit_of
 from privacy.mechanisms import DPEvent
 
@@ -18,7 +18,7 @@ JobKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTask:
     """One task of a job that will touch data, and the mechanisms that it will apply."""
 
     task: str
@@ -27,7 +27,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Charge:
+class LedgerCharge:
     """One attempt at a task, charged for good. Epsilons (at `delta`) are those before and after this charge.
 
     `epsilon_*` is what the cohort's worst patient has spent over all jobs, `job_epsilon_*` what this job alone has;
@@ -80,7 +80,7 @@ class Job:
     void: bool
     plan: dict[Slot, tuple[DPEvent, ...]] = field(default_factory=dict)
     reserved: set[Slot] = field(default_factory=set)
-    charges: dict[Slot, Charge] = field(default_factory=dict)
+    charges: dict[Slot, LedgerCharge] = field(default_factory=dict)
     settled: set[Slot] = field(default_factory=set)
 
     def debit(self, slot: Slot, attempt: int) -> Debit:
@@ -104,10 +104,10 @@ class Book:
         self.cohorts: dict[str, frozenset[str]] = {}
         self.jobs: dict[JobKey, Job] = {}
         self.debits: dict[str, Debit] = {}
-        self.charges: dict[str, Charge] = {}
+        self.charges: dict[str, LedgerCharge] = {}
         self._cohorts_of: dict[str, set[str]] = {}
 
-    def apply(self, rows: Iterable[Row]) -> None:
+    def apply(self, rows: Iterable[JournalRow]) -> None:
         """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
         `NewerRecord` at the first of a newer version."""
         for row in rows:
@@ -141,7 +141,7 @@ class Book:
         debits = list(self.all_debits(reserved))
         return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]
 
-    def worst(self, patients: Iterable[str], reserved: bool, added: Sequence[DPEvent], delta: float) -> Spent:
+    def worst(self, patients: Iterable[str], reserved: bool, added: Sequence[DPEvent], delta: float) -> PrivacyCost:
         """What the worst off of these patients has spent once `added` is composed with it."""
         totals = [spent([*events, *added], delta) for events in self.exposures(patients, reserved)]
         return max(totals, key=lambda total: total.epsilon)
@@ -161,13 +161,13 @@ class Book:
         if reserved:
             yield from (job.debit(slot, attempt=0) for job in self.jobs.values() for slot in job.reserved)
 
-    def _opened(self, row: Row) -> None:
+    def _opened(self, row: JournalRow) -> None:
         if row.seq != 1:
             raise ValueError("only the first record opens a ledger")
         self.origin = row.record["site"], row.record["key"]
         self.sites.add(row.record["site"])
 
-    def _bound(self, row: Row) -> None:
+    def _bound(self, row: JournalRow) -> None:
         store, site = row.record["store"], row.record["site"]
         if not isinstance(store, str) or self.store not in (None, store):
             raise ValueError("a ledger is bound to one store's key")
@@ -176,13 +176,13 @@ class Book:
         self.store = store
         self.sites.add(site)
 
-    def _cohort(self, row: Row) -> None:
+    def _cohort(self, row: JournalRow) -> None:
         cohort, patients = row.record["cohort"], frozenset(row.record["patients"])
         self.cohorts[cohort] = patients
         for patient in patients:
             self._cohorts_of.setdefault(patient, set()).add(cohort)
 
-    def _reserved(self, row: Row) -> None:
+    def _reserved(self, row: JournalRow) -> None:
         told, key = row.record, self._key(row)
         planned = {(one["task"], one["round"]): decoded(one["events"]) for one in told["plan"]}
         self._known(told["cohort"])
@@ -190,7 +190,7 @@ class Book:
         job.plan |= planned
         job.reserved |= planned.keys()
 
-    def _begun(self, row: Row) -> None:
+    def _begun(self, row: JournalRow) -> None:
         told = row.record
         job, slot = self.jobs[self._key(row)], (told["task"], told["round"])
         if slot not in job.charges:
@@ -198,20 +198,20 @@ class Book:
         job.settled.discard(slot)
         figures = {name: told[name] for name in FIGURES}
         named = {"job": job.name, "task": told["task"], "round": told["round"], "attempt": told["attempt"]}
-        charge = Charge(**named, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
+        charge = LedgerCharge(**named, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
         job.charges[slot] = self.charges[row.hash] = charge
         self.debits[row.hash] = job.debit(slot, told["attempt"])
 
-    def _charged(self, row: Row) -> None:
+    def _charged(self, row: JournalRow) -> None:
         job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
         if slot not in job.charges:
             raise KeyError("only what has begun is charged")
         job.settled.add(slot)
 
-    def _freed(self, row: Row) -> None:
+    def _freed(self, row: JournalRow) -> None:
         self.jobs[self._key(row)].reserved.clear()
 
-    def _returned(self, row: Row) -> None:
+    def _returned(self, row: JournalRow) -> None:
         key = self._key(row)
         job = self.jobs[key]
         for began in [head for head, debit in self.debits.items() if debit.key == key and head in self.charges]:
@@ -219,12 +219,12 @@ class Book:
         for done in (job.reserved, job.charges, job.settled):
             done.clear()
 
-    def _imported(self, row: Row) -> None:
+    def _imported(self, row: JournalRow) -> None:
         told = {"site": self._opener, **row.record["debit"]}
         self._known(told["cohort"])
         self.debits[row.record["began"]] = Debit(**{**told, "events": decoded(told["events"])})
 
-    def _key(self, row: Row) -> JobKey:
+    def _key(self, row: JournalRow) -> JobKey:
         """Whose job a record is about; records of the site that opened the ledger do not name it."""
         site = row.record.get("site", self._opener)
         if site not in self.sites:
@@ -244,7 +244,7 @@ class Book:
 
 FIGURES = ("delta", "epsilon_before", "epsilon_after", "job_epsilon_before", "job_epsilon_after")
 
-_REPLAY: Mapping[str, Callable[[Book, Row], None]] = {
+_REPLAY: Mapping[str, Callable[[Book, JournalRow], None]] = {
     "opened": Book._opened,
     "bound": Book._bound,
     "cohort": Book._cohort,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.clipping import Contribution, Lookups, Products, Segments, Separate, merged
+from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, merged
 from privacy.errors import SettingsError
 from privacy.layer_rules import RULES
-from privacy.layer_uses import Looked, Outer, Range, Rows, Use
+from privacy.layer_uses import LayerUse, Lookup, Outer, Range, RowGradients
 from privacy.row_owners import current_owners
 
 
@@ -25,7 +25,7 @@ class Recorder(TorchFunctionMode):
 
     values: Sequence[torch.Tensor]
     """What is trained and not expanded: leaves that require gradients."""
-    _uses: list[Use] = field(default_factory=list)
+    _uses: list[LayerUse] = field(default_factory=list)
     _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
     """By id of a tensor that is a trained value or shows some rows of it; the tensor itself keeps the id its own."""
 
@@ -44,7 +44,7 @@ class Recorder(TorchFunctionMode):
 
     def contributions(
         self, loss: torch.Tensor, patients: int, leaves: Mapping[torch.Tensor, torch.Tensor]
-    ) -> tuple[list[Contribution], torch.Tensor]:
+    ) -> tuple[list[GradientContribution], torch.Tensor]:
         """Back-propagate `loss`, a sum over rows of which each depends on its patient alone.
 
         `leaves`: what stood for each expanded value in the forward pass, `[patients, *shape]`. Returns how the
@@ -83,7 +83,7 @@ class Recorder(TorchFunctionMode):
         self,
         of: Range,
         output: torch.Tensor,
-        terms: Callable[[torch.Tensor], Outer | Rows | Looked],
+        terms: Callable[[torch.Tensor], Outer | RowGradients | Lookup],
         *read: torch.Tensor,
     ) -> None:
         """Remember a use; `read`: tensors of the model that `terms` reads later.
@@ -94,7 +94,7 @@ class Recorder(TorchFunctionMode):
         if owners is None or len(owners) != len(output):
             raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
         held = tuple((tensor, tensor._version) for tensor in (output, *read))
-        self._uses.append(Use(of, output, owners, terms, held))
+        self._uses.append(LayerUse(of, output, owners, terms, held))
 
 
 class _Parts:
@@ -103,9 +103,9 @@ class _Parts:
     def __init__(self, patients: int, device: torch.device) -> None:
         self._patients = patients
         self._sound = torch.ones(patients, dtype=torch.bool, device=device)
-        self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | Rows | Looked]]] = {}
+        self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | RowGradients | Lookup]]] = {}
 
-    def add(self, use: Use, gradient: torch.Tensor) -> None:
+    def add(self, use: LayerUse, gradient: torch.Tensor) -> None:
         """A use, with the gradient of its output."""
         terms = use.terms(gradient)
         for rows in vars(terms).values():
@@ -114,32 +114,32 @@ class _Parts:
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
-    def contributions(self, separate: list[Separate]) -> tuple[list[Contribution], torch.Tensor]:
+    def contributions(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
         """All parts; what is not sound is zero in them."""
         for one in separate:
             self._sound &= one.each.flatten(1).isfinite().all(1)
-        found: list[Contribution] = [Separate(one.value, _kept(one.each, self._sound)) for one in separate]
-        by_value: dict[torch.Tensor, list[Contribution]] = {}
+        found: list[GradientContribution] = [Separate(one.value, _kept(one.each, self._sound)) for one in separate]
+        by_value: dict[torch.Tensor, list[GradientContribution]] = {}
         for (value, first, end), terms in self._terms.items():
             by_value.setdefault(value, []).extend(self._of_range(Range(value, first, end), terms))
         for parts in by_value.values():
             found.extend(_apart(parts))
         return found, self._sound
 
-    def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[Contribution]:
+    def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[GradientContribution]:
         """What one range contributes: its products, its sums and its look-ups, each brought together."""
-        found: list[Contribution] = []
-        for kind in (Outer, Rows, Looked):
+        found: list[GradientContribution] = []
+        for kind in (Outer, RowGradients, Lookup):
             own = [(owners, one) for owners, one in terms if isinstance(one, kind)]
             if own:
                 found.append(_MERGED[kind](self, of, own))
         return found
 
-    def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> Contribution:
+    def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> GradientContribution:
         segments, left, right = self._in_order(terms, "left", "right")
         return Products(of.value, of.first, of.end, left, right, segments)
 
-    def _rows(self, of: Range, terms: list[tuple[torch.Tensor, Rows]]) -> Contribution:
+    def _rows(self, of: Range, terms: list[tuple[torch.Tensor, RowGradients]]) -> GradientContribution:
         segments, each = self._in_order(terms, "each")
         sums = segments.sums(each).view(self._patients, of.end - of.first, *of.value.shape[1:])
         if sums.shape[1:] == of.value.shape:
@@ -148,7 +148,7 @@ class _Parts:
         whole[:, of.first : of.end] = sums
         return Separate(of.value, whole)
 
-    def _looked(self, of: Range, terms: list[tuple[torch.Tensor, Looked]]) -> Contribution:
+    def _looked(self, of: Range, terms: list[tuple[torch.Tensor, Lookup]]) -> GradientContribution:
         segments, rows, each = self._in_order(terms, "rows", "each")
         owners = torch.arange(self._patients, device=rows.device).repeat_interleave(segments.counts)
         pairs, place = torch.unique(torch.stack([owners, rows]), dim=1, return_inverse=True)
@@ -167,14 +167,14 @@ class _Parts:
         return Segments(torch.bincount(owners, minlength=self._patients)), *columns
 
 
-_MERGED: dict[type, Callable[[_Parts, Range, Any], Contribution]] = {
+_MERGED: dict[type, Callable[[_Parts, Range, Any], GradientContribution]] = {
     Outer: _Parts._outer,
-    Rows: _Parts._rows,
-    Looked: _Parts._looked,
+    RowGradients: _Parts._rows,
+    Lookup: _Parts._looked,
 }
 
 
-def _apart(parts: list[Contribution]) -> list[Contribution]:
+def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
     """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
 
     Raises `SettingsError` for a table that is looked up and used in another way.

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.grid import Outcome
+from medfedvqa.benchmark.grid import RunOutcome
 from medfedvqa.evaluation.run_plots import COLOURS, MARKERS, STYLE
 
 
-def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> Path:
+def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path:
     """`convergence.svg`: the mean over sites and seeds of the share of validation rows right, by round.
 
     Methods that validate only at the end have no line.

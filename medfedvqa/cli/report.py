@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from audits import EXIT_CODES, AuditKey, State, origin_of
+from audits import EXIT_CODES, AuditKey, VerdictState, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
 from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
@@ -48,7 +48,7 @@ def report_command(
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:
-        terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[State(rule.state)]}, {sentence(rule.said)}")
+        terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[VerdictState(rule.state)]}, {sentence(rule.said)}")
     terminal.write_line(0, f"The report is in [bold]{sentence(out)}[/]")
 
 
@@ -65,8 +65,8 @@ def join_command(
 
     render_joined(joined, out)
     terminal = Terminal()
-    terminal.write_line(0, f"[bold]Verdict: {MARKS[State(joined.state)]}[/]")
+    terminal.write_line(0, f"[bold]Verdict: {MARKS[VerdictState(joined.state)]}[/]")
     terminal.write_line(0, sentence(joined.sentence))
     for one in joined.agreements:
-        terminal.write_line(2, f"{plain(one.what)}: {MARKS[State(one.state)]}, {sentence(one.said)}")
-    raise typer.Exit(EXIT_CODES[State(joined.state)])
+        terminal.write_line(2, f"{plain(one.what)}: {MARKS[VerdictState(one.state)]}, {sentence(one.said)}")
+    raise typer.Exit(EXIT_CODES[VerdictState(joined.state)])

@@ -18,7 +18,7 @@ from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
-from privacy import Cost, DPSettings, Gathering, NoiseLevels, Planned
+from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
@@ -135,13 +135,13 @@ class Method(ABC, Generic[Config]):
         """What makes a site's training private, if the job is."""
         return None if self.dp is None else Privacy(self.dp, self.noise)
 
-    def plan(self) -> tuple[Planned, ...]:
+    def plan(self) -> tuple[PlannedTask, ...]:
         """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""
         if self.dp is None:
             return ()
         costs = ((task, round, self.cost(task)) for task, round in self.tasks())
         return tuple(
-            Planned(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
+            PlannedTask(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
         )
 
     def final_exchange(self, shape: BackboneShape) -> Exchange:

@@ -46,7 +46,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Contribution, Saved, StateFile
 from medfedvqa.federation.tuple_dealing import DealingSite
 from medfedvqa.models import shape_of
-from privacy.secagg import EquivocationError, Layout, MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg import EquivocationError, MisdealtError, SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.channel import joined
 from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
@@ -385,7 +385,7 @@ class SecureSite:
     def _exchange(self) -> Exchange:
         return self.method.declared(shape_of(self.job.backbone))
 
-    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> Layout:
+    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
         return how.layout(self._declared(task))
 
 

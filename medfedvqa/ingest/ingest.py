@@ -19,7 +19,7 @@ from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import CohortCheck
 from medfedvqa.ingest.image_options import Options
-from medfedvqa.ingest.ingestion_journal import Journal, Record, quarantine_lines
+from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import Question, read_questions
@@ -93,7 +93,7 @@ def ingest(
         if ledger or not _is_of_earlier_version(out):
             cohort = CohortCheck(out, ledger or default_ledger(out), keys.fingerprint())
         survey = _survey(folder, keys, options, watch)
-        with Journal(out / JOURNAL) as journal:
+        with IngestionJournal(out / JOURNAL) as journal:
             recipe = options.recipe(versions)
             wanted = Wanted.of(asked, keys)
             _settle_known(out, survey, journal, wanted, recipe, marked=cohort is not None)
@@ -204,7 +204,9 @@ def _digest(path: Path, options: Options) -> str:
     return digest.hexdigest()
 
 
-def _settle_known(out: Path, survey: Survey, journal: Journal, wanted: Wanted, recipe: str, marked: bool) -> None:
+def _settle_known(
+    out: Path, survey: Survey, journal: IngestionJournal, wanted: Wanted, recipe: str, marked: bool
+) -> None:
     """Forget what has to be read again, and pictures that nobody asks for any more; `marked`: as well as patients
     without a mark."""
     for source, record in list(journal.records.items()):
@@ -234,7 +236,7 @@ def _intact(out: Path, record: Record) -> bool:
 def _read_new(
     folder: Path,
     survey: Survey,
-    journal: Journal,
+    journal: IngestionJournal,
     wanted: Wanted,
     recipe: str,
     start: Callable[[], WorkerProcess],
@@ -254,7 +256,7 @@ def _read_new(
 def _publish(
     out: Path,
     survey: Survey,
-    journal: Journal,
+    journal: IngestionJournal,
     asked: list[Question],
     keys: Pseudonyms,
     options: Options,

@@ -31,7 +31,7 @@ class Record(_Strict):
     """Of the patient's ID, under the key of each register that was in sight; none in a store of an earlier version."""
 
 
-class Journal:
+class IngestionJournal:
     """Records by source, on disk as soon as they are added."""
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Journal:
         self.records = {record.source: record for record in _read(path)}
         self._file = _appending(path)
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "IngestionJournal":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

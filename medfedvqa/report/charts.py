@@ -11,7 +11,7 @@ from typing import Literal
 from medfedvqa.report.blocks import at_least, at_most, percent, plain, words
 from medfedvqa.report.shapes import SERIES, Box, Drawing, Line, Mark, Role, Words
 from privacy.report.model_conduct import Egress, Empirical
-from privacy.report.model_guarantee import Accounting, Charge
+from privacy.report.model_guarantee import Accounting, ReportCharge
 from privacy.report.report_evidence import Accuracy
 
 WIDTH, LEFT, RIGHT, TOP, ROW = 460.0, 52.0, 438.0, 44.0, 34.0
@@ -260,7 +260,7 @@ def _steps(values: Sequence[float | None], ticks: Sequence[float], role: Role, w
     return shapes
 
 
-def _runs(charges: Sequence[Charge]) -> list[tuple[int, tuple[str, int]]]:
+def _runs(charges: Sequence[ReportCharge]) -> list[tuple[int, tuple[str, int]]]:
     """Where charges of the same job follow one another: the first's place, the job, how many."""
     runs, place = list[tuple[int, tuple[str, int]]](), 0
     for job, group in groupby(charges, key=lambda charge: charge.job):

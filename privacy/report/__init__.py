@@ -2,21 +2,21 @@
 
 from privacy.report.build import report_of, sections_of
 from privacy.report.facts import NewerReport, ReportError
-from privacy.report.join import Given, Joined, join, verify_joined
+from privacy.report.join import JoinedReport, SourceReport, join, verify_joined
 from privacy.report.model_conduct import Report, Sections
 from privacy.report.registry import registry_entry
 from privacy.report.replay import quote_ledger
 from privacy.report.report_evidence import (
     Accuracy,
+    AccuracyMeasurement,
     Attack,
-    Attacked,
-    Checked,
-    Code,
-    Evidence,
-    Ingested,
+    AttackEstimate,
+    DicomCode,
+    IngestionManifest,
     LedgerRow,
-    Measured,
+    LogVerdict,
     Policy,
+    ReportEvidence,
     Run,
     StoreBinding,
     Tool,
@@ -27,15 +27,15 @@ from privacy.report.verify import verify_report
 __all__ = [
     "Accuracy",
     "Attack",
-    "Attacked",
-    "Checked",
-    "Code",
-    "Evidence",
-    "Given",
-    "Ingested",
-    "Joined",
+    "AttackEstimate",
+    "LogVerdict",
+    "DicomCode",
+    "ReportEvidence",
+    "SourceReport",
+    "IngestionManifest",
+    "JoinedReport",
     "LedgerRow",
-    "Measured",
+    "AccuracyMeasurement",
     "NewerReport",
     "Policy",
     "Report",

@@ -5,17 +5,17 @@ import math
 
 from audits import Kind
 from privacy.mechanisms import DPEvent, summed
-from privacy.report.facts import Facts, plain
+from privacy.report.facts import ReportFacts, plain
 from privacy.report.model_guarantee import (
     Bound,
     Claim,
     CodeShare,
     EventFigures,
-    Executed,
-    Identity,
+    ExecutedMechanism,
     Mechanism,
-    Named,
+    NamedDigest,
     Parameter,
+    ReportIdentity,
     Unit,
 )
 from privacy.report.report_evidence import Run
@@ -36,12 +36,12 @@ NOT_COVERED = (
 )
 
 
-def identity(facts: Facts) -> Identity:
+def identity(facts: ReportFacts) -> ReportIdentity:
     """A."""
     evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
     told = evidence.model_dump(mode="json", exclude_unset=True)
-    return Identity(
+    return ReportIdentity(
         report=hashlib.sha256(plain(told)).hexdigest(),
         tool=evidence.tool.version,
         tool_code=evidence.tool.code_digest,
@@ -78,10 +78,10 @@ def settings(run: Run) -> dict[str, object]:
     return {name: getattr(run, name) for name in names}
 
 
-def _adapter(facts: Facts) -> tuple[Named, ...]:
+def _adapter(facts: ReportFacts) -> tuple[NamedDigest, ...]:
     """Each tensor of parameters as it was released last."""
     last = {
-        tensor.name: Named(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
+        tensor.name: NamedDigest(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
         for entry in facts.releases
         for tensor in entry.tensors
         if tensor.kind is Kind.PARAMETERS
@@ -89,7 +89,7 @@ def _adapter(facts: Facts) -> tuple[Named, ...]:
     return tuple(last.values())
 
 
-def claim(facts: Facts) -> Claim:
+def claim(facts: ReportFacts) -> Claim:
     """B."""
     why = _no_claim(facts)
     if why:
@@ -116,13 +116,13 @@ def claim(facts: Facts) -> Claim:
     )
 
 
-def _not_covered(facts: Facts) -> tuple[str, ...]:
+def _not_covered(facts: ReportFacts) -> tuple[str, ...]:
     gone = facts.evidence.log.first
     expired = (f"What left with the first {gone} entries of the log, which have expired: it is not in the report.",)
     return (*NOT_COVERED, *expired) if gone else NOT_COVERED
 
 
-def _no_claim(facts: Facts) -> str:
+def _no_claim(facts: ReportFacts) -> str:
     """Why nothing can be claimed; empty if something can."""
     if not facts.is_private:
         return "the job trained without it"
@@ -136,7 +136,7 @@ def _no_claim(facts: Facts) -> str:
     return ""
 
 
-def _is_open(facts: Facts) -> bool:
+def _is_open(facts: ReportFacts) -> bool:
     """Whether the job may still be charged."""
     job = facts.replay.book.jobs.get(facts.job)
     return facts.state == "running" or bool(job and job.reserved)
@@ -147,7 +147,7 @@ def _mechanism(events: list[DPEvent]) -> str:
     return f"{' and '.join(dict.fromkeys(event.sentence for event in events))}, added at the site"
 
 
-def _sentence(facts: Facts, events: list[DPEvent], exact: bool) -> str:
+def _sentence(facts: ReportFacts, events: list[DPEvent], exact: bool) -> str:
     found, evidence = facts.spent, facts.evidence
     exactness = "exact" if exact else "the central limit's approximation and no bound"
     mu = f"Gaussian DP mu {rounded_up(found.mu)}, {exactness}"
@@ -169,7 +169,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def unit(facts: Facts) -> Unit:
+def unit(facts: ReportFacts) -> Unit:
     """C."""
     policy = facts.evidence.policy
     site = "the site's policy"
@@ -214,13 +214,13 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def executed(facts: Facts) -> Executed:
+def executed(facts: ReportFacts) -> ExecutedMechanism:
     """D."""
     told = (facts.evidence.run and facts.evidence.run.dp) or {}
     clip, noise = _number(told.get("clip")), _number(told.get("noise"))
     expected = told.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
-    return Executed(
+    return ExecutedMechanism(
         mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
@@ -234,7 +234,7 @@ def executed(facts: Facts) -> Executed:
     )
 
 
-def _randomness(facts: Facts) -> str:
+def _randomness(facts: ReportFacts) -> str:
     if not facts.is_private:
         return "None was needed: the job adds no noise."
     if facts.void:

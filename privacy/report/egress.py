@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Literal
 
 from audits import Entry, Event, Outcome, Sharing, Stage, TensorRecord, refuses_job
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import (
-    Attempt,
     Egress,
     KindTotal,
     Outside,
     Proofs,
-    Released,
+    ReleaseFigures,
     RoundTotal,
-    TensorTotal,
+    SharedComputation,
+    TensorFigures,
     Trust,
 )
 from privacy.report.spending import charge_of, refusal
@@ -25,7 +25,7 @@ DIGESTS = (
 )
 
 
-def outside(facts: Facts) -> tuple[Outside, ...]:
+def outside(facts: ReportFacts) -> tuple[Outside, ...]:
     """F."""
     found = [
         Outside(
@@ -59,7 +59,7 @@ def outside(facts: Facts) -> tuple[Outside, ...]:
     )
 
 
-def trust(facts: Facts) -> Trust:
+def trust(facts: ReportFacts) -> Trust:
     """G."""
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
@@ -80,9 +80,9 @@ def trust(facts: Facts) -> Trust:
     )
 
 
-def _attempts(facts: Facts) -> tuple[Attempt, ...]:
+def _attempts(facts: ReportFacts) -> tuple[SharedComputation, ...]:
     """The first entry of each computation on shares."""
-    first: dict[object, Attempt] = {}
+    first: dict[object, SharedComputation] = {}
     for entry in facts.shared:
         sharing = facts.sharings[entry.seq]
         same = replace(sharing, stage=Stage.BEGUN, private=False) if sharing else entry.reason
@@ -90,10 +90,10 @@ def _attempts(facts: Facts) -> tuple[Attempt, ...]:
     return tuple(first.values())
 
 
-def _attempt(entry: Entry, sharing: Sharing | None) -> Attempt:
+def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
     if sharing is None:
-        return Attempt(entry=entry.seq, round=entry.round, said=entry.reason or "")
-    return Attempt(
+        return SharedComputation(entry=entry.seq, round=entry.round, said=entry.reason or "")
+    return SharedComputation(
         entry=entry.seq,
         round=entry.round,
         said=str(sharing),
@@ -104,13 +104,13 @@ def _attempt(entry: Entry, sharing: Sharing | None) -> Attempt:
     )
 
 
-def _on_shares(facts: Facts, attempts: tuple[Attempt, ...]) -> str:
+def _on_shares(facts: ReportFacts, attempts: tuple[SharedComputation, ...]) -> str:
     open_ones = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
     said = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
     return said + (f" Tensors released in clear beside them: {open_ones}." if open_ones else "")
 
 
-def egress(facts: Facts) -> Egress:
+def egress(facts: ReportFacts) -> Egress:
     """H."""
     pairs = [(entry, tensor) for entry in facts.releases for tensor in entry.tensors]
     received = [one for one in facts.own if one.event is Event.RECEIVE and one.outcome is Outcome.ACCEPTED]
@@ -136,9 +136,9 @@ def _is_refused_message(entry: Entry) -> bool:
     return entry.outcome is Outcome.REFUSED and not refuses_job(entry.event, entry.outcome)
 
 
-def _released(entry: Entry, tensor: TensorRecord) -> Released:
+def _released(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
     charge = charge_of(entry)
-    return Released(
+    return ReleaseFigures(
         entry=entry.seq,
         time=entry.time,
         round=entry.round,
@@ -165,19 +165,19 @@ def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
     )
 
 
-def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorTotal, ...]:
+def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorFigures, ...]:
     sizes: defaultdict[tuple[str, str | None, str, str], list[int]] = defaultdict(list)
     for entry, one in pairs:
         sizes[one.name, entry.peer, one.kind.value, one.protection.value].append(one.nbytes)
     return tuple(
-        TensorTotal(
+        TensorFigures(
             tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(found), nbytes=sum(found)
         )
         for (name, peer, kind, protection), found in sizes.items()
     )
 
 
-def _proofs(facts: Facts) -> Proofs:
+def _proofs(facts: ReportFacts) -> Proofs:
     checkpoint, log = facts.held.checkpoint, facts.evidence.log
     return Proofs(
         checkpoint_entries=checkpoint.size,

@@ -9,7 +9,7 @@ from audits import (
     AuditError,
     Entry,
     Event,
-    Held,
+    ExcerptFacts,
     JobCode,
     Kind,
     NewerFormat,
@@ -22,12 +22,12 @@ from audits import (
     sharing_of,
 )
 from audits.exchange import SITES
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import NewerRecord
 from privacy.ledger_replay import JobKey
-from privacy.report.replay import Charged, Replay
-from privacy.report.report_evidence import Evidence
+from privacy.report.replay import Replay, ReplayedCharge
+from privacy.report.report_evidence import ReportEvidence
 
 
 class ReportError(PrivacyError):
@@ -39,16 +39,16 @@ class NewerReport(ReportError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """What the sections are made of. `of` raises `ReportError` if a signature, a proof or a chain does not hold."""
 
-    evidence: Evidence
-    held: Held
+    evidence: ReportEvidence
+    held: ExcerptFacts
     entries: tuple[Entry, ...]
     replay: Replay
 
     @classmethod
-    def of(cls, evidence: Evidence) -> "Facts":
+    def of(cls, evidence: ReportEvidence) -> "ReportFacts":
         """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
         newer: Exception | None = None
         try:
@@ -82,7 +82,7 @@ class Facts:
         return tuple(one for one in self.own if one.event is Event.RELEASE and one.outcome is Outcome.SENT)
 
     @cached_property
-    def charges(self) -> tuple[Charged, ...]:
+    def charges(self) -> tuple[ReplayedCharge, ...]:
         """Of the job."""
         return tuple(one for one in self.replay.charges if one.debit.key == self.job)
 
@@ -119,7 +119,7 @@ class Facts:
         return self.latest("method") or (known.method if known else "")
 
     @cached_property
-    def spent(self) -> Spent:
+    def spent(self) -> PrivacyCost:
         """By the job, so far."""
         return spent(self.replay.events(self.job), self.delta)
 

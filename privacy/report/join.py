@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from audits import Judgement, NewerFormat, Part
-from audits import State as JudgedState
+from audits import Judgement, NewerFormat, VerdictPart, VerdictState
 from audits.format_numbers import check_number
 from privacy.report.claim import rounded_up
 from privacy.report.facts import ReportError
 from privacy.report.model_conduct import KindTotal, Report, State
-from privacy.report.model_guarantee import Identity
+from privacy.report.model_guarantee import ReportIdentity
 from privacy.report.report_evidence import Frozen
 from privacy.report.report_files import encoded
 from privacy.report.wording import Wording, Wordings, differences, figures_of
@@ -66,7 +65,7 @@ class Agreement(Frozen):
     said: Wording
 
 
-class Joined(Frozen):
+class JoinedReport(Frozen):
     """The reports of several sites on one job."""
 
     format: Literal["medfedvqa.joined-privacy-reports/1"] = FORMAT
@@ -89,41 +88,43 @@ class Joined(Frozen):
     left_out: Wordings
 
 
-def verify_joined(content: bytes, made: Joined) -> Judgement:
+def verify_joined(content: bytes, made: JoinedReport) -> Judgement:
     """Whether a file, `joined.json`, has the figures of the joined report that was `made` of the reports here.
 
     A joined report is not signed, so that sentences which this version would not write are not shown to be anybody's.
     """
     try:
-        report = Joined.model_validate_json(content)
+        report = JoinedReport.model_validate_json(content)
     except (ValueError, RecursionError):
         report = None
         try:
             check_number(json.loads(content)["format"], FORMAT, "the joined report")
         except NewerFormat as error:
-            return Judgement((Part("schema", JudgedState.NOT_SHOWN, str(error)),))
+            return Judgement((VerdictPart("schema", VerdictState.NOT_SHOWN, str(error)),))
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
     if report is None:
-        return Judgement((Part("schema", JudgedState.BROKEN, "this is no joined report of this version"),))
+        return Judgement((VerdictPart("schema", VerdictState.BROKEN, "this is no joined report of this version"),))
     where = next(differences(figures_of(report), figures_of(made, whole=True), ""), None)
     if where:
-        return Judgement((Part("figures", JudgedState.BROKEN, f"{where} is not what these reports come to"),))
-    figures = Part("figures", JudgedState.SHOWN, "all figures are what these reports come to")
+        return Judgement((VerdictPart("figures", VerdictState.BROKEN, f"{where} is not what these reports come to"),))
+    figures = VerdictPart("figures", VerdictState.SHOWN, "all figures are what these reports come to")
     if content == encoded(made.model_dump(mode="json")):
-        return Judgement((figures, Part("wording", JudgedState.SHOWN, "all sentences are those of this version")))
+        return Judgement(
+            (figures, VerdictPart("wording", VerdictState.SHOWN, "all sentences are those of this version"))
+        )
     said = "sentences that this version would not write: another version made them, or they were edited"
-    return Judgement((figures, Part("wording", JudgedState.NOT_SHOWN, said)))
+    return Judgement((figures, VerdictPart("wording", VerdictState.NOT_SHOWN, said)))
 
 
-class Given(NamedTuple):
+class SourceReport(NamedTuple):
     """A report and the SHA-256 of its file."""
 
     report: Report
     sha256: str
 
 
-def join(given: Iterable[Given]) -> Joined:
+def join(given: Iterable[SourceReport]) -> JoinedReport:
     """The reports side by side, by the names of their sites. Raises `ReportError` unless they are of several sites."""
     reports = sorted(given, key=lambda one: one.report.sections.identity.site)
     names = [one.report.sections.identity.site for one in reports]
@@ -135,7 +136,7 @@ def join(given: Iterable[Given]) -> Joined:
     all_claim = all(one.made for one in claims)
     epsilons = [one.epsilon for one in claims if one.epsilon is not None]
     deltas = [one.delta for one in claims if one.delta is not None]
-    return Joined(
+    return JoinedReport(
         job=told[0].identity.job,
         method=told[0].identity.method,
         created=max(one.identity.created for one in told),
@@ -164,7 +165,7 @@ def _sentence(epsilon: float, delta: float, sites: int) -> str:
     )
 
 
-def _part(one: Given) -> SitePart:
+def _part(one: SourceReport) -> SitePart:
     told, rules = one.report.sections, one.report.sections.verdicts.rules
     return SitePart(
         site=told.identity.site,
@@ -192,7 +193,7 @@ def _part(one: Given) -> SitePart:
 _OWN = ("de-identified", "within limits")
 """Rules whose state tells of a site's data or policy."""
 
-_SAME: tuple[tuple[str, Callable[[Identity], object]], ...] = (
+_SAME: tuple[tuple[str, Callable[[ReportIdentity], object]], ...] = (
     ("job", lambda one: one.job),
     ("method", lambda one: one.method),
     ("code", lambda one: one.same_code),
@@ -203,7 +204,7 @@ _SAME: tuple[tuple[str, Callable[[Identity], object]], ...] = (
 )
 
 
-def _agreements(told: Sequence[Identity]) -> Iterator[Agreement]:
+def _agreements(told: Sequence[ReportIdentity]) -> Iterator[Agreement]:
     for what, value in _SAME:
         found = {value(one) for one in told}
         if None in found:

@@ -4,7 +4,7 @@ Written in the project's own words, from NIST SP 800-226 (2025), the template of
 45 CFR 164, Regulation (EU) 2016/679, SATRE 2, and Regulation (EU) 2024/1689. No legal conclusion follows from it.
 """
 
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import Mapping, Support
 
 YES: Support = "supports"
@@ -16,7 +16,7 @@ HIPAA, GDPR, SATRE, AI_ACT = "HIPAA", "GDPR", "SATRE", "EU AI Act"
 _ELSEWHERE = "Not provided by the project: an organisation's own document."
 
 
-def mappings(facts: Facts) -> tuple[Mapping, ...]:
+def mappings(facts: ReportFacts) -> tuple[Mapping, ...]:
     """K."""
     lines = (*_nist(facts), *_registry(facts), *_hipaa(facts), *_gdpr(facts), *_SATRE, *_AI_ACT)
     return tuple(
@@ -29,7 +29,7 @@ Line = tuple[str, str, str, Support, str, str]
 """Framework, reference, topic, support, sentence, and the letters of sections."""
 
 
-def _nist(facts: Facts) -> tuple[Line, ...]:
+def _nist(facts: ReportFacts) -> tuple[Line, ...]:
     private = facts.is_private and not facts.void and not facts.unprotected
     claimed = YES if private else NO
     clip = YES if private and facts.evidence.run else PARTLY if private else NO
@@ -47,7 +47,7 @@ def _nist(facts: Facts) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
-def _registry(facts: Facts) -> tuple[Line, ...]:
+def _registry(facts: ReportFacts) -> tuple[Line, ...]:
     claimed = YES if facts.is_private and not facts.void and not facts.unprotected else NO
     return (
         (REGISTRY, "basic", "name, curator, use, product", PARTLY, "The product's type; the rest is the site's.", "A"),
@@ -59,7 +59,7 @@ def _registry(facts: Facts) -> tuple[Line, ...]:
     )
 
 
-def _hipaa(facts: Facts) -> tuple[Line, ...]:
+def _hipaa(facts: ReportFacts) -> tuple[Line, ...]:
     stored = PARTLY if facts.evidence.ingested else NO
     return (
         (HIPAA, "164.514(b)(1)", "expert determination", PARTLY, "Figures an expert may use; no determination.", "BEJ"),
@@ -75,7 +75,7 @@ def _hipaa(facts: Facts) -> tuple[Line, ...]:
     )
 
 
-def _gdpr(facts: Facts) -> tuple[Line, ...]:
+def _gdpr(facts: ReportFacts) -> tuple[Line, ...]:
     return (
         (GDPR, "Art. 30(1)(a), (b)", "controller and purposes", NO, _ELSEWHERE, "A"),
         (GDPR, "Art. 30(1)(c)", "categories of people and data", PARTLY, "Unit and kinds of tensors.", "CH"),

@@ -1,9 +1,9 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
 from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
-from privacy.report.facts import Facts, ReportError
+from privacy.report.facts import ReportError, ReportFacts
 from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
-from privacy.report.report_evidence import Attack, Attacked, Kept, Measured, Run
+from privacy.report.report_evidence import AccuracyMeasurement, Attack, AttackEstimate, Kept, Run
 
 CLEAN_PIXELS = "113101"
 NO_STORE = (
@@ -18,7 +18,7 @@ NOT_COVERED = (
 NO_UTILITY = "Not given. Accuracies are computed from test rows without noise; a site shares them by choice only."
 
 
-def data_handling(facts: Facts) -> DataHandling:
+def data_handling(facts: ReportFacts) -> DataHandling:
     """I."""
     store = facts.evidence.ingested
     if store is None:
@@ -49,7 +49,7 @@ def data_handling(facts: Facts) -> DataHandling:
     )
 
 
-def empirical(facts: Facts) -> Empirical:
+def empirical(facts: ReportFacts) -> Empirical:
     """J. Raises `ReportError` for counts that no attack can have."""
     attack, run, measured = facts.evidence.attack, facts.evidence.run, facts.evidence.measured
     try:
@@ -94,7 +94,7 @@ def _attacks(attack: Attack) -> tuple[AttackFigures, ...]:
     return tuple(_attacked(one, attack, each) for one in attack.attacks)
 
 
-def _attacked(one: Attacked, attack: Attack, confidence: float) -> AttackFigures:
+def _attacked(one: AttackEstimate, attack: Attack, confidence: float) -> AttackFigures:
     found, delta = Guesses(one.canaries, one.guessed, one.correct), attack.claimed_delta or 0.0
     if not one.guessed:
         raise ReportError("an attack without a guess proves nothing: give the file as it was written")
@@ -142,7 +142,7 @@ def _kept_said(kept: Kept | None, run: Run | None) -> str | None:
     return f"By validation rows the site keeps {model}. {NOT_COVERED}"
 
 
-def _utility_said(measured: Measured) -> str:
+def _utility_said(measured: AccuracyMeasurement) -> str:
     alike = "differ in nothing but privacy" if measured.same_settings else "differ in other settings as well"
     what = f"Accuracy on the site's test rows, with and without differential privacy; the two jobs {alike}."
     return f"{what} It is given by the site's choice, has no noise, and no epsilon covers it."

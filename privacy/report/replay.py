@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from privacy.accounting import PRV_ERROR, Spent, spent
-from privacy.ledger_journal import Head, LedgerError, Row, link
-from privacy.ledger_replay import Book, Charge, Debit, JobKey, events_of
+from privacy.accounting import PRV_ERROR, PrivacyCost, spent
+from privacy.ledger_journal import Head, JournalRow, LedgerError, link
+from privacy.ledger_replay import Book, Debit, JobKey, LedgerCharge, events_of
 from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-6
 """Relative: figures of two machines may differ by this much, and by no more."""
 
 
-def quote_ledger(rows: Iterable[Row]) -> tuple[LedgerRow, ...]:
+def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
     """The journal's records, but for those that list patients' digests: of these the hash alone."""
     return tuple(
         LedgerRow(seq=row.seq, prev=row.prev, hash=row.hash, record=None if _of_patients(row) else row.record)
@@ -29,14 +29,14 @@ def same(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
-class Charged(NamedTuple):
+class ReplayedCharge(NamedTuple):
     """A charge in the chain; without `charge` if it was taken over from another ledger, whose figures are not here."""
 
     seq: int
     hash: str
     time: str
     debit: Debit
-    charge: Charge | None
+    charge: LedgerCharge | None
 
 
 class Replay:
@@ -56,7 +56,9 @@ class Replay:
             raise LedgerError("the quoted ledger is of another site")
         made = {row.record.get("began", row.hash): row for row in rows}
         self.charges = [
-            Charged(made[began].seq, made[began].hash, made[began].record["time"], debit, self.book.charges.get(began))
+            ReplayedCharge(
+                made[began].seq, made[began].hash, made[began].record["time"], debit, self.book.charges.get(began)
+            )
             for began, debit in self.book.debits.items()
         ]
 
@@ -64,18 +66,18 @@ class Replay:
         """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
-    def at(self, one: Charged) -> Spent | None:
+    def at(self, one: ReplayedCharge) -> PrivacyCost | None:
         """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
         if one.charge is None:
             return None
         before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.key == one.debit.key)
         return spent(events_of(before), one.charge.delta)
 
-    def is_last(self, one: Charged) -> bool:
+    def is_last(self, one: ReplayedCharge) -> bool:
         """Whether the job has no later charge."""
         return all(other.seq <= one.seq for other in self.charges if other.debit.key == one.debit.key)
 
-    def settled(self, one: Charged) -> bool:
+    def settled(self, one: ReplayedCharge) -> bool:
         """Whether the result of the charged task was saved."""
         job = self.book.jobs.get(one.debit.key)
         slot = one.debit.task, one.debit.round
@@ -90,7 +92,7 @@ class Replay:
             if not same(one.charge.job_epsilon_after, found.epsilon) or not self._is_possible(one, one.charge):
                 yield one.seq
 
-    def _is_possible(self, one: Charged, charge: Charge) -> bool:
+    def _is_possible(self, one: ReplayedCharge, charge: LedgerCharge) -> bool:
         """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
 
         Which patients are in several cohorts, no report tells; of a single cohort both are the same.
@@ -105,7 +107,7 @@ class Replay:
         return least - PRV_ERROR <= charge.epsilon_after <= most + PRV_ERROR
 
 
-def _completed(quoted: Sequence[LedgerRow]) -> Iterator[Row]:
+def _completed(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
     """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
     head, cohorts = Head(), _named(quoted)
     for row in quoted:
@@ -118,7 +120,7 @@ def _completed(quoted: Sequence[LedgerRow]) -> Iterator[Row]:
                 raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
             told = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
         head = Head(row.seq, row.hash)
-        yield Row(row.seq, row.prev, row.hash, told)
+        yield JournalRow(row.seq, row.prev, row.hash, told)
 
 
 def _named(quoted: Sequence[LedgerRow]) -> Iterator[str]:
@@ -128,5 +130,5 @@ def _named(quoted: Sequence[LedgerRow]) -> Iterator[str]:
     return iter(dict.fromkeys(str(cohort) for cohort in named if cohort))
 
 
-def _of_patients(row: Row) -> bool:
+def _of_patients(row: JournalRow) -> bool:
     return bool(row.record["event"] == "cohort")

@@ -8,15 +8,23 @@ from privacy.accounting import spent
 from privacy.ledger_replay import JobKey
 from privacy.mechanisms import DPEvent
 from privacy.report.claim import figures, finite
-from privacy.report.facts import Facts
-from privacy.report.model_guarantee import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
-from privacy.report.replay import Charged
+from privacy.report.facts import ReportFacts
+from privacy.report.model_guarantee import (
+    Accountant,
+    Accounting,
+    Figures,
+    JobFigures,
+    ReportCharge,
+    ReportRefusal,
+    Restart,
+)
+from privacy.report.replay import ReplayedCharge
 
 RDP = "Mironov, Renyi Differential Privacy, 2017"
 PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2021"
 
 
-def accounting(facts: Facts) -> Accounting:
+def accounting(facts: ReportFacts) -> Accounting:
     """E."""
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
     known = ledger.book.jobs.get(job)
@@ -41,9 +49,9 @@ def accounting(facts: Facts) -> Accounting:
     )
 
 
-def refusal(entry: Entry) -> Refusal:
+def refusal(entry: Entry) -> ReportRefusal:
     """Of a job, a release or a receipt."""
-    return Refusal(
+    return ReportRefusal(
         entry=entry.seq,
         time=entry.time,
         job=entry.job,
@@ -69,11 +77,11 @@ def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ..
     )
 
 
-def _charge(facts: Facts, one: Charged) -> Charge:
+def _charge(facts: ReportFacts, one: ReplayedCharge) -> ReportCharge:
     ledger, debit, told = facts.replay, one.debit, one.charge
     whole = debit.key == facts.job or ledger.is_last(one)
     found = ledger.at(one) if whole else None
-    return Charge(
+    return ReportCharge(
         record=one.seq,
         time=one.time,
         job=_label(facts, debit.key),
@@ -101,25 +109,25 @@ def charge_of(entry: Entry) -> tuple[int, str] | None:
     return named["seq"], named["head"]
 
 
-def _restarts(facts: Facts) -> tuple[Restart, ...]:
+def _restarts(facts: ReportFacts) -> tuple[Restart, ...]:
     tried = Counter((one.debit.task, one.debit.round) for one in facts.charges)
     return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in tried.items() if n > 1)
 
 
-def _jobs(facts: Facts) -> Iterable[JobKey]:
+def _jobs(facts: ReportFacts) -> Iterable[JobKey]:
     """This one first, then the others in the ledger's order."""
     charged = (one.debit.key for one in facts.replay.charges)
     own = [facts.job] if facts.is_private else []
     return dict.fromkeys([*own, *charged, *facts.replay.book.jobs])
 
 
-def _label(facts: Facts, key: JobKey) -> str:
+def _label(facts: ReportFacts, key: JobKey) -> str:
     """The job's identifier; with the site, where another site of the same store ran this part of it."""
     site, job = key
     return job if site == facts.evidence.site else f"{job} at {site}"
 
 
-def _job(facts: Facts, name: JobKey) -> JobFigures:
+def _job(facts: ReportFacts, name: JobKey) -> JobFigures:
     charges = [one for one in facts.replay.charges if one.debit.key == name]
     known = facts.replay.book.jobs.get(name)
     return JobFigures(

@@ -9,7 +9,7 @@ from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
 from privacy.ledger_replay import decoded
 from privacy.mechanisms import DPEvent
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.measured import empirical
 from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
 from privacy.report.report_evidence import Policy
@@ -29,7 +29,7 @@ SIGN_OFF = (
 Found = tuple[State, str]
 
 
-def verdicts(facts: Facts) -> Verdicts:
+def verdicts(facts: ReportFacts) -> Verdicts:
     """L."""
     rules = tuple(
         Rule(rule=name, statement=statement, state=state, said=said, evidence=tuple(where))
@@ -41,7 +41,7 @@ def verdicts(facts: Facts) -> Verdicts:
     return Verdicts(state=max((one.state for one in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
 
 
-def _proven(facts: Facts) -> Found:
+def _proven(facts: ReportFacts) -> Found:
     size = facts.held.checkpoint.size
     return (
         SHOWN,
@@ -49,7 +49,7 @@ def _proven(facts: Facts) -> Found:
     )
 
 
-def _complete(facts: Facts) -> Found:
+def _complete(facts: ReportFacts) -> Found:
     log, size = facts.evidence.log, facts.held.checkpoint.size
     if log.first:
         return (
@@ -64,7 +64,7 @@ def _complete(facts: Facts) -> Found:
     return SHOWN, f"all of the log is quoted, {counted(size, 'entry', 'entries')}"
 
 
-def _witnessed(facts: Facts) -> Found:
+def _witnessed(facts: ReportFacts) -> Found:
     last = max((one.seq for one in facts.releases if one.tensors), default=-1)
     held = facts.held
     if held.cosigned > last:
@@ -73,7 +73,7 @@ def _witnessed(facts: Facts) -> Found:
     return NOT_SHOWN, f"others cosigned {counted(held.cosigned, 'entry', 'entries')}; a release is in entry {last}"
 
 
-def _whole(facts: Facts) -> Found:
+def _whole(facts: ReportFacts) -> Found:
     found = [one for one in facts.evidence.examined if one.verdict in ("integrity", "completeness")]
     if broken := [one for one in found if one.state == BROKEN]:
         return BROKEN, f"{broken[0].part}: {broken[0].said}"
@@ -84,7 +84,7 @@ def _whole(facts: Facts) -> Found:
     return SHOWN, f"verified when the report was made: {', '.join(one.part for one in found)}"
 
 
-def _agreed(facts: Facts) -> Found:
+def _agreed(facts: ReportFacts) -> Found:
     found = [one for one in facts.evidence.examined if one.verdict == "consistency"]
     if broken := [one for one in found if one.state == BROKEN]:
         return BROKEN, f"{broken[0].part}: {broken[0].said}"
@@ -95,7 +95,7 @@ def _agreed(facts: Facts) -> Found:
     return SHOWN, "nobody who was asked holds a checkpoint or key that contradicts the log"
 
 
-def _anchored(facts: Facts) -> Found:
+def _anchored(facts: ReportFacts) -> Found:
     named = [charge for one in facts.entries if (charge := charge_of(one))]
     held = {(one.seq, one.hash) for one in facts.evidence.ledger}
     if lost := [seq for seq, head in named if (seq, head) not in held]:
@@ -107,7 +107,7 @@ def _anchored(facts: Facts) -> Found:
     return SHOWN, f"the chain of {counted(len(held), 'record')} holds; entries of the log that name one: {len(named)}"
 
 
-def _bound(facts: Facts) -> Found:
+def _bound(facts: ReportFacts) -> Found:
     binding = facts.evidence.binding
     if binding is None or not binding.from_store:
         return NOT_SHOWN, "the data are no store of `medfedvqa ingest`: another ledger would grant another budget"
@@ -120,7 +120,7 @@ def _bound(facts: Facts) -> Found:
     return SHOWN, f"ledger and store name each other, and no ledger beside it has these patients; {said}"
 
 
-def _replayed(facts: Facts) -> Found:
+def _replayed(facts: ReportFacts) -> Found:
     if wrong := list(facts.replay.recorded_wrongly(facts.job)):
         return BROKEN, f"record {wrong[0]} of the ledger has another epsilon than its charges come to"
     if not facts.charges:
@@ -128,7 +128,7 @@ def _replayed(facts: Facts) -> Found:
     return SHOWN, f"after each charge the recorded epsilon is what both accountants give ({len(facts.charges)})"
 
 
-def _charged(facts: Facts) -> Found:
+def _charged(facts: ReportFacts) -> Found:
     private = [one for one in facts.releases if any(tensor.protection.private for tensor in one.tensors)]
     known = {(one.seq, one.hash): one.debit for one in facts.charges}
     for entry in private:
@@ -149,7 +149,7 @@ def _events(entry: Entry) -> tuple[DPEvent, ...]:
         return ()
 
 
-def _protected(facts: Facts) -> Found:
+def _protected(facts: ReportFacts) -> Found:
     if not facts.is_private:
         return NOT_SHOWN, "the job trained without differential privacy"
     if facts.unprotected:
@@ -160,7 +160,7 @@ def _protected(facts: Facts) -> Found:
     return SHOWN, "all that may depend on data left under differential privacy"
 
 
-def _within(facts: Facts) -> Found:
+def _within(facts: ReportFacts) -> Found:
     policy = facts.evidence.policy
     told = [one.charge for one in facts.charges if one.charge]
     if not told:
@@ -174,13 +174,13 @@ def _within(facts: Facts) -> Found:
     return SHOWN, "every charge stayed within the site's limits"
 
 
-def _sound(facts: Facts) -> Found:
+def _sound(facts: ReportFacts) -> Found:
     if not facts.is_private:
         return NOT_SHOWN, "the job adds no noise"
     return (BROKEN, "charges are void: their noise could be repeated") if facts.void else (SHOWN, "no charge is void")
 
 
-def _allowed(facts: Facts) -> Found:
+def _allowed(facts: ReportFacts) -> Found:
     policy = facts.evidence.policy
     for entry in facts.releases:
         kinds = {tensor.kind.value for tensor in entry.tensors} - set(policy.kinds)
@@ -200,7 +200,7 @@ def _digest(policy: Policy) -> str:
         return ""
 
 
-def _in_settings(facts: Facts) -> Found:
+def _in_settings(facts: ReportFacts) -> Found:
     run = facts.evidence.run
     if run is None:
         return NOT_SHOWN, "the run's results.json was not given"
@@ -217,7 +217,7 @@ def _in_settings(facts: Facts) -> Found:
     return SHOWN, "method and mechanisms of the settings are those of log and ledger"
 
 
-def _identified(facts: Facts) -> Found:
+def _identified(facts: ReportFacts) -> Found:
     named = {code.digest for code in facts.codes}
     if set(facts.every("code_digest")) - named:
         return BROKEN, "an entry of the job has the digest of other code than the log names"
@@ -229,7 +229,7 @@ def _identified(facts: Facts) -> Found:
     return SHOWN, f"the log names all code that took part; {len(outside)} parts are from outside of this project"
 
 
-def _hidden(facts: Facts) -> Found:
+def _hidden(facts: ReportFacts) -> Found:
     if not facts.shared:
         return NOT_SHOWN, "the job aggregates in clear"
     if not facts.evidence.run and not any(facts.sharings.values()):
@@ -247,7 +247,7 @@ def _is_bare(tensor: TensorRecord) -> bool:
     return tensor.kind is not Kind.PUBLIC and not tensor.protection.masked
 
 
-def _attacked(facts: Facts) -> Found:
+def _attacked(facts: ReportFacts) -> Found:
     found = empirical(facts)
     if not found.attacked:
         return NOT_SHOWN, "no attack was given"
@@ -258,13 +258,13 @@ def _attacked(facts: Facts) -> Found:
     return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(found.attacks)}"
 
 
-def _de_identified(facts: Facts) -> Found:
+def _de_identified(facts: ReportFacts) -> Found:
     if facts.evidence.ingested is None:
         return NOT_SHOWN, "the data are not shown to have been ingested with this tool"
     return SHOWN, "the data come from a store that was de-identified as section I says"
 
 
-_RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
+_RULES: tuple[tuple[str, str, str, Callable[[ReportFacts], Found]], ...] = (
     ("log", "Every quoted entry is in the log that the site signed.", "H", _proven),
     ("all of it", "No entry of the job is left out.", "H", _complete),
     ("witnessed", "Others have cosigned the log over every release.", "H", _witnessed),

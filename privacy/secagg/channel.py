@@ -163,7 +163,7 @@ class Handshake:
 
 
 @dataclass(frozen=True)
-class Link:
+class SecureLink:
     """A session over a relay."""
 
     session: Session
@@ -190,7 +190,7 @@ def connect(
     relay: Relay,
     timeout: float,
     told: bytes = b"",
-) -> dict[str, Link]:
+) -> dict[str, SecureLink]:
     """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint, and that the
     server told it the same as this site.
 
@@ -203,7 +203,7 @@ def connect(
     for peer, handshake in handshakes.items():
         relay.send(peer, handshake.hello)
     links = {
-        peer: Link(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
+        peer: SecureLink(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
         for peer, handshake in handshakes.items()
     }
     confirmation = _CONFIRMATION + hashlib.sha256(told).digest()

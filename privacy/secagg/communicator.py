@@ -29,7 +29,7 @@ class Peer(Wire, Protocol):
 
 
 @dataclass
-class Metered:
+class MeteredWire:
     """A way to a peer that counts what is sent."""
 
     link: Peer

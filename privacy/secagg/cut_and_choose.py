@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from privacy.secagg.channel import joined
 from privacy.secagg.errors import MisdealtError, SecureAggregationError
-from privacy.secagg.layout import Layout
+from privacy.secagg.layout import TensorLayout
 from privacy.secagg.randomness import KEY_BYTES, derived
 
 SETS = 4
@@ -56,7 +56,7 @@ def choice(beacon: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenInstances:
     """What the dealer sends of the chosen dealing, by site, and of the others: the set seeds, by member, in order."""
 
     parts: Mapping[str, bytes]
@@ -70,14 +70,19 @@ class Dealing:
 
     sites: tuple[str, ...]
     members: tuple[str, ...]
-    layout: Layout
+    layout: TensorLayout
     seeds: tuple[Mapping[str, bytes], ...]
     """For each set, the set seeds by member."""
     digests: tuple[bytes, ...]
 
     @classmethod
     def of(
-        cls, sites: Sequence[str], members: Sequence[str], layout: Layout, context: bytes, seeds: Mapping[str, bytes]
+        cls,
+        sites: Sequence[str],
+        members: Sequence[str],
+        layout: TensorLayout,
+        context: bytes,
+        seeds: Mapping[str, bytes],
     ) -> "Dealing":
         """The dealings of one attempt. Raises `SecureAggregationError` if these are no group, or a seed is missing or
         has another length."""
@@ -87,12 +92,12 @@ class Dealing:
         digests = tuple(_digest_of_set(_part_digests(_parts(sites, members, layout, each))) for each in by_set)
         return cls(tuple(sites), tuple(members), layout, by_set, digests)
 
-    def chosen(self, index: int) -> Chosen:
+    def chosen(self, index: int) -> ChosenInstances:
         """The dealing of this index, and what shows that the others are right."""
         parts = _parts(self.sites, self.members, self.layout, self.seeds[index])
         others = [each for place, each in enumerate(self.seeds) if place != index]
         revealed = {member: tuple(each[member] for each in others) for member in self.members}
-        return Chosen(parts, _part_digests(parts), revealed)
+        return ChosenInstances(parts, _part_digests(parts), revealed)
 
 
 def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes) -> None:
@@ -111,7 +116,7 @@ def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes
 def check_dealing(
     sites: Sequence[str],
     members: Sequence[str],
-    layout: Layout,
+    layout: TensorLayout,
     context: bytes,
     me_seed: tuple[str, bytes],
     revealed: Mapping[str, Sequence[bytes]],
@@ -139,7 +144,7 @@ def check_dealing(
 def check_unused(
     sites: Sequence[str],
     members: Sequence[str],
-    layout: Layout,
+    layout: TensorLayout,
     context: bytes,
     me_seed: tuple[str, bytes],
     seeds: Mapping[str, bytes],
@@ -158,7 +163,7 @@ def check_unused(
 
 
 def _parts(
-    sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
+    sites: Sequence[str], members: Sequence[str], layout: TensorLayout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     # CrypTen takes seconds to import, and a site that is no member checks its part without it.
     from privacy.secagg.protocol import deal_mix

@@ -8,7 +8,7 @@ import numpy as np
 from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import SecureAggregationError
-from privacy.secagg.masked_opening import Masked, open_masked, product, truncate
+from privacy.secagg.masked_opening import MaskedSecret, open_masked, product, truncate
 from privacy.secagg.ring import HEADROOM_BITS, Ring
 
 COSINE_BITS = 52
@@ -34,7 +34,7 @@ _STEPS = 4
 """Limits in each octave, by which the size of a sum is found."""
 
 
-def reliability_weights(party: Party, cosines: Ring, norms: Masked, accuracies: Masked) -> Ring:
+def reliability_weights(party: Party, cosines: Ring, norms: MaskedSecret, accuracies: MaskedSecret) -> Ring:
     """Shares of eta times the source's norm, [segments, targets, sources], zero on the diagonal.
 
     `cosines`: shares, [segments, owners, owners] in -1..1; `norms` [segments, owners] up to 1024; `accuracies` [owners]
@@ -55,7 +55,7 @@ def reliability_weights(party: Party, cosines: Ring, norms: Masked, accuracies: 
     return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
 
-def _scores(party: Party, cosines: Ring, accuracies: Masked, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
+def _scores(party: Party, cosines: Ring, accuracies: MaskedSecret, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
     """Accuracy times the positive part of the cosine, [segments, targets, sources], with cosine_bits + ACCURACY_BITS,
     and what replaces it where it sums to nothing, [targets, sources], with _SCALED_BITS: accuracies, or ones where
     these sum to nothing, scaled so that they sum to about one. 3 exchanges."""
@@ -98,7 +98,7 @@ def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int)
     return ratios
 
 
-def _divided(party: Party, ratios: Ring, norms: Masked) -> Ring:
+def _divided(party: Party, ratios: Ring, norms: MaskedSecret) -> Ring:
     """Ratios [segments, targets, sources] divided by their row's sum, times the source's norm, with _INVERSE_BITS +
     _LENGTH_BITS. 2 exchanges.
 

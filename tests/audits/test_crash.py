@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import audits
-from audits import AuditKey, AuditLog, Event, Outcome, State, examine, origin_of, read, verify
+from audits import AuditKey, AuditLog, Event, Outcome, VerdictState, examine, origin_of, read, verify
 from audits.log_files import segments
 
 WAVES, CHILDREN = 10, 10
@@ -119,7 +119,7 @@ def test_everything_that_the_outside_saw_is_in_the_log(nursery: subprocess.Popen
     log.close()
 
     found = examine(folder, "chest", key=key.public, network=False)
-    assert found.integrity.state is found.completeness.state is State.SHOWN
+    assert found.integrity.state is found.completeness.state is VerdictState.SHOWN
     assert len(segments(folder)) > 3 and {part.name for part in found.integrity.parts} >= {"tree", "signature"}
     verdict = verify(folder)
     assert verdict.ok and not verdict.torn_bytes

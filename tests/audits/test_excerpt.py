@@ -13,13 +13,13 @@ from logs import JOB
 from audits import (
     AuditKey,
     AuditLog,
-    Cosigned,
+    CosignedCheckpoint,
     Event,
-    Evidence,
     Excerpt,
+    ExternalEvidence,
     LogError,
     NoteError,
-    Quoted,
+    QuotedEntry,
     Witness,
     expire,
     held,
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_only_others_hold_counts_as_well(folder: Path, tmp_pat
     other.cosign(note, log.proof(7, note))
     log.close()
     assert held(quote(folder, SITE, wanted), SITE).cosigned == 7
-    others = Evidence.gather([tmp_path / "other"], folder)
+    others = ExternalEvidence.gather([tmp_path / "other"], folder)
     assert held(quote(folder, SITE, wanted, others), SITE).cosigned == 11
 
 
@@ -102,15 +102,15 @@ def altered(found: Excerpt) -> dict[str, Excerpt]:
     """One thing changed in each."""
     first, second, *rest = found.entries
     assert found.cosigned is not None
-    swapped = Quoted(first.record, second.proof)
-    edited = Quoted({**first.record, "job": "job-0"}, first.proof)
-    more = Quoted({**first.record, "note": 1}, first.proof)
+    swapped = QuotedEntry(first.record, second.proof)
+    edited = QuotedEntry({**first.record, "job": "job-0"}, first.proof)
+    more = QuotedEntry({**first.record, "note": 1}, first.proof)
     return {
         "an edited entry": replace(found, entries=(edited, second, *rest)),
         "a field more": replace(found, entries=(more, second, *rest)),
         "another's proof": replace(found, entries=(swapped, second, *rest)),
-        "a proof cut": replace(found, entries=(Quoted(first.record, first.proof[1:]), second, *rest)),
-        "no proof": replace(found, entries=(Quoted(first.record, ("?",)), second, *rest)),
+        "a proof cut": replace(found, entries=(QuotedEntry(first.record, first.proof[1:]), second, *rest)),
+        "no proof": replace(found, entries=(QuotedEntry(first.record, ("?",)), second, *rest)),
         "an order": replace(found, entries=(second, first, *rest)),
         "an entry twice": replace(found, entries=(first, first, *rest)),
         "another key": replace(found, key=str(key(seed=3).public)),
@@ -122,8 +122,10 @@ def altered(found: Excerpt) -> dict[str, Excerpt]:
         "no cosigner": replace(found, others=()),
         "the site as cosigner": replace(found, others=(found.key,)),
         "no cosigned checkpoint": replace(found, cosigned=None),
-        "a consistency": replace(found, cosigned=Cosigned(found.cosigned.checkpoint, found.cosigned.proof[1:])),
-        "a cosigned note": replace(found, cosigned=Cosigned(found.checkpoint, ())),
+        "a consistency": replace(
+            found, cosigned=CosignedCheckpoint(found.cosigned.checkpoint, found.cosigned.proof[1:])
+        ),
+        "a cosigned note": replace(found, cosigned=CosignedCheckpoint(found.checkpoint, ())),
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_examine import states
 
-from audits import RETENTION_DAYS, Event, ExpiryResult, LogError, State, examine, expire, read, verify
+from audits import RETENTION_DAYS, Event, ExpiryResult, LogError, VerdictState, examine, expire, read, verify
 from audits.checkpoint import NoteFile
 from audits.expiry import Basis, Expiry
 
@@ -63,8 +63,8 @@ def test_entries_expire_once_cosigned_times_show_their_age(hospital: Hospital) -
     assert last.event is Event.EXPIRED and last.expiry == Expiry(first, RETENTION_DAYS, Basis.COSIGNED).record()
     assert 0 < first <= 6
     found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert verify(hospital.place / "audit").ok and found["times"] is State.SHOWN
-    assert found["retention"] is found["cosigned times"] is State.SHOWN
+    assert verify(hospital.place / "audit").ok and found["times"] is VerdictState.SHOWN
+    assert found["retention"] is found["cosigned times"] is VerdictState.SHOWN
     assert expire(hospital.log_again()) == ExpiryResult(0, 0)
 
 
@@ -105,7 +105,7 @@ def test_a_person_may_give_the_date(hospital: Hospital) -> None:
     assert last.expiry and (last.expiry["basis"], last.expiry["date"]) == ("date", NOW.date().isoformat())
     assert "by the date" in str(last.reason) and verify(hospital.place / "audit").ok
     found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert found["retention"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+    assert found["retention"] is VerdictState.NOT_SHOWN and found["chain"] is VerdictState.SHOWN
 
 
 def test_the_date_has_to_be_the_machines_and_not_before_others(hospital: Hospital) -> None:
@@ -129,11 +129,11 @@ def test_an_expiry_of_an_earlier_version_still_holds(hospital: Hospital) -> None
     hospital.log.append(Event.EXPIRED, reason=reason)
     hospital.log.checkpoint()
     (hospital.place / "audit" / "log-000000.jsonl").unlink()
-    assert states(examine(hospital.place / "audit", "chest", network=False))["retention"] is State.SHOWN
+    assert states(examine(hospital.place / "audit", "chest", network=False))["retention"] is VerdictState.SHOWN
     assert expire(hospital.log).deleted > 0
     hospital.log.close()
     found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert verify(hospital.place / "audit").ok and State.BROKEN not in found.values()
+    assert verify(hospital.place / "audit").ok and VerdictState.BROKEN not in found.values()
 
 
 def test_a_cosignature_of_another_history_shows_nothing(hospital: Hospital) -> None:

@@ -17,7 +17,7 @@ from audits.byte_ledger import (
     PER_TENSOR,
     FrameCount,
     Reconciler,
-    Submitted,
+    ResultCount,
     Traffic,
     WireWindow,
     reconcile,
@@ -25,7 +25,7 @@ from audits.byte_ledger import (
 
 TENSOR = TensorRecord("shared", (2, 3), "float32", 24, "ab" * 32, Kind.PARAMETERS, Protection.NONE)
 ENCODED, FRAME = 900, 2000  # bytes
-RESULT = Submitted("train", 1, 1, 1, 24, 0, ENCODED)
+RESULT = ResultCount("train", 1, 1, 1, 24, 0, ENCODED)
 
 
 def count(

@@ -23,8 +23,8 @@ from audits import (
     AuditError,
     AuditLog,
     Event,
-    Evidence,
     Exchange,
+    ExternalEvidence,
     JobRefused,
     LogError,
     NoteError,
@@ -50,8 +50,8 @@ from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from privacy import DPSettings
-from privacy.report import Given, join, read_report, report_of, verify_report
-from privacy.report.report_evidence import Evidence as ReportEvidence
+from privacy.report import SourceReport, join, read_report, report_of, verify_report
+from privacy.report.report_evidence import ReportEvidence
 from privacy.report.report_files import ENVELOPE, JSON, encoded, signed
 
 Reads = Callable[[], object]
@@ -310,7 +310,7 @@ def test_reports_on_logs_with_any_values_are_judged_and_joined_or_refused(
         hostile = read_report(said)
         made = report_of(hostile.evidence)
         (folder / ENVELOPE).write_bytes(signed(made, {JSON: encoded(made.model_dump(mode="json"))}, key))
-        join([Given(made, "00" * 32), Given(report.model_copy(), "11" * 32)])
+        join([SourceReport(made, "00" * 32), SourceReport(report.model_copy(), "11" * 32)])
 
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "keys").write_text(f"{key.public}\n")
@@ -349,5 +349,5 @@ def test_others_evidence_that_is_none_is_refused(tmp_path: Path) -> None:
         original = path.read_bytes()
         for number, content in inputs(f"evidence {path.name}", lambda random, o=original: mutated(random, o)):
             path.write_bytes(content)
-            refused(number, lambda: Evidence.gather([place / "head"], place / "audit"), LogError)
+            refused(number, lambda: ExternalEvidence.gather([place / "head"], place / "audit"), LogError)
         path.write_bytes(original)

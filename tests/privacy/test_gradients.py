@@ -18,12 +18,12 @@ from privacy import (
     expanded,
     owned,
 )
-from privacy.clipping import Contribution
+from privacy.clipping import GradientContribution
 
 WIDTH = 5
 SECRET = RepeatableRandomness(0).secret()
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=8)
-Added = tuple[list[Contribution], torch.Tensor]
+Added = tuple[list[GradientContribution], torch.Tensor]
 Patients = Sequence[tuple[str, torch.Tensor, torch.Tensor]]
 """Of each patient the key, rows [n, WIDTH] and answers [n]."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import privacy
-from privacy.ledger import Ledger, State
+from privacy.ledger import ChargeState, Ledger
 
 pytestmark = pytest.mark.usefixtures("simple_accountant")
 
@@ -129,7 +129,7 @@ def check(folder: Path, lines: list[list[str]], epsilon: float) -> float:
                 assert [charge.seq, charge.head, charge.epsilon_after] == [int(told[0]), told[1], float(told[2])]
                 epsilon = charge.epsilon_after
             elif round == "2":
-                assert states[job] is State.CHARGED
+                assert states[job] is ChargeState.CHARGED
         found = sum(account.spent.epsilon for account in ledger.accounts(DELTA))
     in_flight = found - epsilon
     assert min(abs(in_flight - steps) for steps in (0, 2, 3)) < 1e-9

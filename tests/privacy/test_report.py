@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from audits import AuditKey, Judgement, State, VerifierKey, origin_of
+from audits import AuditKey, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.cli.sites import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
@@ -21,12 +21,12 @@ from medfedvqa.version import code_digest
 from privacy import Ledger
 from privacy.report import (
     Accuracy,
+    AccuracyMeasurement,
     Attack,
-    Attacked,
-    Evidence,
-    Measured,
+    AttackEstimate,
     Report,
     ReportError,
+    ReportEvidence,
     read_report,
     report_of,
     report_schema,
@@ -74,7 +74,7 @@ def put(folder: Path, report: Report, said: bytes, key: AuditKey) -> Path:
 
 
 def broken(found: Judgement) -> list[str]:
-    return [part.name for part in found.parts if part.state is State.BROKEN]
+    return [part.name for part in found.parts if part.state is VerdictState.BROKEN]
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -145,7 +145,7 @@ def test_a_report_of_a_version_without_bindings_stays_as_it_is(report: Report) -
     """It has no rule about one budget, and is written without the field that it does not know."""
     told = json.loads(written(report))["evidence"]
     assert told.pop("binding") == {"from_store": False, "bound": False, "compared": False}
-    earlier = report_of(Evidence.model_validate_json(json.dumps(told)))
+    earlier = report_of(ReportEvidence.model_validate_json(json.dumps(told)))
     assert "one budget" not in {one.rule for one in earlier.sections.verdicts.rules}
     assert "binding" not in json.loads(written(earlier))["evidence"]
     assert read_report(written(earlier)) == earlier
@@ -159,14 +159,14 @@ def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
     ledger.export(tmp_path / "export")
     ledger.close()
     found = verify_report(folder, key.public, config.audit, tmp_path / "export")
-    assert found.state is State.SHOWN, found
+    assert found.state is VerdictState.SHOWN, found
 
 
 def test_without_a_key_from_the_site_it_is_not_shown_whose_report_it_is(folder: Path) -> None:
     """A key that lies in the report itself vouches for nothing."""
     found = verify_report(folder, code_digest=code_digest())
-    assert [part.name for part in found.parts if part.state is not State.SHOWN] == ["key"]
-    assert found.state is State.NOT_SHOWN
+    assert [part.name for part in found.parts if part.state is not VerdictState.SHOWN] == ["key"]
+    assert found.state is VerdictState.NOT_SHOWN
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,7 +178,7 @@ def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
     told = report.model_dump(mode="json")
     path = data.draw(st.sampled_from(list(leaves(told))))
     (folder / JSON).write_bytes(with_edit(told, path))
-    assert verify_report(folder, key.public).state is State.BROKEN, path
+    assert verify_report(folder, key.public).state is VerdictState.BROKEN, path
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -229,15 +229,15 @@ def test_an_edited_or_missing_page_is_found(folder: Path, key: AuditKey, page: s
     (folder / page).write_bytes(PAGES[page] + b" ")
     assert broken(verify_report(folder, key.public)) == ["pages"]
     (folder / page).unlink()
-    assert verify_report(folder, key.public).state is State.NOT_SHOWN
+    assert verify_report(folder, key.public).state is VerdictState.NOT_SHOWN
 
 
-def told_otherwise(evidence: Evidence) -> dict[str, Evidence]:
+def told_otherwise(evidence: ReportEvidence) -> dict[str, ReportEvidence]:
     """Lies that the site could try, each with all figures made anew."""
     rows, log = evidence.ledger, evidence.log
     begun = [row for row in rows if row.record and row.record["event"] == "begun"]
 
-    def ledger(*changed: Any) -> Evidence:
+    def ledger(*changed: Any) -> ReportEvidence:
         return evidence.model_copy(update={"ledger": tuple(changed)})
 
     quieter = rows[2].model_copy(update={"record": json.loads(json.dumps(rows[2].record).replace("1.5", "9.5"))})
@@ -272,7 +272,7 @@ def test_releases_that_a_report_leaves_out_are_found_with_the_log(
     put(tmp_path, fewer, written(fewer), key)
     assert "log" in broken(verify_report(tmp_path, key.public, config.audit))
     found = verify_report(tmp_path, key.public)
-    assert "all of it" in [part.name for part in found.parts if part.state is State.NOT_SHOWN]
+    assert "all of it" in [part.name for part in found.parts if part.state is VerdictState.NOT_SHOWN]
 
 
 def test_a_report_holds_no_identifier_path_question_or_answer(
@@ -314,7 +314,7 @@ def test_bounds_of_an_attack_are_made_from_its_counts(report: Report) -> None:
     """A claim that the counts refute breaks a rule; the bound is the paper's, not the file's."""
     run = report.evidence.run
     assert run and run.dp
-    counts = Attacked(artefact="personal", attack="loss", canaries=200, guessed=200, correct=195)
+    counts = AttackEstimate(artefact="personal", attack="loss", canaries=200, guessed=200, correct=195)
     same = {name: getattr(run, name) for name in ("method", "options", "data", "backbone", "dp", "sites")}
     claimed = {"claimed_epsilon": 1.0, "claimed_delta": 1e-5, "confidence": 0.95}
     attack = Attack(sha256="0" * 64, attacks=(counts,), **same, **claimed)
@@ -334,7 +334,7 @@ def test_a_kept_model_stands_beside_the_released_one_and_no_epsilon_covers_it(re
         name: Accuracy(accuracy=value, low=value - 0.1, high=value + 0.1)
         for name, value in {"private": 0.5, "without": 0.6, "prior": 0.4, "finished": 0.7, "alone": 0.55}.items()
     }
-    measured = Measured(**accuracies, alone_equal=None, same_settings=True, kept="alone")
+    measured = AccuracyMeasurement(**accuracies, alone_equal=None, same_settings=True, kept="alone")
     told = sections_of(report.evidence.model_copy(update={"measured": measured})).empirical
     assert (told.accuracy_private, told.accuracy_finished) == (0.5, accuracies["finished"])
     assert (told.accuracy_alone, told.accuracy_alone_equal, told.kept) == (accuracies["alone"], None, "alone")

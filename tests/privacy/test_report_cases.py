@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from audits import AuditKey, AuditLog, Event, JobRefused, State, expire, origin_of
+from audits import AuditKey, AuditLog, Event, JobRefused, VerdictState, expire, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -19,7 +19,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import VERSION
-from privacy import DPSettings, Ledger, Limits, Planned, SampledGaussian, spent
+from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, spent
 from privacy.report import ReportError, Sections, registry_entry, report_of, sections_of, verify_report, written
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
@@ -112,9 +112,9 @@ def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> 
         sections(config, "study-9")
 
 
-def plan(*steps: int) -> list[Planned]:
+def plan(*steps: int) -> list[PlannedTask]:
     return [
-        Planned("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
+        PlannedTask("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
     ]
 
 
@@ -189,7 +189,7 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
         (tmp_path / job).mkdir()
         (tmp_path / job / JSON).write_bytes(written(report_of(evidence_of(config, job, None, None, None, (), False))))
         [found[job]] = [one for one in verify_report(tmp_path / job, withdrawn=file).parts if one.name == CODE]
-    assert found["new"].state is State.SHOWN and found["old"].state is State.NOT_SHOWN
+    assert found["new"].state is VerdictState.SHOWN and found["old"].state is VerdictState.NOT_SHOWN
     reason = "no proof" if file is None else "Its noise was too small."
     assert "computed by a withdrawn version" in found["old"].said and reason in found["old"].said
 
@@ -199,7 +199,7 @@ def test_a_report_that_a_withdrawn_version_made_is_named_as_such_even_if_it_cann
     told = {"evidence": {"tool": {"version": "0.1.0", "code_digest": "ab" * 32}}}
     (tmp_path / JSON).write_text(json.dumps(told))
     found = {one.name: one.state for one in verify_report(tmp_path).parts}
-    assert found == {"schema": State.BROKEN, CODE: State.NOT_SHOWN}
+    assert found == {"schema": VerdictState.BROKEN, CODE: VerdictState.NOT_SHOWN}
     for nothing in ({}, [], {"evidence": {"tool": {"version": VERSION, "code_digest": None}}}):
         (tmp_path / JSON).write_text(json.dumps(nothing))
         assert [one.name for one in verify_report(tmp_path).parts] == ["schema"]

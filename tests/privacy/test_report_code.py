@@ -14,7 +14,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from medfedvqa.report.html import page
-from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
+from privacy.report import Report, SourceReport, join, read_report, report_of, verify_report, written
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -108,5 +108,5 @@ def test_sites_of_one_job_agree_on_project_and_plug_ins_and_need_not_on_dependen
 ) -> None:
     """A site with a graphics card has another torch than one without."""
     reports = [reported([CODE]), reported([JobCode(other)], site="head")]
-    joined = join(Given(report, "ab" * 32) for report in reports)
+    joined = join(SourceReport(report, "ab" * 32) for report in reports)
     assert {one.what: one.state for one in joined.agreements}["code"] == state

@@ -31,7 +31,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from audits import AuditKey, AuditLog, Event, LogError, Refusal
-from audits.byte_ledger import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
+from audits.byte_ledger import JOB, LIMITS, SITE, FrameCount, ResultCount, Traffic, WireWindow
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.allowed_messages import RESULT, classify
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
@@ -58,7 +58,7 @@ class Tally:
     def __init__(self) -> None:
         self.sent: dict[tuple[str, str | None, bool], FrameCount] = {}
         self.refused: dict[str, FrameCount] = {}
-        self.results: dict[tuple[str, int, int], Submitted] = {}
+        self.results: dict[tuple[str, int, int], ResultCount] = {}
         self.mailed = 0
 
     def apply(self, line: list[Any]) -> None:
@@ -72,7 +72,7 @@ class Tally:
                 count = self.refused.setdefault(traffic, FrameCount(Traffic(traffic), None, False))
                 count.add(nbytes, payload)
             case ["result", task, round, tensors, nbytes, beside, encoded]:
-                before = self.results.get((task, round, tensors), Submitted(task, round, 0, tensors, 0, 0, 0))
+                before = self.results.get((task, round, tensors), ResultCount(task, round, 0, tensors, 0, 0, 0))
                 self.results[task, round, tensors] = replace(
                     before,
                     messages=before.messages + 1,
@@ -93,7 +93,7 @@ class Tally:
         return bool(self.sent or self.refused or self.results or self.mailed)
 
 
-class Journal:
+class FrameJournal:
     """One window's file; held locked while its process lives."""
 
     def __init__(self, folder: Path, process: str, session: str, number: int, job: str | None) -> None:
@@ -135,14 +135,14 @@ class WireLedger:
         self._session = secrets.token_hex(8)
         self._lock, self._logging = threading.Lock(), threading.Lock()
         self._refusals = RefusalEntries(self._log, self._folder / "refusals")
-        self._full: list[Journal] = []
+        self._full: list[FrameJournal] = []
         self._flushed = -PERIOD
         self._journal = self._new(0)
         self._result: tuple[str, int, int, int, int] = "", 0, 0, 0, 0
         self._announced = threading.local()
 
-    def _new(self, number: int) -> Journal:
-        return Journal(self._folder, self.process, self._session, number, self.job)
+    def _new(self, number: int) -> FrameJournal:
+        return FrameJournal(self._folder, self.process, self._session, number, self.job)
 
     def install(self) -> None:
         """From now on every frame of this process is counted, or refused."""

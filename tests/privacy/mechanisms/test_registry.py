@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from privacy import AccountingError, DPEvent, Laplace, Ledger, Limits, Planned, SampledGaussian, Use, spent, summed
+from privacy import AccountingError, DPEvent, Laplace, Ledger, Limits, PlannedTask, SampledGaussian, Use, spent, summed
 from privacy.mechanisms import base, counts_mechanisms
 from privacy.mechanisms.base import PrivacyLoss
 from privacy.report.replay import Replay, quote_ledger
@@ -74,7 +74,7 @@ def test_a_new_mechanism_reaches_accountants_ledger_and_replay(response: type[DP
     assert 0.8 < alone.epsilon < 1.6 and alone.epsilon < both.epsilon < alone.epsilon + 0.6
     limits = Limits(max_epsilon=50, delta=1e-5)
     with closing(Ledger(tmp_path / "ledger", "chest")) as ledger:
-        ledger.reserve("job", "fedavg", ["p", "q"], [Planned("train", 1, (event, Laplace(2.0)))], limits)
+        ledger.reserve("job", "fedavg", ["p", "q"], [PlannedTask("train", 1, (event, Laplace(2.0)))], limits)
         assert ledger.begin("job", "train", 1, limits).epsilon_after == both.epsilon
         quoted = quote_ledger(ledger.rows())
     with closing(Ledger(tmp_path / "ledger", "chest")) as again:

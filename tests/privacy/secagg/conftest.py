@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from audits import Tensors
-from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
+from privacy.secagg import Group, Identity, InProcessRelay, Relay, SecureLink, TensorLayout, connect
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
@@ -19,7 +19,7 @@ from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
 class Tap:
     """A link that keeps what was received, decrypted."""
 
-    link: Link
+    link: SecureLink
     received: list[bytes] = field(default_factory=list)
 
     @property
@@ -126,7 +126,7 @@ def together() -> Together:
     """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
 
     def run(
-        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
+        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: TensorLayout, members: int | None = None
     ) -> dict[str, Site]:
         sites = names(len(tensors))
         seeds = {member: new_seed() for member in sites[:members]}

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privacy.secagg import Handshake, Identity, InProcessRelay, SecureAggregationError, Session, SiteError, connect
-from privacy.secagg.channel import Link
+from privacy.secagg.channel import SecureLink
 
 MARKER = b"a planted marker of a patient"
 
@@ -152,7 +152,7 @@ def test_connected_sites_exchange_messages_of_the_length_agreed() -> None:
     a, b = identity(), identity()
     relay = InProcessRelay()
 
-    def one(me: str, who: Identity, peer: str, whom: Identity) -> Link:
+    def one(me: str, who: Identity, peer: str, whom: Identity) -> SecureLink:
         return connect(who, "job", me, {peer: whom.fingerprint}, relay.of(me), 5)[peer]
 
     with ThreadPoolExecutor(2) as pool:

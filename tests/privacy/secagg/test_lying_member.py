@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privacy.secagg import Layout, SecureAggregationError, protocol
+from privacy.secagg import SecureAggregationError, TensorLayout, protocol
 from privacy.secagg.layout import LARGEST_NORM, with_error
 from privacy.secagg.reliability import ACCURACY_BITS, NORM_BITS
 from privacy.secagg.ring import Ring
 
 SHAPE = (2, 4, 8)
-LAYOUT = Layout.of({"p": SHAPE})
+LAYOUT = TensorLayout.of({"p": SHAPE})
 LIAR = 0.123
 """The accuracy by which the liar's input is known."""
 LARGEST_COORDINATE = 2.0**11
@@ -43,7 +43,7 @@ def mixtures(together: Any, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> tuple[
     tensors = [{"p": np.float32((common + rng.normal(size=SHAPE)) / 8)} for _ in range(4)]
     honest = protocol._encoded
 
-    def encoded(prompts: Any, accuracy: float, layout: Layout) -> Ring:
+    def encoded(prompts: Any, accuracy: float, layout: TensorLayout) -> Ring:
         ring = honest(prompts, accuracy, layout)
         return lie(ring) if accuracy == LIAR else ring
 

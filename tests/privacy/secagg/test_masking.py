@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.aggregation import mean
-from privacy.secagg import Identity, InProcessRelay, Layout, RangeError, SecureAggregationError, SiteError, connect
+from privacy.secagg import (
+    Identity,
+    InProcessRelay,
+    RangeError,
+    SecureAggregationError,
+    SiteError,
+    TensorLayout,
+    connect,
+)
 from privacy.secagg.group import Group
 from privacy.secagg.masked_mean import mean_of_sum, summand
 from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
@@ -84,7 +92,7 @@ def test_the_mean_is_the_weighted_mean_of_those_that_uploaded(
     uploaded = [site for site in sites if site not in silent]
     tensors = {s: {n: np.float32(rng.normal(size=h) * 2.0**log_scale) for n, h in shapes.items()} for s in sites}
     weights = {site: int(rng.integers(1, 4000)) for site in sites}
-    layout, masks = Layout.of(shapes), attempt(sites, members)
+    layout, masks = TensorLayout.of(shapes), attempt(sites, members)
     values = {site: summand(tensors[site], weights[site], layout, count) for site in uploaded}
     answers = answers_of(masks, [m for m in members if m not in silent | mute], uploaded)
     result = mean_of_sum(opened(sites, members, uploads_of(masks, values), answers), len(uploaded), layout)
@@ -194,7 +202,7 @@ def test_a_server_that_asks_for_two_sums_gets_one() -> None:
 
 def test_a_value_out_of_range_and_a_sum_that_is_none_are_refused() -> None:
     """Before anything is shared; and where the masks do not cancel, or nobody has rows."""
-    layout = Layout.of({"x": (1,)})
+    layout = TensorLayout.of({"x": (1,)})
     for value, weight in ((np.nan, 1), (2.0**38, 1), (2.0**20, 2**20), (1.0, -1), (1.0, np.nan)):
         with pytest.raises(RangeError, match="nothing was shared"):
             summand({"x": np.array([value])}, weight, layout, 3)

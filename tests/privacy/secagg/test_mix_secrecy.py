@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.secagg import Layout, SecureAggregationError
+from privacy.secagg import SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import FixedPoint
 from privacy.secagg.tuples import mask_key
 
-LAYOUT = Layout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
 """By block, so that there are comparisons enough for statistics."""
 KINDS = {
     "zeros": np.zeros((8, 4, 125)),
@@ -95,7 +95,7 @@ def test_all_members_but_one_and_any_outsiders_see_nothing_of_another_input(toge
 
 def test_the_relay_carries_no_marker(together: Any) -> None:
     """A number that fills a site's prompt shows in nothing that the relay sees, as float or in fixed point."""
-    layout, value = Layout.of({"p": (4, 64)}), np.float32(0.123456)
+    layout, value = TensorLayout.of({"p": (4, 64)}), np.float32(0.123456)
     found = together([{"p": np.full((4, 64), value)}] * 4, [0.5] * 4, layout, 3)
     markers = [value.tobytes(), np.float64(value).tobytes()]
     markers += [FixedPoint(bits).encode(number).tobytes() for bits in (20, 24, 26) for number in (value, 1 / 16)]
@@ -105,7 +105,7 @@ def test_the_relay_carries_no_marker(together: Any) -> None:
 
 def test_two_runs_on_the_same_values_have_nothing_in_common(together: Any) -> None:
     """A repeated round shows fresh randomness only."""
-    layout = Layout.of({"p": (8, 8)})
+    layout = TensorLayout.of({"p": (8, 8)})
     tensors = [{"p": np.full((8, 8), 0.1 + rank, np.float32)} for rank in range(4)]
     seen = [
         {
@@ -131,14 +131,14 @@ def test_no_torch_or_numpy_generator_is_consulted(together: Any, monkeypatch: py
             patch.setattr(torch, name, alarm)
         for name in ("random_", "uniform_", "normal_", "bernoulli_"):
             patch.setattr(torch.Tensor, name, alarm)
-        together([{"p": np.ones((2, 3), np.float32)}] * 4, [0.5] * 4, Layout.of({"p": (2, 3)}), 3)
+        together([{"p": np.ones((2, 3), np.float32)}] * 4, [0.5] * 4, TensorLayout.of({"p": (2, 3)}), 3)
     assert torch.equal(before, torch.get_rng_state()) and np.array_equal(numpy_before, np.random.get_state()[1])
 
 
 @pytest.mark.parametrize("gone", ["s001", "s003"])
 def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
     """A member or an owner that sends no input; the others can go on without it."""
-    layout = Layout.of({"p": (2, 2)})
+    layout = TensorLayout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
     seeds = {member: new_seed() for member in members}
     dealt = deal_mix(sites, members, layout, seeds)
@@ -160,7 +160,7 @@ def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
 
 def test_members_name_the_owner_that_sends_garbage(linked: Any) -> None:
     """An input of another length; one of the right length that is noise cannot be told from a masked one."""
-    layout = Layout.of({"p": (2, 2)})
+    layout = TensorLayout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
     seeds = {member: new_seed() for member in members}
     dealt = deal_mix(sites, members, layout, seeds)

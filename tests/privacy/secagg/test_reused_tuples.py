@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
+from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES
@@ -13,7 +13,7 @@ from privacy.secagg.ring import Ring
 
 SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
-LAYOUT = Layout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
 """By block, so that there are comparisons enough for statistics."""
 PROMPT = {"p": np.float32(np.linspace(-1, 1, 4000).reshape(8, 4, 125))}
 
