@@ -43,7 +43,7 @@ PREFIX = 16
 HEADER = 2048
 ENVELOPE = 2048
 PER_TENSOR = 512
-BESIDE = 1 << 15
+LOG_BYTES = 1 << 15
 MAIL_PART = 1 << 20
 
 LIMITS: Mapping[Traffic, int | None] = {
@@ -63,7 +63,7 @@ LIMITS: Mapping[Traffic, int | None] = {
 """Bytes that one frame of a kind may have, headers included; None where its payload is held against what was released.
 
 A task's result may have `PREFIX + HEADER` bytes around each frame's payload, and its payload `ENVELOPE` bytes a message
-and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `BESIDE`
+and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `LOG_BYTES`
 bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
 """
 
@@ -133,21 +133,21 @@ class WireWindow:
     def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
         """The window that `record` describes. Raises `LogError` if it is none, `NewerFormat` if it has more."""
         try:
-            _check_known(record)
+            _check_names(record)
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
-            results = tuple(_submitted(part) for part in record["results"])
-            found = cls(**{**record, "sent": sent, "refused": refused, "results": results})
-            check_types(found, str, ("session",))
-            check_types(found, bool, ("last", "gap"))
-            check_counts(found, ("number", "mailed"))
-            if found.process in (SITE, JOB):
-                return found
+            results = tuple(_result_count(part) for part in record["results"])
+            window = cls(**{**record, "sent": sent, "refused": refused, "results": results})
+            check_types(window, str, ("session",))
+            check_types(window, bool, ("last", "gap"))
+            check_counts(window, ("number", "mailed"))
+            if window.process in (SITE, JOB):
+                return window
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         raise LogError("the entry's counts do not have the fields of this version's format")
 
 
-def _check_known(record: Mapping[str, Any]) -> None:
+def _check_names(record: Mapping[str, Any]) -> None:
     """Raises `NewerFormat` for members and kinds of traffic that this version does not know."""
     counts = [*record["sent"], *record["refused"]]
     check_members(WireWindow, [record], "the entry of counted bytes")
@@ -156,21 +156,21 @@ def _check_known(record: Mapping[str, Any]) -> None:
 
 
 def _count(record: Mapping[str, Any]) -> FrameCount:
-    found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
-    check_types(found, str | None, ("job",))
-    check_types(found, bool, ("leaves",))
-    check_counts(found, (one.name for one in fields(FrameCount)[3:]))
-    return found
+    count = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
+    check_types(count, str | None, ("job",))
+    check_types(count, bool, ("leaves",))
+    check_counts(count, (member.name for member in fields(FrameCount)[3:]))
+    return count
 
 
-def _submitted(record: Mapping[str, Any]) -> ResultCount:
-    found = ResultCount(**record)
-    check_types(found, str, ("task",))
-    check_types(found, int, ("round",))
-    check_counts(found, (one.name for one in fields(ResultCount)[2:]))
-    if not found.messages:
+def _result_count(record: Mapping[str, Any]) -> ResultCount:
+    result = ResultCount(**record)
+    check_types(result, str, ("task",))
+    check_types(result, int, ("round",))
+    check_counts(result, (member.name for member in fields(ResultCount)[2:]))
+    if not result.messages:
         raise ValueError
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class _Job:
 
 
 _RESULTS, _VALUES = "encoding of task results", "values of released tensors"
-_BESIDE = "checkpoints and cosignatures of audit logs"
+_LOG_BYTES = "checkpoints and cosignatures of audit logs"
 
 
 _Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]
@@ -275,19 +275,19 @@ class Reconciler:
     def add(self, entry: Entry) -> None:
         """Take one entry in. Raises `LogError`."""
         if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
-            self.released(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
+            self.add_release(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
         if entry.event is Event.WIRE:
-            self.counted(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
+            self.add_window(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
     def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
         """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
         if peer == SITES:
             self._jobs[job].shared = True
         else:
-            known = self._released[job]
-            known[round, nbytes, tensors] = None
-            if len(known) > _RECENT:
-                known.popitem(last=False)
+            recent = self._released[job]
+            recent[round, nbytes, tensors] = None
+            if len(recent) > _RECENT:
+                recent.popitem(last=False)
 
     def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
         """A `wire` entry is in the log."""
@@ -304,8 +304,8 @@ class Reconciler:
         if job is not None and (missing or session.partial):
             self._jobs[job].compared = False
         session.next, session.over = window.number + 1, window.last
-        for refused in window.refused:
-            self._refused += refused.frames
+        for count in window.refused:
+            self._refused += count.frames
         for count in window.sent:
             self._frames(seq, window, count)
         if window.process == JOB and job is not None and not session.partial:
@@ -316,10 +316,10 @@ class Reconciler:
         running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
         across = list(self._across(running))
         findings = [*self._findings, *(finding for job, finding in across if job not in counting)]
-        left = self._left + Counter({_VALUES: self._values, _BESIDE: self._beside})
-        left[_RESULTS] -= self._values + self._beside
+        by_kind = self._left + Counter({_VALUES: self._values, _LOG_BYTES: self._beside})
+        by_kind[_RESULTS] -= self._values + self._beside
         return Reconciliation(
-            left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
+            left={name: nbytes for name, nbytes in sorted(by_kind.items()) if nbytes},
             findings=tuple(findings),
             pending=tuple(finding for job, finding in across if job in counting),
             refused_frames=self._refused,
@@ -334,9 +334,9 @@ class Reconciler:
         limit = LIMITS[count.traffic]
         if limit is not None and count.largest > limit:
             self._find(seq, count.largest - limit, f"a frame of the kind '{count.traffic}' is longer than such may be")
-        around = count.nbytes - count.payload
-        if around > count.frames * (PREFIX + 2 * HEADER):
-            self._find(seq, around, f"frames of the kind '{count.traffic}' have longer headers than such may have")
+        overhead = count.nbytes - count.payload
+        if overhead > count.frames * (PREFIX + 2 * HEADER):
+            self._find(seq, overhead, f"frames of the kind '{count.traffic}' have longer headers than such may have")
         if count.traffic is not Traffic.HANDSHAKE:
             key = window.session, count.traffic, count.job, count.leaves
             self._handed[key] += count.announced - count.payload
@@ -365,22 +365,22 @@ class Reconciler:
         if (more := sums.sent[Traffic.MAIL] - sums.mailed) > 0:
             self._find(seq, more, "more was sent to other sites than was sealed for them")
             sums.mailed += more
-        if window.last and all(one.over for one in self._sessions.values() if one.job == job):
+        if window.last and all(session.over for session in self._sessions.values() if session.job == job):
             self._released.pop(job, None)
 
     def _result(self, seq: int, job: str, result: ResultCount) -> None:
         """A result must be a release's: its tensors' bytes, as often as it was sent, and little more around them."""
-        released = result.round, result.nbytes // result.messages, result.tensors
-        if result.nbytes % result.messages == 0 and released in self._released[job]:
+        release = result.round, result.nbytes // result.messages, result.tensors
+        if result.nbytes % result.messages == 0 and release in self._released[job]:
             self._values += result.nbytes
         elif result.tensors:
             self._find(seq, result.nbytes, "a task's result holds tensors that no release logged before it holds")
         self._beside += result.beside
-        if (more := result.beside - result.messages * BESIDE) > 0:
+        if (more := result.beside - result.messages * LOG_BYTES) > 0:
             self._find(seq, more, "a task's result tells more of audit logs than there can be to tell")
-        around = result.encoded - result.nbytes - result.beside
-        if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
-            self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
+        overhead = result.encoded - result.nbytes - result.beside
+        if overhead > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
+            self._find(seq, overhead - most, "a task's result holds more around its tensors than their encoding needs")
 
     def _across(self, running: set[str | None]) -> Iterator[tuple[str, WireFinding]]:
         """By job: what the site's own process passed on for it, against what the job's processes sent."""

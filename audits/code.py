@@ -49,9 +49,9 @@ class CodePart:
         forms = ((_NAME, self.name), (_VERSION, self.version), (_DIGEST, self.sha256))
         if not all(value is None or fits(value) for fits, value in forms):
             raise ValueError("no name, version or digest of a distribution")
-        named = self.name is not None and self.version is not None and self.sha256 is not None
-        bare = self.name is None and self.version is None
-        if not (bare if self.kind is CodeKind.MODULE else named):
+        is_named = self.name is not None and self.version is not None and self.sha256 is not None
+        is_bare = self.name is None and self.version is None
+        if not (is_bare if self.kind is CodeKind.MODULE else is_named):
             raise ValueError("all parts but a module have a name, a version and a digest")
 
     @property

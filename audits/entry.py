@@ -189,5 +189,5 @@ def _fit(record: dict[str, Any]) -> Fit:
 
 
 def _tensor(record: Mapping[str, Any]) -> TensorRecord:
-    typed = {"kind": Kind(record["kind"]), "protection": Protection(record["protection"])}
-    return TensorRecord(**{**record, "shape": tuple(record["shape"]), **typed})
+    enums = {"kind": Kind(record["kind"]), "protection": Protection(record["protection"])}
+    return TensorRecord(**{**record, "shape": tuple(record["shape"]), **enums})

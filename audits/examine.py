@@ -17,7 +17,7 @@ from audits.external_evidence import Claims, ExternalEvidence, claims_on, matchi
 from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
 from audits.judgement import Judgement, VerdictPart, VerdictState, worst
 from audits.own_checkpoints import OwnCheckpoints
-from audits.plurals import counted
+from audits.plurals import quantity
 from audits.signed_note import VerifierKey
 from audits.tile_verifier import TileVerifier
 from audits.time_order import Times
@@ -76,14 +76,16 @@ def examine(
     evidence = ExternalEvidence.gather(against, folder)
     tiles = TileVerifier(folder)
     walk = Walk(folder, tiles)
-    own = OwnCheckpoints(folder, walk.first_entry())
-    known = key or _known_key(folder, site, evidence)
-    claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
-    times = Times(own.dated(), _cosigned_times(folder, site, known, own, evidence))
-    seen = _Observations(own, times, claims, _receipts(site, evidence))
-    seen.compare(walk)
+    checkpoints = OwnCheckpoints(folder, walk.first_entry())
+    site_key = key or _known_key(folder, site, evidence)
+    claims = claims_on(
+        site, site_key, [*checkpoints.cosigned, *([checkpoints.newest] if checkpoints.newest else [])], evidence
+    )
+    times = Times(checkpoints.dated(), _cosigned_times(folder, site, site_key, checkpoints, evidence))
+    observations = _Observations(checkpoints, times, claims, _receipts(site, evidence))
+    observations.compare(walk)
     for line in walk:
-        seen.take(line, walk)
+        observations.take(line, walk)
     times.end(walk.entries)
     return Examination(
         site=site,
@@ -96,20 +98,20 @@ def examine(
                 _chain(walk),
                 *_format(walk),
                 times_part(times),
-                _tree(own, seen),
-                _signature(own, known, site),
-                *tiles.parts(site, known, bool(walk.bad)),
+                _tree(checkpoints, observations),
+                _signature(checkpoints, site_key, site),
+                *tiles.parts(site, site_key, bool(walk.bad)),
             )
         ),
         completeness=Judgement(
             (
                 *retention_parts(walk, times.cosigned),
-                _tail(walk, own),
-                _jobs(seen, walk, running),
-                *_wire(seen, walk, running, network),
+                _tail(walk, checkpoints),
+                _jobs(observations, walk, running),
+                *_wire(observations, walk, running, network),
             )
         ),
-        consistency=Judgement((*_agreement(walk, claims, seen, evidence), *cosigned_times_parts(times))),
+        consistency=Judgement((*_agreement(walk, claims, observations, evidence), *cosigned_times_parts(times))),
     )
 
 
@@ -120,13 +122,16 @@ def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierK
 
 
 def _cosigned_times(
-    folder: Path, site: str, key: VerifierKey | None, own: OwnCheckpoints, evidence: ExternalEvidence
+    folder: Path, site: str, key: VerifierKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
     """By the keys that lie with the log, and those that others vouch for."""
     if key is None:
         return CosignedTimes()
-    others = {*read_keys(folder / KEYS).values(), *(one for keys in evidence.keys.values() for one in keys)}
-    notes = [*own.over_expired, *own.cosigned, *evidence.notes[origin_of(site)]]
+    others = {
+        *read_keys(folder / KEYS).values(),
+        *(key_of_other for keys in evidence.keys.values() for key_of_other in keys),
+    }
+    notes = [*checkpoints.over_expired, *checkpoints.cosigned, *evidence.notes[origin_of(site)]]
     return CosignedTimes(cosigned_times(notes, key, others))
 
 
@@ -134,7 +139,7 @@ def _cosigned_times(
 class _Observations:
     """What the walk has come by."""
 
-    own: OwnCheckpoints
+    checkpoints: OwnCheckpoints
     times: Times
     claims: Claims
     receipts: dict[bytes, int]
@@ -162,8 +167,8 @@ class _Observations:
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             round = None if line.round == b"null" else int(line.round)
-            named = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
-            self.ledger.released(*named, line.tensors.count(b'"dtype":'))
+            release = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
+            self.ledger.add_release(*release, line.tensors.count(b'"dtype":'))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
@@ -173,7 +178,7 @@ class _Observations:
         elif line.event == WIRE:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
-                self.ledger.counted(line.seq, json.loads(line.job), window)
+                self.ledger.quantity(line.seq, json.loads(line.job), window)
             except NewerFormat:
                 self.unread = line.seq if self.unread is None else self.unread
             except LogError:
@@ -184,7 +189,7 @@ class _Observations:
     def compare(self, walk: Walk) -> None:
         """The log so far with the checkpoints that are signed of it."""
         size = walk.entries
-        roots = self.own.due(size)
+        roots = self.checkpoints.roots_at(size)
         if roots:
             self.compared += len(roots)
             if self.unlike_own is None and set(roots) != {walk.tree.root()}:
@@ -200,10 +205,10 @@ def _shared(value: bytes) -> Any:
 
 
 def _receipts(site: str, evidence: ExternalEvidence) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
+    digests: dict[bytes, int] = {}
     for folder in evidence.receipts:
-        found |= receipts_of(site, folder)
-    return found
+        digests |= receipts_of(site, folder)
+    return digests
 
 
 def _chain(walk: Walk) -> VerdictPart:
@@ -212,122 +217,138 @@ def _chain(walk: Walk) -> VerdictPart:
     return VerdictPart(
         "chain",
         VerdictState.SHOWN,
-        f"{counted(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
+        f"{quantity(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
     )
 
 
 def _format(walk: Walk) -> Iterator[VerdictPart]:
     if walk.newer is not None:
-        said = (
+        sentence = (
             "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
         )
-        yield VerdictPart("format", VerdictState.NOT_SHOWN, said, walk.newer)
+        yield VerdictPart("format", VerdictState.NOT_SHOWN, sentence, walk.newer)
 
 
 def _entries(number: int) -> str:
-    return counted(number, "entry", "entries")
+    return quantity(number, "entry", "entries")
 
 
-def _tree(own: OwnCheckpoints, seen: _Observations) -> VerdictPart:
-    if seen.unlike_own is not None:
-        said = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
-        return VerdictPart("tree", VerdictState.BROKEN, said, max(seen.unlike_own - 1, 0))
-    if own.newest is None:
+def _tree(checkpoints: OwnCheckpoints, observations: _Observations) -> VerdictPart:
+    if observations.unlike_own is not None:
+        sentence = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
+        return VerdictPart("tree", VerdictState.BROKEN, sentence, max(observations.unlike_own - 1, 0))
+    if checkpoints.newest is None:
         return VerdictPart("tree", VerdictState.NOT_SHOWN, "there is no checkpoint to compare the entries with")
     return VerdictPart(
-        "tree", VerdictState.SHOWN, f"{counted(seen.compared, 'checkpoint is', 'checkpoints are')} of these entries"
+        "tree",
+        VerdictState.SHOWN,
+        f"{quantity(observations.compared, 'checkpoint is', 'checkpoints are')} of these entries",
     )
 
 
-def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> VerdictPart:
-    if own.unreadable:
-        return VerdictPart("signature", VerdictState.BROKEN, own.unreadable)
-    if own.newest is None or key is None:
-        missing = "checkpoint is signed" if key else "key of the site is known"
-        return VerdictPart("signature", VerdictState.NOT_SHOWN, f"no {missing}")
-    if Checkpoint.parse(own.newest.text).origin != origin_of(site) or not key.signed(own.newest):
+def _signature(checkpoints: OwnCheckpoints, key: VerifierKey | None, site: str) -> VerdictPart:
+    if checkpoints.unreadable:
+        return VerdictPart("signature", VerdictState.BROKEN, checkpoints.unreadable)
+    if checkpoints.newest is None or key is None:
+        what = "checkpoint is signed" if key else "key of the site is known"
+        return VerdictPart("signature", VerdictState.NOT_SHOWN, f"no {what}")
+    if Checkpoint.parse(checkpoints.newest.text).origin != origin_of(site) or not key.signed(checkpoints.newest):
         return VerdictPart("signature", VerdictState.BROKEN, "the newest checkpoint is not signed by the site's key")
-    said = f"the newest checkpoint, of {_entries(own.size)}, is signed by the site"
-    return VerdictPart("signature", VerdictState.SHOWN, said)
+    sentence = f"the newest checkpoint, of {_entries(checkpoints.size)}, is signed by the site"
+    return VerdictPart("signature", VerdictState.SHOWN, sentence)
 
 
-def _tail(walk: Walk, own: OwnCheckpoints) -> VerdictPart:
-    if own.size > walk.entries:
-        said = f"the log ends before its newest checkpoint, of {_entries(own.size)}: it was cut, or is another one"
-        return VerdictPart("tail", VerdictState.BROKEN, said, walk.entries)
-    if own.size < walk.entries:
+def _tail(walk: Walk, checkpoints: OwnCheckpoints) -> VerdictPart:
+    if checkpoints.size > walk.entries:
+        sentence = (
+            f"the log ends before its newest checkpoint, of {_entries(checkpoints.size)}: it was cut, or is another one"
+        )
+        return VerdictPart("tail", VerdictState.BROKEN, sentence, walk.entries)
+    if checkpoints.size < walk.entries:
         return VerdictPart(
             "tail",
             VerdictState.NOT_SHOWN,
-            f"{counted(walk.entries - own.size, 'entry follows', 'entries follow')} the newest checkpoint",
+            f"{quantity(walk.entries - checkpoints.size, 'entry follows', 'entries follow')} the newest checkpoint",
         )
     return VerdictPart("tail", VerdictState.SHOWN, "the last entry is under the newest checkpoint")
 
 
-def _jobs(seen: _Observations, walk: Walk, running: Collection[str]) -> VerdictPart:
-    opened = {str(json.loads(job)) for job in seen.jobs}
+def _jobs(observations: _Observations, walk: Walk, running: Collection[str]) -> VerdictPart:
+    open_jobs = {str(json.loads(job)) for job in observations.jobs}
     now = len(walk.counting.running)
-    if still := opened - walk.counting.running - set(running):
-        jobs = counted(len(still), "job was", "jobs were")
-        said = (
+    if still := open_jobs - walk.counting.running - set(running):
+        jobs = quantity(len(still), "job was", "jobs were")
+        sentence = (
             f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
         )
-        return VerdictPart("jobs", VerdictState.NOT_SHOWN, said)
-    said = "every job that was opened is closed, or said to be running"
-    return VerdictPart("jobs", VerdictState.SHOWN, f"{_running(now)}; {said}" if now else said)
+        return VerdictPart("jobs", VerdictState.NOT_SHOWN, sentence)
+    sentence = "every job that was opened is closed, or said to be running"
+    return VerdictPart("jobs", VerdictState.SHOWN, f"{_running(now)}; {sentence}" if now else sentence)
 
 
 def _running(jobs: int) -> str:
-    return counted(jobs, "job is running", "jobs are running")
+    return quantity(jobs, "job is running", "jobs are running")
 
 
-def _wire(seen: _Observations, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
+def _wire(observations: _Observations, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
     if not network:
         return
-    found = seen.ledger.result(walk.counting.jobs.union(running))
-    if seen.uncounted is not None:
+    reconciliation = observations.ledger.result(walk.counting.jobs.union(running))
+    if observations.uncounted is not None:
         yield VerdictPart(
-            "wire", VerdictState.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted
+            "wire",
+            VerdictState.BROKEN,
+            "counts of bytes on the network are no counts of this format",
+            observations.uncounted,
         )
-    elif seen.unread is not None:
+    elif observations.unread is not None:
         yield VerdictPart(
-            "wire", VerdictState.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread
+            "wire",
+            VerdictState.NOT_SHOWN,
+            "entries of a newer version may explain bytes on the network",
+            observations.unread,
         )
-    elif found.findings:
-        first = found.findings[0]
-        bare = counted(found.unexplained, "byte on the network is", "bytes on the network are")
-        said = f"{bare} not explained, in {counted(len(found.findings), 'finding')}, first"
-        yield VerdictPart("wire", VerdictState.BROKEN, f"{said}: {first.reason}", first.seq)
-    elif not found.covered:
+    elif reconciliation.findings:
+        first = reconciliation.findings[0]
+        bare = quantity(reconciliation.unexplained, "byte on the network is", "bytes on the network are")
+        sentence = f"{bare} not explained, in {quantity(len(reconciliation.findings), 'finding')}, first"
+        yield VerdictPart("wire", VerdictState.BROKEN, f"{sentence}: {first.reason}", first.seq)
+    elif not reconciliation.covered:
         yield VerdictPart(
             "wire", VerdictState.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network"
         )
-    elif found.pending:
+    elif reconciliation.pending:
         jobs = len(walk.counting.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
-        said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
-        yield VerdictPart("wire", VerdictState.NOT_SHOWN, said)
+        sentence = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
+        yield VerdictPart("wire", VerdictState.NOT_SHOWN, sentence)
     else:
-        nbytes, kinds = sum(found.left.values()), len(found.left)
-        said = f"all {nbytes} bytes on the network are explained, in {counted(kinds, 'kind')}"
-        still = f"; {counted(found.running, 'process still counts', 'processes still count')}" if found.running else ""
-        yield VerdictPart("wire", VerdictState.SHOWN, said + still)
+        nbytes, kinds = sum(reconciliation.left.values()), len(reconciliation.left)
+        sentence = f"all {nbytes} bytes on the network are explained, in {quantity(kinds, 'kind')}"
+        still = (
+            f"; {quantity(reconciliation.running, 'process still counts', 'processes still count')}"
+            if reconciliation.running
+            else ""
+        )
+        yield VerdictPart("wire", VerdictState.SHOWN, sentence + still)
 
 
-def _agreement(walk: Walk, claims: Claims, seen: _Observations, evidence: ExternalEvidence) -> Iterable[VerdictPart]:
+def _agreement(
+    walk: Walk, claims: Claims, observations: _Observations, evidence: ExternalEvidence
+) -> Iterable[VerdictPart]:
     if claims.key or claims.other_keys:
         yield _others_keys(claims)
     if claims.key:
-        yield _others_checkpoints(walk, claims, seen)
+        yield _others_checkpoints(walk, claims, observations)
     else:
         yield VerdictPart("checkpoints", VerdictState.NOT_SHOWN, "no key of the site is known")
     if evidence.receipts:
-        yield _others_receipts(walk, seen)
-    if seen.findings:
+        yield _others_receipts(walk, observations)
+    if observations.findings:
         yield VerdictPart(
             "findings",
             VerdictState.NOT_SHOWN,
-            f"the site itself logged {counted(seen.findings, 'finding')}: see 'audit show'",
+            f"the site itself logged {quantity(observations.findings, 'finding')}: see 'audit show'",
         )
 
 
@@ -339,45 +360,47 @@ def _others_keys(claims: Claims) -> VerdictPart:
     return VerdictPart("key", VerdictState.SHOWN, "nobody who was asked knows the log by another key")
 
 
-def _others_checkpoints(walk: Walk, claims: Claims, seen: _Observations) -> VerdictPart:
+def _others_checkpoints(walk: Walk, claims: Claims, observations: _Observations) -> VerdictPart:
     beyond = [size for size in claims.sizes if size > walk.entries]
     if claims.forks:
-        said = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, said, claims.forks[0] - 1)
-    if seen.unlike_others:
-        said = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
+        sentence = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
+        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, claims.forks[0] - 1)
+    if observations.unlike_others:
+        sentence = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
+        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, max(observations.unlike_others[0] - 1, 0))
     if beyond:
-        said = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, said, walk.entries)
+        sentence = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
+        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, walk.entries)
     if not claims.sizes:
         return VerdictPart(
             "checkpoints", VerdictState.NOT_SHOWN, "no checkpoint of this log was found with others: give --against"
         )
-    parties = counted(len(claims.parties), "party", "parties")
+    parties = quantity(len(claims.parties), "party", "parties")
     who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
-    if claims.covered <= seen.last_release:
+    if claims.covered <= observations.last_release:
         return VerdictPart("checkpoints", VerdictState.NOT_SHOWN, f"{who}; releases after that are not in their hands")
     return VerdictPart("checkpoints", VerdictState.SHOWN, f"{who}, with every release in it")
 
 
-def _others_receipts(walk: Walk, seen: _Observations) -> VerdictPart:
-    missing = [number for digest, number in seen.receipts.items() if digest not in seen.answered]
+def _others_receipts(walk: Walk, observations: _Observations) -> VerdictPart:
+    missing = [number for digest, number in observations.receipts.items() if digest not in observations.answered]
     if not missing:
-        number = len(seen.receipts)
+        number = len(observations.receipts)
         messages = "the only message" if number == 1 else f"all {number} messages"
-        said = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
-        return VerdictPart("receipts", VerdictState.SHOWN, said)
-    if seen.unread is not None:
-        said = f"{counted(len(missing), 'receipt')} may be of entries of a newer version"
-        return VerdictPart("receipts", VerdictState.NOT_SHOWN, said, seen.unread)
+        sentence = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
+        return VerdictPart("receipts", VerdictState.SHOWN, sentence)
+    if observations.unread is not None:
+        sentence = f"{quantity(len(missing), 'receipt')} may be of entries of a newer version"
+        return VerdictPart("receipts", VerdictState.NOT_SHOWN, sentence, observations.unread)
     if walk.first:
         return VerdictPart(
-            "receipts", VerdictState.NOT_SHOWN, f"{counted(len(missing), 'receipt')} may be of entries that are expired"
+            "receipts",
+            VerdictState.NOT_SHOWN,
+            f"{quantity(len(missing), 'receipt')} may be of entries that are expired",
         )
-    messages = counted(len(missing), "message")
-    said = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
-    return VerdictPart("receipts", VerdictState.BROKEN, said)
+    messages = quantity(len(missing), "message")
+    sentence = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
+    return VerdictPart("receipts", VerdictState.BROKEN, sentence)
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:

@@ -94,7 +94,7 @@ class TensorSpec:
         if self.bounds is not None:
             object.__setattr__(self, "bounds", _bounds(self.name, self.bounds))
 
-    def copied(self, tensors: Mapping[str, Any]) -> NDArray[Any]:
+    def checked_copy(self, tensors: Mapping[str, Any]) -> NDArray[Any]:
         """This tensor of a message: a read-only, C-contiguous, little-endian copy, made before its values are checked.
 
         Raises `MessageRefused` unless it is a plain array of this dtype and shape whose values are finite and within
@@ -149,8 +149,8 @@ class TaskSpec:
 
     def parameters(self, upload: Mapping[str, NDArray[Any]]) -> Tensors:
         """The part of an upload whose joint norm is limited."""
-        named = (spec.name for spec in self.up if spec.kind is Kind.PARAMETERS)
-        return {name: upload[name] for name in named if name in upload}
+        names = (spec.name for spec in self.up if spec.kind is Kind.PARAMETERS)
+        return {name: upload[name] for name in names if name in upload}
 
     def check_norm(self, upload: Mapping[str, NDArray[Any]]) -> None:
         """Raises `MessageRefused` if the parameters of an upload are longer than the task allows."""
@@ -194,16 +194,16 @@ class Exchange:
         For whoever is at the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
         every reason, in sentences that hold nothing but declared facts.
         """
-        declared = self.task(task)
-        specs = [spec for spec in (declared.up if direction == "up" else declared.down) if peer in spec.recipients]
-        passed, reasons = _copies(specs, tensors)
-        if undeclared := len(tensors.keys() - {spec.name for spec in specs}):
-            reasons.append(ReleaseFault.UNDECLARED.format(count=undeclared))
+        task_spec = self.task(task)
+        specs = [spec for spec in (task_spec.up if direction == "up" else task_spec.down) if peer in spec.recipients]
+        copies, reasons = _copies(specs, tensors)
+        if surplus := len(tensors.keys() - {spec.name for spec in specs}):
+            reasons.append(ReleaseFault.UNDECLARED.format(count=surplus))
         if reasons:
             raise MessageRefused("; ".join(reasons))
         if direction == "up":
-            declared.check_norm(passed)
-        return passed
+            task_spec.check_norm(copies)
+        return copies
 
     def to_json(self) -> str:
         """Canonical JSON; `from_json` reads it back."""
@@ -213,8 +213,8 @@ class Exchange:
     def from_json(cls, text: str) -> Exchange:
         """Reads what `to_json` wrote. Raises `AuditError` if anything is missing, unknown or of another type."""
         try:
-            found = json.loads(text)
-            return cls(**found | {"tasks": tuple(_task(task) for task in _list(found["tasks"]))})
+            exchange_json = json.loads(text)
+            return cls(**exchange_json | {"tasks": tuple(_task(task) for task in _list(exchange_json["tasks"]))})
         except (KeyError, TypeError, ValueError, RecursionError):
             raise AuditError("this text is no exchange: write it with Exchange.to_json of this version") from None
 
@@ -249,15 +249,15 @@ def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
-    """See `TensorSpec.copied`: the tensors that are as declared, and why the others are not."""
-    passed: Tensors = {}
+    """See `TensorSpec.checked_copy`: the tensors that are as declared, and why the others are not."""
+    copies: Tensors = {}
     reasons = []
     for spec in specs:
         try:
-            passed[spec.name] = spec.copied(tensors)
+            copies[spec.name] = spec.checked_copy(tensors)
         except MessageRefused as error:
             reasons.append(str(error))
-    return passed, reasons
+    return copies, reasons
 
 
 def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
@@ -267,7 +267,7 @@ def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
     return math.hypot(*(float(np.linalg.norm(array.astype(np.float64))) for array in tensors.values()))
 
 
-def clipped(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
+def clip_to_norm(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
     """The tensors, scaled down together if their joint norm exceeds the limit; dtypes stay."""
     import numpy as np
 
@@ -290,13 +290,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_names(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise AuditError(f"{what}: a name has 1 to 200 letters, digits, or _ . : / - after the first character")
-        if name in seen:
+        if name in earlier:
             raise AuditError(f"{what}: '{name}' is declared twice")
-        seen.add(name)
+        earlier.add(name)
 
 
 def _list(value: Any) -> list[Any]:
@@ -305,18 +305,20 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _task(found: dict[str, Any]) -> TaskSpec:
-    return TaskSpec(**found | {way: tuple(_tensor(spec) for spec in _list(found[way])) for way in ("up", "down")})
+def _task(task_json: dict[str, Any]) -> TaskSpec:
+    return TaskSpec(
+        **task_json | {way: tuple(_tensor(spec) for spec in _list(task_json[way])) for way in ("up", "down")}
+    )
 
 
-def _tensor(found: dict[str, Any]) -> TensorSpec:
+def _tensor(tensor_json: dict[str, Any]) -> TensorSpec:
     return TensorSpec(
-        **found
+        **tensor_json
         | {
-            "shape": tuple(_list(found["shape"])),
-            "recipients": tuple(_list(found["recipients"])),
-            "kind": Kind(found["kind"]),
-            "protection": Protection(found["protection"]),
+            "shape": tuple(_list(tensor_json["shape"])),
+            "recipients": tuple(_list(tensor_json["recipients"])),
+            "kind": Kind(tensor_json["kind"]),
+            "protection": Protection(tensor_json["protection"]),
         }
-        | ({"bounds": tuple(_list(found["bounds"]))} if "bounds" in found else {})
+        | ({"bounds": tuple(_list(tensor_json["bounds"]))} if "bounds" in tensor_json else {})
     )

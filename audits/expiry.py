@@ -41,17 +41,17 @@ class Expiry:
         return {"entries": self.entries, "days": self.days, "basis": self.basis.value, "date": self.date}
 
     def __str__(self) -> str:
-        shown = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
+        basis = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
         last = self.entries - 1
-        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {shown}"
+        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {basis}"
 
     @classmethod
     def of(cls, line: LogLine) -> "Expiry | None":
         """What an entry of that event says; None if it says nothing of the kind."""
         record = json.loads(line.expiry or b"null")
         if record is None:
-            found = _SENTENCE.fullmatch(json.loads(line.reason) or "")
-            return cls(int(found[1]) + 1, int(found[2]), Basis.CLOCK) if found else None
+            match = _SENTENCE.fullmatch(json.loads(line.reason) or "")
+            return cls(int(match[1]) + 1, int(match[2]), Basis.CLOCK) if match else None
         numbers = record.get("entries"), record.get("days")
         if not all(type(number) is int and number > 0 for number in numbers):
             return None

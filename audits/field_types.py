@@ -55,11 +55,11 @@ class Members:
         least = Fit.YES
         for name, value in record.items():
             form = self.forms.get(name)
-            found = form.fit(value) if form else _yes(bounded(value), Fit.NEWER)
-            if found < least:
-                if not found:
-                    return found
-                least = found
+            member_fit = form.fit(value) if form else _yes(bounded(value), Fit.NEWER)
+            if member_fit < least:
+                if not member_fit:
+                    return member_fit
+                least = member_fit
         return least
 
 
@@ -70,15 +70,17 @@ def members_of(kind: type, number: int) -> Members:
     `None`.
     """
     hints = get_type_hints(kind)
-    known = sorted((one for one in fields(kind) if one.metadata.get("since", 0) <= number), key=lambda one: one.name)
-    optional = frozenset(one.name for one in known if is_optional(one))
-    forms = {one.name: _form(hints[one.name], number, one.name in optional) for one in known}
+    members = sorted(
+        (member for member in fields(kind) if member.metadata.get("since", 0) <= number), key=lambda member: member.name
+    )
+    optional = frozenset(member.name for member in members if is_optional(member))
+    forms = {member.name: _form(hints[member.name], number, member.name in optional) for member in members}
     return Members(forms, optional)
 
 
-def is_optional(one: Field[Any]) -> bool:
+def is_optional(member: Field[Any]) -> bool:
     """Whether a field is left out where it is `None`."""
-    return bool(one.metadata.get("optional"))
+    return bool(member.metadata.get("optional"))
 
 
 def bounded(value: Any, depth: int = MOST_DEPTH) -> bool:
@@ -115,12 +117,12 @@ def _or_null(form: Form) -> Form:
 
 def _word(words: Sequence[str]) -> Form:
     """One of a closed vocabulary, to which a newer version may have added."""
-    known = frozenset(words)
+    vocabulary = frozenset(words)
 
     def fit(value: Any) -> Fit:
         if type(value) is not str:
             return Fit.NO
-        return Fit.YES if value in known else Fit.NEWER
+        return Fit.YES if value in vocabulary else Fit.NEWER
 
     return Form(fit, b'"(?:' + b"|".join(word.encode() for word in words) + b')"')
 
@@ -128,15 +130,15 @@ def _word(words: Sequence[str]) -> Form:
 def _object(members: Members) -> Form:
     if members.optional or not all(form.exact for form in members.forms.values()):
         return Form(members.fit, _OBJECT, exact=False)
-    written = b",".join(b'"%s":%s' % (name.encode(), form.pattern) for name, form in members.forms.items())
-    return Form(members.fit, rb"\{" + written + rb"\}")
+    pattern = b",".join(b'"%s":%s' % (name.encode(), form.pattern) for name, form in members.forms.items())
+    return Form(members.fit, rb"\{" + pattern + rb"\}")
 
 
-def _list(one: Form) -> Form:
+def _list(item: Form) -> Form:
     def fit(value: Any) -> Fit:
-        return min(map(one.fit, value), default=Fit.YES) if type(value) is list else Fit.NO
+        return min(map(item.fit, value), default=Fit.YES) if type(value) is list else Fit.NO
 
-    return Form(fit, rb"\[(?:%s(?:,%s)*+)?\]" % (one.pattern, one.pattern) if one.exact else rb"\[.*?\]", one.exact)
+    return Form(fit, rb"\[(?:%s(?:,%s)*+)?\]" % (item.pattern, item.pattern) if item.exact else rb"\[.*?\]", item.exact)
 
 
 def _yes(holds: bool, fit: Fit = Fit.YES) -> Fit:

@@ -80,27 +80,27 @@ class SitePolicy:
             raise PolicyError("a policy that limits epsilon also says 'require_dp: true': other jobs have no epsilon")
 
     @classmethod
-    def from_mapping(cls, found: Mapping[str, Any]) -> "SitePolicy":
+    def from_mapping(cls, settings: Mapping[str, Any]) -> "SitePolicy":
         """Reads a site's configuration; what it does not say keeps its default, but for `methods` and `kinds`.
 
         Raises `PolicyError` for a missing or unknown key and for a value of another type or range.
         """
-        known = {field.name: field for field in fields(cls)}
-        if not isinstance(found, Mapping) or not found.keys() <= known.keys():
-            raise PolicyError(f"the policy is a table with the keys {', '.join(known)} and no others")
-        for key, field in known.items():
-            if field.default is MISSING and key not in found:
+        declared = {field.name: field for field in fields(cls)}
+        if not isinstance(settings, Mapping) or not settings.keys() <= declared.keys():
+            raise PolicyError(f"the policy is a table with the keys {', '.join(declared)} and no others")
+        for key, field in declared.items():
+            if field.default is MISSING and key not in settings:
                 raise PolicyError(f"the policy lacks '{key}': give the list of what the site allows")
-        return cls(**{key: _read(key, value) for key, value in found.items()})
+        return cls(**{key: _read_value(key, value) for key, value in settings.items()})
 
     def digest(self) -> str:
         """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter.
 
         Logs name policies by it, and so what version 0.1.0 did not have counts only where it is not the default.
         """
-        told = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
-        said = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in told.items()}
-        return hashlib.sha256(canonical(said)).hexdigest()
+        values = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
+        content = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in values.items()}
+        return hashlib.sha256(canonical(content)).hexdigest()
 
     def allows(self, method: str, spec: TensorSpec) -> str | None:
         """`None` if the method's tensor may cross the border to all the peers it is declared for, else the reason."""
@@ -140,12 +140,12 @@ _FIRST = (
 _LATER = {field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST}
 
 
-def _read(key: str, value: Any) -> Any:
-    read, accepted = _READERS[key]
+def _read_value(key: str, value: Any) -> Any:
+    reader, form = _READERS[key]
     try:
-        return read(value)
+        return reader(value)
     except (TypeError, ValueError, OverflowError):
-        raise PolicyError(f"the policy's '{key}' must be {accepted}") from None
+        raise PolicyError(f"the policy's '{key}' must be {form}") from None
 
 
 def _texts(value: Any) -> tuple[str, ...]:

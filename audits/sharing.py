@@ -69,16 +69,16 @@ class Sharing:
 
     def __str__(self) -> str:
         dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
-        said = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
-        return f"{said}; {self.computed}" if self.computed else said
+        sentence = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
+        return f"{sentence}; {self.computed}" if self.computed else sentence
 
 
 def sharing_of(entry: Entry) -> Sharing | None:
     """The computation on shares that an entry belongs to; None if it names none. Raises `LogError`."""
     if entry.format:
         return Sharing.from_record(entry.sharing) if entry.sharing else None
-    found = _SENTENCE.fullmatch(entry.reason or "")
-    if found is None:
+    match = _SENTENCE.fullmatch(entry.reason or "")
+    if match is None:
         return None
-    sites = tuple(name for name in found[3].split(", ") if name and " " not in name)
-    return Sharing(found[1], found[2], sites, found[4] or "", found[5] or "")
+    sites = tuple(name for name in match[3].split(", ") if name and " " not in name)
+    return Sharing(match[1], match[2], sites, match[4] or "", match[5] or "")

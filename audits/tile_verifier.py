@@ -45,21 +45,21 @@ class TileVerifier(Frontier):
         try:
             self._note = published_note(self._home)
         except NoteError as error:
-            self._found(f"{error}: {_ANEW}")
+            self._set_fault(f"{error}: {_ANEW}")
         if self._note:
             checkpoint = Checkpoint.parse(self._note.text)
             self._published, self._root = checkpoint.size, checkpoint.root
 
     def append(self, leaf: bytes) -> list[bytes]:
         """See `Frontier.append`."""
-        whole = super().append(leaf)
+        complete = super().append(leaf)
         if self.size <= self._published and self._fault is None:
             self._rows[0].append(leaf)
             if len(self._rows[0]) == WIDTH:
-                self._compare_full(whole)
+                self._compare_full(complete)
             if self.size == self._published:
                 self._compare_last()
-        return whole
+        return complete
 
     def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[VerdictPart]:
         """The verdict, once the log was read; none if nothing is published.
@@ -77,15 +77,15 @@ class TileVerifier(Frontier):
                 PART, VerdictState.BROKEN, "the published checkpoint is of more entries than the log has", self.size
             )
         elif self._note:
-            said = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
-            yield VerdictPart(PART, VerdictState.SHOWN, said)
+            sentence = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
+            yield VerdictPart(PART, VerdictState.SHOWN, sentence)
 
     def _check_note(self, note: Note, site: str, key: VerifierKey | None) -> None:
         if Checkpoint.parse(note.text).origin != origin_of(site) or (key and not key.signed(note)):
-            self._found("the published checkpoint is not signed by the site's key")
+            self._set_fault("the published checkpoint is not signed by the site's key")
 
-    def _compare_full(self, whole: list[bytes]) -> None:
-        """Compares the tiles that end with this leaf, which completes the nodes `whole`."""
+    def _compare_full(self, complete: list[bytes]) -> None:
+        """Compares the tiles that end with this leaf, which completes the nodes `complete`."""
         level = 0
         while len(self._rows[level]) == WIDTH:
             self._compare(level)
@@ -93,12 +93,12 @@ class TileVerifier(Frontier):
             level += 1
             if level == len(self._rows):
                 self._rows.append([])
-            self._rows[level].append(whole[HEIGHT * level])
+            self._rows[level].append(complete[HEIGHT * level])
 
     def _compare_last(self) -> None:
         """Compares the root, and the tiles that are not full yet."""
         if self.root() != self._root:
-            self._found("the published checkpoint is of other entries than the log has", self.size - 1)
+            self._set_fault("the published checkpoint is of other entries than the log has", self.size - 1)
         for level in (level for level, row in enumerate(self._rows) if row):
             self._compare(level)
 
@@ -110,22 +110,22 @@ class TileVerifier(Frontier):
         except OSError:
             same = False
         if not same:
-            self._found_at(level, index, len(row), index * WIDTH << HEIGHT * level)
+            self._set_tile_fault(level, index, len(row), index * WIDTH << HEIGHT * level)
         if level == 0:
             self._compare_bundle(index, row)
 
     def _compare_bundle(self, index: int, leaves: list[bytes]) -> None:
         try:
             entries = read_bundle(self._home, index, len(leaves))
-            found = [sha256(b"\0" + entry).digest() for entry in entries]
+            digests = [sha256(b"\0" + entry).digest() for entry in entries]
         except FileNotFoundError:
-            found = leaves if self._may_lack(index, leaves) else []
+            digests = leaves if self._may_lack(index, leaves) else []
         except (OSError, ValueError):
-            found = []
-        if found != leaves:
-            pairs = zip(found, leaves, strict=False)
-            same = next((number for number, (one, leaf) in enumerate(pairs) if one != leaf), len(found))
-            self._found_at(ENTRIES, index, len(leaves), index * WIDTH + min(same, len(leaves) - 1))
+            digests = []
+        if digests != leaves:
+            pairs = zip(digests, leaves, strict=False)
+            same = next((number for number, (digest, leaf) in enumerate(pairs) if digest != leaf), len(digests))
+            self._set_tile_fault(ENTRIES, index, len(leaves), index * WIDTH + min(same, len(leaves) - 1))
 
     def _may_lack(self, index: int, leaves: list[bytes]) -> bool:
         """Whether lines of the bundle have expired, or one is too long for a bundle."""
@@ -138,9 +138,9 @@ class TileVerifier(Frontier):
         except (LogError, OSError):
             return False
 
-    def _found_at(self, level: int | str, index: int, width: int, entry: int) -> None:
+    def _set_tile_fault(self, level: int | str, index: int, width: int, entry: int) -> None:
         path = f"{PUBLIC}/{tile_path(level, index, width)}"
-        self._found(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
+        self._set_fault(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
 
-    def _found(self, said: str, entry: int | None = None) -> None:
-        self._fault = self._fault or VerdictPart(PART, VerdictState.BROKEN, said, entry)
+    def _set_fault(self, sentence: str, entry: int | None = None) -> None:
+        self._fault = self._fault or VerdictPart(PART, VerdictState.BROKEN, sentence, entry)

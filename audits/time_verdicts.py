@@ -21,14 +21,14 @@ def times_part(times: Times) -> VerdictPart:
         )
     if times.earlier is not None:
         by = str(times.back).split(".")[0]
-        said = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, said, times.earlier)
+        sentence = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
+        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, times.earlier)
     if (leap := times.leap()) is not None:
-        said = f"more than {LEAP.days} days lie before the entry, and no signed time of others reaches its date"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, said, leap)
+        sentence = f"more than {LEAP.days} days lie before the entry, and no signed time of others reaches its date"
+        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, leap)
     if (future := times.future(datetime.now(UTC))) is not None:
-        said = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, said, future)
+        sentence = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
+        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, future)
     return VerdictPart(
         "times", VerdictState.SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future"
     )
@@ -40,14 +40,14 @@ def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
     if not times.cosigned.sizes:
         return
     if times.cosigned.backwards is not None:
-        said = "a party cosigned the log up to this entry before it cosigned less of it: its clock was set back"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, said, times.cosigned.backwards)
+        sentence = "a party cosigned the log up to this entry before it cosigned less of it: its clock was set back"
+        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned.backwards)
     elif times.cosigned_earlier is not None:
-        said = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, said, times.cosigned_earlier)
+        sentence = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
+        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned_earlier)
     elif times.cosigned_later is not None:
-        said = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, said, times.cosigned_later)
+        sentence = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
+        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned_later)
     else:
         yield VerdictPart(
             name, VerdictState.SHOWN, "the dates of the entries fit the times at which others cosigned them"
@@ -58,17 +58,19 @@ def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart
     """Of a log whose first entries are gone: whether others' times show that they were old enough."""
     if not walk.first or walk.expiry is None:
         return
-    days, existed = walk.expiry.days, cosigned.existed(walk.first - 1)
-    said = f"entries 0 to {walk.first - 1} have expired"
-    if existed and cosigned.newest and cosigned.newest - existed >= timedelta(days=days):
+    days, existed_since = walk.expiry.days, cosigned.existed(walk.first - 1)
+    sentence = f"entries 0 to {walk.first - 1} have expired"
+    if existed_since and cosigned.newest and cosigned.newest - existed_since >= timedelta(days=days):
         yield VerdictPart(
-            "retention", VerdictState.SHOWN, f"{said}, and others' signed times show that {days} days have passed"
+            "retention", VerdictState.SHOWN, f"{sentence}, and others' signed times show that {days} days have passed"
         )
     elif walk.expiry.basis is Basis.DATE:
         yield VerdictPart(
-            "retention", VerdictState.NOT_SHOWN, f"{said} by a date that a person gave, not by others' signed times"
+            "retention", VerdictState.NOT_SHOWN, f"{sentence} by a date that a person gave, not by others' signed times"
         )
     else:
         yield VerdictPart(
-            "retention", VerdictState.NOT_SHOWN, f"{said}, and no signed times of others show that they were old enough"
+            "retention",
+            VerdictState.NOT_SHOWN,
+            f"{sentence}, and no signed times of others show that they were old enough",
         )

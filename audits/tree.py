@@ -41,14 +41,14 @@ class Frontier:
 
     def append(self, leaf: bytes) -> list[bytes]:
         """Adds a leaf; the nodes that are whole with it, from the leaf upwards."""
-        whole, size = [leaf], self.size
+        complete, size = [leaf], self.size
         while size & 1:
             leaf = sha256(b"\1" + self._edge.pop() + leaf).digest()
-            whole.append(leaf)
+            complete.append(leaf)
             size >>= 1
         self._edge.append(leaf)
         self.size += 1
-        return whole
+        return complete
 
     def root(self) -> bytes:
         """The root over all leaves so far."""
@@ -106,17 +106,17 @@ def includes(leaf: bytes, index: int, size: int, proof: Iterable[bytes], root: b
     """Whether the proof shows that the tree has this leaf there; section 2.1.3.2."""
     if not 0 <= index < size:
         return False
-    at, last, found = index, size - 1, leaf
+    at, last, current = index, size - 1, leaf
     for node in proof:
         if not last:
             return False
         if at & 1 or at == last:
-            found = node_hash(node, found)
+            current = node_hash(node, current)
             at, last = _past_left(at, last)
         else:
-            found = node_hash(found, node)
+            current = node_hash(current, node)
         at, last = at >> 1, last >> 1
-    return not last and found == root
+    return not last and current == root
 
 
 def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iterable[bytes]) -> bool:
@@ -166,10 +166,10 @@ class TreeFile:
     def node(self, level: int, index: int) -> bytes:
         """See `Nodes`. Raises `ValueError` if the file does not hold it."""
         last = (index + 1 << level) - 1
-        found = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
-        if len(found) != HASH_BYTES or found == _HOLE:
+        digest = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
+        if len(digest) != HASH_BYTES or digest == _HOLE:
             raise ValueError("the tree's file ends before this node, or has a hole there")
-        return found
+        return digest
 
     def holds(self, size: int, root: bytes) -> bool:
         """Whether the first `size` leaves have that root here."""
@@ -185,19 +185,19 @@ class TreeFile:
         for leaf in leaves:
             block += b"".join(frontier.append(leaf))
             if len(block) > 1 << 20:
-                at, block = self._written(at, block), bytearray()
-        self._written(at, block)
+                at, block = self._write_block(at, block), bytearray()
+        self._write_block(at, block)
         return frontier.size
 
     def sync(self) -> None:
         """Returns once all of it is on disk."""
         os.fsync(self._file)
 
-    def _written(self, at: int, block: bytearray) -> int:
+    def _write_block(self, at: int, block: bytearray) -> int:
         rest = memoryview(block)
         while rest:
-            done = os.pwrite(self._file, rest, at)
-            at, rest = at + done, rest[done:]
+            count = os.pwrite(self._file, rest, at)
+            at, rest = at + count, rest[count:]
         return at
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from audits import canonical, place_new
+from audits import canonical
 from audits.bounded_files import read_bounded
+from audits.secrets import place_new
 from privacy.errors import PrivacyError
 
 Record: TypeAlias = dict[str, Any]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from golden_files import GOLDEN, NUMBERS, REPORTS, lines_of, put
 
-from audits import Checkpoint, VerdictState, VerifierKey, check, examine, read, verify
+from audits import Checkpoint, VerdictState, VerifierKey, examine, read, verify
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.entry import FORMAT, Entry
+from audits.entry_proof import check
 from audits.exchange import canonical
 from audits.fast_lines import read_line
 from audits.sharing import sharing_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from golden_files import GOLDEN, REPORTS, lines_of, put, rewritten
 
-from audits import Checkpoint, LogError, NewerFormat, NoteError, VerdictState, VerifierKey, check, examine, read, verify
+from audits import Checkpoint, LogError, NewerFormat, NoteError, VerdictState, VerifierKey, examine, read, verify
 from audits.entry import FORMAT, parse_any, parse_line
+from audits.entry_proof import check
 from audits.fast_lines import read_line
 from audits.log import AuditLog
 from medfedvqa.errors import ConfigError, FederationError

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from audits import (
+from audits.epsilon_lower_bound import (
     EmpiricalError,
     Guesses,
     epsilon_lower_bound,

@@ -7,18 +7,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from audits import (
-    EXIT_CODES,
-    EntryRow,
-    Examination,
-    VerdictState,
-    VerifierKey,
-    check,
-    describe,
-    find_logs,
-    known_code,
-    prove,
-)
+from audits import EXIT_CODES, Examination, VerdictState, VerifierKey, find_logs
+from audits.entry_proof import check, prove
+from audits.refusals import known_code
+from audits.verifier import EntryRow, describe
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.log_totals import show_log_totals

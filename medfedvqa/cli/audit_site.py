@@ -5,17 +5,8 @@ from typing import Annotated
 
 import typer
 
-from audits import (
-    EXIT_CODES,
-    RETENTION_DAYS,
-    AuditKey,
-    AuditLog,
-    Checkpoint,
-    VerdictState,
-    VerifierKey,
-    expire,
-    origin_of,
-)
+from audits import EXIT_CODES, AuditKey, AuditLog, Checkpoint, VerdictState, VerifierKey, origin_of
+from audits.retention import RETENTION_DAYS, expire
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
+from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
+from audits.exchange import clip_to_norm
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.on_shares import DRAWING, OnShares
 from medfedvqa.core.probe import Probe
@@ -109,7 +110,7 @@ class Method(ABC, Generic[Config]):
         most = self.gathering.most_norm
         if most is None:
             return reply
-        return {**reply, **clipped(self.exchange(shape).task(task.name).parameters(reply), most)}
+        return {**reply, **clip_to_norm(self.exchange(shape).task(task.name).parameters(reply), most)}
 
     @abstractmethod
     def tasks(self) -> Iterator[tuple[str, int]]:

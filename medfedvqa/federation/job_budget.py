@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from audits import JobRefused, LogCharge, LogError, Refusal, read
+from audits import JobRefused, LogError, Refusal, read
+from audits.gate import LogCharge
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
 from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, spent

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits.earlier_sums import EarlierSums
 from audits.escaping import for_log
 from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
 from medfedvqa.core.on_shares import (
@@ -283,7 +284,7 @@ class SecureSite:
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
         charged = logged(charge) if charge else None
-        return self.gate.release(averaging(task), round, upload, charged=charged, sharing=sharing)
+        return self.gate.release(averaging(task), round, upload, charge=charged, sharing=sharing)
 
     def _group(self, attempt: Attempt, saved: Saved) -> Group:
         """Raises `FederationError` if the site must take no part: what it uploaded before could be opened as well."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
-from audits import QuotedEntry
+from audits.excerpt import QuotedEntry
 from medfedvqa.report.blocks import (
     Code,
     Digest,

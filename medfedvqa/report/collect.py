@@ -9,20 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from audits import (
-    AuditKey,
-    AuditLog,
-    Event,
-    ExternalEvidence,
-    NewerFormat,
-    SitePolicy,
-    check_site,
-    examine,
-    origin_of,
-    quote,
-    read,
-    refuses_job,
-)
+from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_site, examine, origin_of, read, refuses_job
+from audits.excerpt import quote
+from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.cli.documents import bytes_of

@@ -5,23 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import (
-    AuditError,
-    Entry,
-    Event,
-    ExcerptFacts,
-    JobCode,
-    Kind,
-    NewerFormat,
-    Outcome,
-    Sharing,
-    TensorRecord,
-    held,
-    quoted_entries,
-    refuses_job,
-    sharing_of,
-)
+from audits import AuditError, Entry, Event, JobCode, Kind, NewerFormat, Outcome, Sharing, TensorRecord, refuses_job
+from audits.excerpt import ExcerptFacts, check_excerpt, quoted_entries
 from audits.exchange import SITES
+from audits.sharing import sharing_of
 from privacy.accounting import PrivacyCost, spent
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import NewerRecord
@@ -52,7 +39,7 @@ class ReportFacts:
         """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
         newer: Exception | None = None
         try:
-            shown = held(evidence.log, evidence.site)
+            shown = check_excerpt(evidence.log, evidence.site)
             try:
                 replay = Replay(evidence.ledger, evidence.site)
             except NewerRecord as error:

@@ -1,6 +1,7 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
-from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
+from audits import AuditError
+from audits.epsilon_lower_bound import Guesses, epsilon_lower_bound, rate_interval
 from privacy.report.facts import ReportError, ReportFacts
 from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
 from privacy.report.report_evidence import AccuracyMeasurement, Attack, AttackEstimate, Kept, Run

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from audits import Excerpt
+from audits.excerpt import Excerpt
 
 
 class Frozen(BaseModel):

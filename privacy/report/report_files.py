@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audits import AuditKey, NewerFormat, sealed, statement
+from audits import AuditKey, NewerFormat
 from audits.bounded_files import MAX_DOCUMENT
+from audits.envelope import seal_statement, statement
 from audits.format_numbers import check_number
 from privacy.report.facts import NewerReport, ReportError
 from privacy.report.model_conduct import FORMAT, Report
@@ -84,7 +85,7 @@ def signed(report: Report, said: Mapping[str, bytes], key: AuditKey) -> bytes:
     """The envelope of the statement about these files, given by name. Raises `ReportError` for another site's key."""
     if str(key.public) != report.evidence.log.key:
         raise ReportError("a report is signed with the key that signs the site's log")
-    return encoded(sealed(statement(said, PREDICATE, predicate(report)), key))
+    return encoded(seal_statement(statement(said, PREDICATE, predicate(report)), key))
 
 
 def report_schema() -> dict[str, Any]:

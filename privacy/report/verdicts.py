@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import cast
 
-from audits import CodeKind, Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
-from audits.plurals import counted
+from audits import CodeKind, Entry, Event, Kind, SitePolicy, TensorRecord
+from audits.errors import PolicyError
+from audits.plurals import quantity
 from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
 from privacy.ledger_replay import decoded
@@ -45,7 +46,7 @@ def _proven(facts: ReportFacts) -> Found:
     size = facts.held.checkpoint.size
     return (
         SHOWN,
-        f"{counted(len(facts.entries), 'entry is', 'entries are')} proven to be under the site's checkpoint of {size}",
+        f"{quantity(len(facts.entries), 'entry is', 'entries are')} proven to be under the site's checkpoint of {size}",
     )
 
 
@@ -54,14 +55,14 @@ def _complete(facts: ReportFacts) -> Found:
     if log.first:
         return (
             NOT_SHOWN,
-            f"{counted(log.first, 'entry has', 'entries have')} expired: releases of this job may be among them",
+            f"{quantity(log.first, 'entry has', 'entries have')} expired: releases of this job may be among them",
         )
     if left := size - len(log.entries):
         return (
             NOT_SHOWN,
-            f"{counted(left, 'entry is', 'entries are')} of other jobs: compare with the log (`verify-report --log`)",
+            f"{quantity(left, 'entry is', 'entries are')} of other jobs: compare with the log (`verify-report --log`)",
         )
-    return SHOWN, f"all of the log is quoted, {counted(size, 'entry', 'entries')}"
+    return SHOWN, f"all of the log is quoted, {quantity(size, 'entry', 'entries')}"
 
 
 def _witnessed(facts: ReportFacts) -> Found:
@@ -70,7 +71,7 @@ def _witnessed(facts: ReportFacts) -> Found:
     if held.cosigned > last:
         who = ", ".join(held.cosigners)
         return SHOWN, f"the log up to entry {held.cosigned - 1}, with every released tensor, is cosigned by {who}"
-    return NOT_SHOWN, f"others cosigned {counted(held.cosigned, 'entry', 'entries')}; a release is in entry {last}"
+    return NOT_SHOWN, f"others cosigned {quantity(held.cosigned, 'entry', 'entries')}; a release is in entry {last}"
 
 
 def _whole(facts: ReportFacts) -> Found:
@@ -104,7 +105,7 @@ def _anchored(facts: ReportFacts) -> Found:
         return NOT_SHOWN, "the site has no ledger"
     if not named:
         return NOT_SHOWN, "no quoted entry names a record of the ledger"
-    return SHOWN, f"the chain of {counted(len(held), 'record')} holds; entries of the log that name one: {len(named)}"
+    return SHOWN, f"the chain of {quantity(len(held), 'record')} holds; entries of the log that name one: {len(named)}"
 
 
 def _bound(facts: ReportFacts) -> Found:
@@ -155,7 +156,7 @@ def _protected(facts: ReportFacts) -> Found:
     if facts.unprotected:
         return (
             BROKEN,
-            f"{counted(len(facts.unprotected), 'tensor')} that may depend on data left without differential privacy",
+            f"{quantity(len(facts.unprotected), 'tensor')} that may depend on data left without differential privacy",
         )
     return SHOWN, "all that may depend on data left under differential privacy"
 
@@ -235,7 +236,7 @@ def _hidden(facts: ReportFacts) -> Found:
     if not facts.evidence.run and not any(facts.sharings.values()):
         return NOT_SHOWN, "no entry and no settings name the sites that computed on shares"
     if len(facts.sites) < 3:
-        return BROKEN, f"{counted(len(facts.sites), 'site')} computed on shares: fewer than three reveal each other"
+        return BROKEN, f"{quantity(len(facts.sites), 'site')} computed on shares: fewer than three reveal each other"
     bare = [one.seq for one in facts.releases if any(_is_bare(tensor) for tensor in one.tensors)]
     if bare:
         return NOT_SHOWN, f"entry {bare[0]} has tensors of this site's own that were not shared"

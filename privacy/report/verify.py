@@ -14,11 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from audits import AuditError, Judgement, NoteError, VerdictPart, VerdictState, VerifierKey, opened, origin_of, subjects
+from audits import AuditError, Judgement, NoteError, VerdictPart, VerdictState, VerifierKey, origin_of
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.entry import parse_any
+from audits.envelope import open_envelope, subjects
 from audits.log_files import lines_from
-from audits.plurals import counted
+from audits.plurals import quantity
 from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
@@ -104,7 +105,7 @@ def _signature(report: Report | None, said: bytes, key: VerifierKey | None, fold
         yield VerdictPart("signature", VerdictState.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
-        told = opened(envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(said)))
+        told = open_envelope(envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(said)))
     except NoteError as error:
         yield VerdictPart("signature", VerdictState.BROKEN, str(error))
         return
@@ -137,7 +138,7 @@ def _drawn(digests: Mapping[str, str], folder: Path) -> VerdictPart:
         return VerdictPart("pages", VerdictState.NOT_SHOWN, f"{', '.join(sorted(missing))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return VerdictPart("pages", VerdictState.BROKEN, f"{', '.join(unsigned)} was never signed")
-    return VerdictPart("pages", VerdictState.SHOWN, f"{counted(len(digests) - 1, 'page')}: as signed with the report")
+    return VerdictPart("pages", VerdictState.SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
 
 
 def _digest(page: Path) -> str:
@@ -156,13 +157,13 @@ def _proofs(report: Report) -> VerdictPart:
     except ReportError as error:
         return VerdictPart("proofs", VerdictState.BROKEN, str(error))
     held = facts.held
-    said = f"{counted(len(facts.entries), 'entry', 'entries')} of the log and "
-    said += f"{counted(len(report.evidence.ledger), 'record')} of the ledger hold"
+    said = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
+    said += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
     if not held.cosigners:
         return VerdictPart("proofs", VerdictState.SHOWN, f"{said}; no other party cosigned the log")
-    parties = counted(len(held.cosigners), "other party", "other parties")
+    parties = quantity(len(held.cosigners), "other party", "other parties")
     return VerdictPart(
-        "proofs", VerdictState.SHOWN, f"{said}; {parties} cosigned {counted(held.cosigned, 'entry', 'entries')}"
+        "proofs", VerdictState.SHOWN, f"{said}; {parties} cosigned {quantity(held.cosigned, 'entry', 'entries')}"
     )
 
 
@@ -282,10 +283,10 @@ def _ledger(report: Report, export: Path) -> VerdictPart:
 def _complete(report: Report, log: Path | None) -> VerdictPart:
     proofs = report.sections.egress.proofs
     if proofs.expired:
-        said = f"{counted(proofs.expired, 'entry', 'entries')} of the log expired"
+        said = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
         return VerdictPart("all of it", VerdictState.NOT_SHOWN, said)
     if proofs.not_quoted and not log:
-        left_out = counted(proofs.not_quoted, "entry", "entries")
+        left_out = quantity(proofs.not_quoted, "entry", "entries")
         said = f"{left_out} of other jobs not quoted: give the log to rule out others (--log)"
         return VerdictPart("all of it", VerdictState.NOT_SHOWN, said)
     return VerdictPart("all of it", VerdictState.SHOWN, "no entry of the job is left out")

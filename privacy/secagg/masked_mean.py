@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from audits import Tensors, joint_norm
+from audits import Tensors
+from audits.exchange import joint_norm
 from privacy.secagg.errors import RangeError, SecureAggregationError
 from privacy.secagg.layout import TensorLayout, with_error
 from privacy.secagg.ring import FixedPoint, Ring

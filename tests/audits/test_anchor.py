@@ -11,24 +11,22 @@ from test_tree import defined_root
 
 import audits
 from audits import (
-    RETENTION_DAYS,
     AuditKey,
     AuditLog,
     Checkpoint,
     Event,
-    ExpiryResult,
-    ForkFound,
     LogError,
     Note,
     NoteError,
     VerifierKey,
     Witness,
-    expire,
     origin_of,
     read,
     verify,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.errors import ForkFound
+from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.tree import consistent
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audits import (
+from audits.epsilon_lower_bound import (
     EmpiricalError,
     Guesses,
     binomial,

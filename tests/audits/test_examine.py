@@ -14,23 +14,10 @@ from hypothesis import strategies as st
 from test_anchor import expired, key_of, opened
 from test_verifier import sealed
 
-from audits import (
-    AuditLog,
-    Event,
-    Examination,
-    FrameCount,
-    LogError,
-    Outcome,
-    Traffic,
-    VerdictState,
-    WireWindow,
-    Witness,
-    examine,
-    find_logs,
-    origin_of,
-    sites_of,
-)
+from audits import AuditLog, Event, Examination, LogError, Outcome, VerdictState, Witness, examine, find_logs, origin_of
+from audits.byte_ledger import FrameCount, Traffic, WireWindow
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.examine import sites_of
 
 Lines = list[bytes]
 

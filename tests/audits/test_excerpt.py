@@ -10,23 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from logs import JOB
 
-from audits import (
-    AuditKey,
-    AuditLog,
-    CosignedCheckpoint,
-    Event,
-    Excerpt,
-    ExternalEvidence,
-    LogError,
-    NoteError,
-    QuotedEntry,
-    Witness,
-    expire,
-    held,
-    origin_of,
-    quote,
-    quoted_entries,
-)
+from audits import AuditKey, AuditLog, Event, LogError, NoteError, Witness, origin_of
+from audits.excerpt import CosignedCheckpoint, Excerpt, QuotedEntry, check_excerpt, quote, quoted_entries
+from audits.external_evidence import ExternalEvidence
+from audits.retention import expire
 
 SITE = "chest"
 
@@ -59,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_excerpt_shows_its_entries_and_who_cosigned_the_log(folder: Path) -> None:
     """Only what was wanted, under the newest checkpoint, which continues the cosigned one."""
     found = quote(folder, SITE, wanted)
-    shown = held(found, SITE)
+    shown = check_excerpt(found, SITE)
     assert [entry.seq for entry in quoted_entries(found)] == [1, 3, 5, 7, 8, 9, 10]
     assert (shown.checkpoint.size, shown.cosigned, shown.cosigners) == (11, 7, (origin_of("head"),))
 
@@ -70,9 +57,9 @@ def test_a_checkpoint_that_only_others_hold_counts_as_well(folder: Path, tmp_pat
     note = log.checkpoint()
     other.cosign(note, log.proof(7, note))
     log.close()
-    assert held(quote(folder, SITE, wanted), SITE).cosigned == 7
+    assert check_excerpt(quote(folder, SITE, wanted), SITE).cosigned == 7
     others = ExternalEvidence.gather([tmp_path / "other"], folder)
-    assert held(quote(folder, SITE, wanted, others), SITE).cosigned == 11
+    assert check_excerpt(quote(folder, SITE, wanted, others), SITE).cosigned == 11
 
 
 def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> None:
@@ -86,7 +73,7 @@ def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> No
     log.close()
     found = quote(tmp_path, SITE, wanted)
     assert found.first > 0 and quoted_entries(found)[0].seq == found.first
-    assert held(found, SITE).cosigned == 0
+    assert check_excerpt(found, SITE).cosigned == 0
 
 
 def test_a_log_without_checkpoint_cannot_be_quoted(tmp_path: Path) -> None:
@@ -135,10 +122,10 @@ def test_whatever_is_changed_in_an_excerpt_is_refused(folder: Path) -> None:
     accepted = []
     for name, one in altered(found).items():
         try:
-            held(one, SITE)
+            check_excerpt(one, SITE)
             accepted.append(name)
         except NoteError:
             pass
     assert accepted == []
     with pytest.raises(NoteError):
-        held(found, "head")
+        check_excerpt(found, "head")

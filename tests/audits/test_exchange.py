@@ -9,19 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audits import (
-    AuditError,
-    Exchange,
-    Kind,
-    MessageRefused,
-    Protection,
-    ReleaseFault,
-    TaskSpec,
-    TensorSpec,
-    canonical,
-    clipped,
-    joint_norm,
-)
+from audits import AuditError, Exchange, Kind, MessageRefused, Protection, TaskSpec, TensorSpec, canonical
+from audits.errors import ReleaseFault
+from audits.exchange import clip_to_norm, joint_norm
 
 NAMES = st.builds(str.__add__, st.sampled_from("aZ9"), st.text("bY0_.:/-", max_size=8))
 TENSORS = st.builds(
@@ -268,10 +258,10 @@ def test_what_is_clipped_is_within_the_norm_and_points_where_it_did(seed: int, s
     """Tensors are scaled together, also after rounding to float32; shorter ones stay as they are."""
     rng = np.random.default_rng(seed)
     before = {name: np.array(scale * rng.normal(size=shape), np.float32) for name, shape in (("a", (3, 5)), ("b", ()))}
-    after = clipped(before, most)
+    after = clip_to_norm(before, most)
     assert joint_norm(after) <= most or joint_norm(before) <= most
     factor = min(1, most / joint_norm(before))
     for name in before:
         assert (type(after[name]), after[name].dtype) == (np.ndarray, np.float32)
         assert np.allclose(after[name], factor * before[name], rtol=1e-5)
-    assert clipped(before, 2 * joint_norm(before)) == before
+    assert clip_to_norm(before, 2 * joint_norm(before)) == before

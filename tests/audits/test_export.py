@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import HOSTILE, fix_clocks, peak, write_logs
 
-from audits import AuditLog, Entry, Event, ExportFormat, LogError, export_logs, find_logs, read
+from audits import AuditLog, Entry, Event, LogError, find_logs, read
 from audits.escaping import visible
+from audits.export import ExportFormat, export_logs
 from audits.export_fhir import audit_event
 from audits.export_syslog import syslog_lines
 

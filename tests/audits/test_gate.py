@@ -23,7 +23,6 @@ from audits import (
     Outcome,
     ReceiptRefused,
     Refusal,
-    ReleaseFault,
     ReleaseRefused,
     SitePolicy,
     TaskSpec,
@@ -31,6 +30,7 @@ from audits import (
     TensorSpec,
     verify,
 )
+from audits.errors import ReleaseFault
 
 MARKER = "patient-Miller"
 

@@ -11,10 +11,8 @@ from borders import ROWS, border
 from audits import (
     Exchange,
     Kind,
-    LogCharge,
     Outcome,
     Protection,
-    ReleaseFault,
     ReleaseRefused,
     Sharing,
     SitePolicy,
@@ -23,7 +21,9 @@ from audits import (
     TensorSpec,
     verify,
 )
+from audits.errors import ReleaseFault
 from audits.exchange import SITES
+from audits.gate import LogCharge
 
 NOISY = TensorSpec("noisy", (2,), "float32", Kind.PARAMETERS, "A noisy sum.", protection=Protection.DP)
 FIGURE = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "What it costs.")
@@ -39,7 +39,7 @@ def private_message() -> Tensors:
 def test_what_is_declared_under_differential_privacy_leaves_with_its_charge(tmp_path: Path) -> None:
     """The entry says what was charged, and the cohort's epsilon before and after."""
     site = border(tmp_path, PRIVATE, STRICT)
-    site.gate.release("train", 1, private_message(), charged=CHARGED)
+    site.gate.release("train", 1, private_message(), charge=CHARGED)
     (entry,) = site.entries()
     assert (entry.dp_event, entry.epsilon_before, entry.epsilon_after) == ({"delta": 1e-5}, 0.25, 0.75)
     assert verify(tmp_path).ok
@@ -59,7 +59,7 @@ def test_a_site_that_requires_differential_privacy_releases_nothing_else_that_de
     site = border(tmp_path, bare, STRICT)
     site.gate.receive("train", 1, {"rows": np.array(17)})
     with pytest.raises(ReleaseRefused, match=re.escape(ReleaseFault.UNPROTECTED.format(name="rows"))):
-        site.gate.release("train", 1, {"noisy": np.zeros(2, "float32"), "rows": np.array(17)}, charged=CHARGED)
+        site.gate.release("train", 1, {"noisy": np.zeros(2, "float32"), "rows": np.array(17)}, charge=CHARGED)
 
 
 HIDDEN = TensorSpec("prompt", (2,), "float32", Kind.PARAMETERS, "A prompt.", (SITES,), Protection.MASKED)
@@ -96,4 +96,4 @@ def test_a_site_that_requires_secure_aggregation_releases_nothing_in_clear(tmp_p
     """But for what depends on no data."""
     policy = SitePolicy(("prompt_pfl",), (Kind.PARAMETERS, Kind.PUBLIC), require_secagg=True)
     with pytest.raises(ReleaseRefused, match=re.escape(ReleaseFault.UNMASKED.format(name="noisy"))):
-        border(tmp_path, PRIVATE, policy).gate.release("train", 1, private_message(), charged=CHARGED)
+        border(tmp_path, PRIVATE, policy).gate.release("train", 1, private_message(), charge=CHARGED)

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from audits import Kind, Offer, PolicyError, Refusal, ReleaseFault, SitePolicy, TensorSpec
+from audits import Kind, Refusal, SitePolicy, TensorSpec
+from audits.errors import PolicyError, ReleaseFault
 from audits.exchange import SITES
+from audits.policy import Offer
 
 FOUND = {"methods": ["prompt_pfl", "fedavg"], "kinds": ["parameters", "statistic"]}
 SPEC = TensorSpec("shared", (2,), "float32", Kind.PARAMETERS, "A prompt.")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from logs import HOSTILE, serve
 
-from audits import AuditLog, Event, ExportFormat, Outcome, Refusal, examine, export_logs, totals
+from audits import AuditLog, Event, Outcome, Refusal, examine
+from audits.export import ExportFormat, export_logs
+from audits.verifier import totals
 
 DIGEST = "ab" * 32
 

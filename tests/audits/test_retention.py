@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_examine import states
 
-from audits import RETENTION_DAYS, Event, ExpiryResult, LogError, VerdictState, examine, expire, read, verify
+from audits import Event, LogError, VerdictState, examine, read, verify
 from audits.checkpoint import NoteFile
 from audits.expiry import Basis, Expiry
+from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 
 NOW = datetime.now(UTC)
 OLD = NOW - days(RETENTION_DAYS + 300)

@@ -24,13 +24,11 @@ from audits import (
     SitePolicy,
     TaskSpec,
     TensorSpec,
-    TensorTotal,
-    describe,
     find_logs,
     read,
-    totals,
     verify,
 )
+from audits.verifier import TensorTotal, describe, totals
 
 BLANK: dict[str, Any] = {
     **dict.fromkeys(["actor", "job", "method", "task", "direction", "peer", "policy", "exchange", "outcome", "reason"]),

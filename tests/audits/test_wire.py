@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from audits import AuditLog, Entry, Event, Kind, LogError, NewerFormat, Outcome, Protection, TensorRecord, read
 from audits.byte_ledger import (
-    BESIDE,
     ENVELOPE,
     LIMITS,
+    LOG_BYTES,
     PER_TENSOR,
     FrameCount,
     Reconciler,
@@ -124,7 +124,7 @@ def test_more_around_a_results_tensors_than_their_encoding_needs_is_found() -> N
 
 def test_what_a_result_tells_of_audit_logs_is_a_kind_of_its_own_and_bounded() -> None:
     """Checkpoints and cosignatures travel beside the tensors."""
-    for beside, findings in ((BESIDE, []), (BESIDE + 1, [1])):
+    for beside, findings in ((LOG_BYTES, []), (LOG_BYTES + 1, [1])):
         encoded = ENCODED + beside
         sent = count(Traffic.RESULT, encoded, encoded + 1000)
         job = replace(JOB, sent=(sent,), results=(replace(RESULT, beside=beside, encoded=encoded),))

@@ -22,13 +22,12 @@ from audits import (
     Note,
     VerdictState,
     VerifierKey,
-    check,
     examine,
     origin_of,
-    prove,
     read,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.entry_proof import check, prove
 from medfedvqa.core import registry
 from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, Down, Relayed, Up
 from medfedvqa.federation.in_process import LocalEngine

@@ -10,7 +10,9 @@ import pytest
 from in_process import Engine
 from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
 
-from audits import Event, Kind, Outcome, ReleaseFault, Tensors, clipped, joint_norm, read
+from audits import Event, Kind, Outcome, Tensors, read
+from audits.errors import ReleaseFault
+from audits.exchange import clip_to_norm, joint_norm
 from medfedvqa.core import ACCURACY, create, method_names
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import NOTHING, Excused, Reply, nobody
@@ -164,7 +166,7 @@ def test_honest_sites_scale_their_uploads_down_to_the_jobs_norm(
         held = {site: Averaged.holding(site, 1) for site in FIVE}
         weights = {site: float(tensors.pop("rows")) for site, tensors in held.items()}
         assert all(joint_norm(tensors) > 1 for tensors in held.values())
-        plain = mean({site: clipped(tensors, 1.0) for site, tensors in held.items()}, weights)
+        plain = mean({site: clip_to_norm(tensors, 1.0) for site, tensors in held.items()}, weights)
         for config in configs.values():
             assert_alike(given(config, 1), plain)
     else:

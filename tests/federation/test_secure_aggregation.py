@@ -10,7 +10,9 @@ import pytest
 from in_process import Engine
 from untrained import Mixed, assert_mixed, assert_near, saved
 
-from audits import JobRefused, Outcome, Protection, ReleaseFault, read, totals, verify
+from audits import JobRefused, Outcome, Protection, read, verify
+from audits.errors import ReleaseFault
+from audits.verifier import totals
 from medfedvqa.core import Method, Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import load_transcript

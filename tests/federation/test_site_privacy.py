@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from audits import JobRefused, Outcome, Protection, ReleaseFault, read, totals, verify
+from audits import JobRefused, Outcome, Protection, read, verify
+from audits.errors import ReleaseFault
+from audits.verifier import totals
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec

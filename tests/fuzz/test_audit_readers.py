@@ -19,27 +19,14 @@ from test_examine import made as made_log
 from test_lines import rehashed
 from test_verifier import BLANK, sealed
 
-from audits import (
-    AuditError,
-    AuditLog,
-    Event,
-    Exchange,
-    ExternalEvidence,
-    JobRefused,
-    LogError,
-    NoteError,
-    Refusal,
-    VerifierKey,
-    examine,
-    quote,
-)
+from audits import AuditError, AuditLog, Event, Exchange, JobRefused, LogError, NoteError, Refusal, VerifierKey, examine
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.entry import Entry, parse_line
-from audits.envelope import opened as opened_envelope
-from audits.envelope import sealed as sealed_envelope
-from audits.envelope import statement, subjects
+from audits.envelope import open_envelope, seal_statement, statement, subjects
+from audits.excerpt import quote
 from audits.exchange import Kind, TaskSpec, TensorSpec
 from audits.export import ExportFormat, export_logs
+from audits.external_evidence import ExternalEvidence
 from audits.fast_lines import read_line
 from audits.gate import Gate, JobContext
 from audits.policy import SitePolicy
@@ -197,7 +184,7 @@ def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:
     """By bytes and values of the envelope, and of the statement within, which the site's own key signs."""
     key = key_of(tmp_path)
     said = statement({"report.json": b"{}"}, "urn:x", {"report": MARKER})
-    envelope = sealed_envelope(said, key)
+    envelope = seal_statement(said, key)
 
     def made(random: Random) -> bytes:
         if random.random() < 0.5:
@@ -210,7 +197,7 @@ def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:
 
     with bounded():
         for number, content in inputs("envelope", made):
-            found = lambda content=content: subjects(opened_envelope(content, key.public))  # noqa: E731
+            found = lambda content=content: subjects(open_envelope(content, key.public))  # noqa: E731
             refused(number, lambda found=found: [f"{name} {sha}".encode() for name, sha in found().items()], NoteError)
 
 

@@ -16,7 +16,8 @@ from test_anchor import key_of
 from test_examine import chained_anew
 from test_examine import made as made_log
 
-from audits import AuditLog, Event, Outcome, SitePolicy, check, examine, prove
+from audits import AuditLog, Event, Outcome, SitePolicy, examine
+from audits.entry_proof import check, prove
 from audits.ui.index import Filter, Index
 from medfedvqa.data.published_files import read_rows
 from medfedvqa.federation.error_codes import ACTIONABLE

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from audits import AuditKey, AuditLog, Event, JobRefused, VerdictState, expire, origin_of
+from audits import AuditKey, AuditLog, Event, JobRefused, VerdictState, origin_of
+from audits.retention import expire
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec

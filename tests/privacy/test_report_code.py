@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from audits import AuditKey, AuditLog, CodeKind, CodePart, Gate, JobCode, JobContext, origin_of
+from audits import AuditKey, AuditLog, CodeKind, Gate, JobCode, JobContext, origin_of
+from audits.code import CodePart
 from medfedvqa.federation.checkpoint_exchange import Attester
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
