@@ -279,7 +279,7 @@ class Reconciler:
         if entry.event is Event.WIRE:
             self.add_window(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
-    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+    def add_release(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
         """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
         if peer == SITES:
             self._jobs[job].shared = True
@@ -289,7 +289,7 @@ class Reconciler:
             if len(recent) > _RECENT:
                 recent.popitem(last=False)
 
-    def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
+    def add_window(self, seq: int, job: str | None, window: WireWindow) -> None:
         """A `wire` entry is in the log."""
         if window.session not in self._sessions:
             partial = self.expired and window.number > 0

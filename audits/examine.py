@@ -178,7 +178,7 @@ class _Observations:
         elif line.event == WIRE:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
-                self.ledger.quantity(line.seq, json.loads(line.job), window)
+                self.ledger.add_window(line.seq, json.loads(line.job), window)
             except NewerFormat:
                 self.unread = line.seq if self.unread is None else self.unread
             except LogError:

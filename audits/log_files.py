@@ -76,7 +76,7 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
         file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin
     ]
     for first, path in wanted_files:
-        yield from lines_of(path, skipped=max(0, begin - first))
+        yield from lines_of(path, skip=max(0, begin - first))
 
 
 def last_line(file: int, size: int) -> tuple[bytes, int]:

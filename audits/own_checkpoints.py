@@ -43,7 +43,7 @@ class OwnCheckpoints:
         except NoteError as error:
             return None, [], str(error)
 
-    def due(self, size: int) -> list[bytes]:
+    def roots_at(self, size: int) -> list[bytes]:
         """The roots of the checkpoints of this size."""
         roots: list[bytes] = []
         while self._next[0] == size:

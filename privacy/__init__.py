@@ -18,7 +18,7 @@ from privacy.aggregation import (
 )
 from privacy.errors import AccountingError, PrivacyError, SettingsError
 from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask
-from privacy.mechanisms import CountsMechanism, DPEvent, Use, summed
+from privacy.mechanisms import CountsMechanism, DPEvent, Use, merge_steps
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.settings import Cost, DPSettings, NoiseLevels
@@ -62,7 +62,6 @@ __all__ = [
     "AccountingError",
     "AggregationError",
     "BudgetRefused",
-    "LedgerCharge",
     "Chance",
     "Cost",
     "CountsMechanism",
@@ -72,6 +71,7 @@ __all__ = [
     "JobAccount",
     "Laplace",
     "Ledger",
+    "LedgerCharge",
     "LedgerError",
     "Limits",
     "Mixture",
@@ -80,6 +80,7 @@ __all__ = [
     "PatientSampler",
     "PatientStreams",
     "PlannedTask",
+    "PrivacyCost",
     "PrivacyError",
     "PrivateStep",
     "Randomness",
@@ -90,17 +91,16 @@ __all__ = [
     "SecureRandomness",
     "SeededChance",
     "SettingsError",
-    "PrivacyCost",
     "Use",
     "calibrate",
     "current_owners",
     "expanded",
     "fitting",
     "mean",
+    "merge_steps",
     "mix",
     "noisy_share",
     "owned",
     "reliability_weights",
     "spent",
-    "summed",
 ]

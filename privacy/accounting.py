@@ -173,10 +173,10 @@ def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
     """The losses outside of this may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
     steps = sum(event.steps for event in history)
-    whole = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
+    total_loss = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
     each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), OPACUS_ORDERS) for event in history]
     bounded = [event.pure_epsilon for event in history if math.isfinite(event.pure_epsilon)]
-    return max(whole, *each, *bounded, error) + 3
+    return max(total_loss, *each, *bounded, error) + 3
 
 
 def _epsilon(figure: Callable[[], float]) -> float:

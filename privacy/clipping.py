@@ -169,9 +169,9 @@ class Products:
         part += (together.T @ self.right).view_as(part)
         if not bool(alone.any()):
             return
-        chosen = alone.tolist()
+        is_alone = alone.tolist()
         for patient, rows in self.segments.runs:
-            if chosen[patient] and weights[patient] > 0:
+            if is_alone[patient] and weights[patient] > 0:
                 weighted = self.left[rows] * weights[patient].to(self.left)
                 part += (weighted.T @ self.right[rows]).view_as(part)
 
@@ -203,7 +203,7 @@ class Lookups:
         total.index_add_(0, self.rows, weighted.view(-1, *total.shape[1:]))
 
 
-def merged(parts: Sequence[Separate]) -> Separate:
+def merge(parts: Sequence[Separate]) -> Separate:
     """The sum of gradients of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
@@ -212,9 +212,9 @@ def merged(parts: Sequence[Separate]) -> Separate:
 def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor:
     if each.shape[1:] == value.shape:
         return each
-    whole = each.new_zeros(len(each), *value.shape)
-    whole[:, first : first + each.shape[1]] = each
-    return whole
+    padded = each.new_zeros(len(each), *value.shape)
+    padded[:, first : first + each.shape[1]] = each
+    return padded
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

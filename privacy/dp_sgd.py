@@ -30,7 +30,9 @@ class PrivateStep:
                 "torch.set_float32_matmul_precision"
             )
         self._clip = clip
-        self._sums: Gradients = {one: torch.zeros_like(one, dtype=torch.float64) for one in parameters}
+        self._sums: Gradients = {
+            parameter: torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters
+        }
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
 
@@ -55,8 +57,8 @@ class PrivateStep:
         Terms of the loss that do not depend on data may be back-propagated afterwards: they add to it.
         """
         sizes = [total.numel() for total in self._sums.values()]
-        drawn = randomness.normal((sum(sizes),), noise * self._clip).double()
-        for (parameter, total), part in zip(self._sums.items(), torch.split(drawn, sizes), strict=True):
+        noise_values = randomness.normal((sum(sizes),), noise * self._clip).double()
+        for (parameter, total), part in zip(self._sums.items(), torch.split(noise_values, sizes), strict=True):
             noisy = (total + part.view_as(total).to(total.device)) / divisor
             parameter.grad = noisy.to(parameter.dtype)
 

@@ -51,8 +51,8 @@ def _layer_norm(
         prod(normalized_shape),
     )
     if of := recorder.range_of(weight):
-        normed = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
-        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient * normed, numbers)))
+        normalised = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient * normalised, numbers)))
     if of := recorder.range_of(bias):
         recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient, numbers)))
     return output
@@ -112,11 +112,11 @@ def _simple(
     inputs: torch.Tensor, padding: Any, others: Sequence[Any], options: Mapping[str, Any], defaults: Sequence[Any]
 ) -> None:
     """Raises `SettingsError` for a convolution of another kind than the rules are for."""
-    given = [
+    settings = [
         (other,) * 2 if isinstance(other, int) and isinstance(d, tuple) else other
         for other, d in zip(others, defaults, strict=False)
     ]
-    if inputs.dim() != 4 or isinstance(padding, str) or options or given != list(defaults[: len(others)]):
+    if inputs.dim() != 4 or isinstance(padding, str) or options or settings != list(defaults[: len(others)]):
         raise SettingsError(
             "a convolution with dilation, groups or named padding has no gradient per patient: freeze it"
         )
@@ -168,9 +168,9 @@ def _item(recorder: "Recorder", function: Any, tensor: torch.Tensor, index: Any)
 
 
 def _view(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
-    shown = function(tensor, *shape)
+    view = function(tensor, *shape)
     of = recorder.range_of(tensor)
-    return recorder.show(shown, of) if of else shown
+    return recorder.show(view, of) if of else view
 
 
 def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
@@ -185,12 +185,12 @@ def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: A
     return output
 
 
-def _sum(recorder: "Recorder", function: Any, one: Any, other: Any) -> torch.Tensor:
+def _sum(recorder: "Recorder", function: Any, first: Any, second: Any) -> torch.Tensor:
     """Of items and a value that is the same for all items."""
-    (value, items) = (one, other) if recorder.range_of(one) else (other, one)
+    (value, items) = (first, second) if recorder.range_of(first) else (second, first)
     of = recorder.range_of(value)
     if of is None or not isinstance(items, torch.Tensor) or recorder.range_of(items):
-        return torch.as_tensor(function(one, other))
+        return torch.as_tensor(function(first, second))
     output = _watched(items + _still(value))
     shape = value.shape
     recorder.note(of, output, lambda gradient: RowGradients(_reduced(gradient, shape)))
@@ -209,11 +209,11 @@ def _places(maps: torch.Tensor) -> torch.Tensor:
 
 def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """[items, ...] summed over the dimensions along which a value of `shape` was broadcast, [items, numbers]."""
-    missing = gradient.dim() - len(shape)
+    extra = gradient.dim() - len(shape)
     if len(shape) == gradient.dim() and shape[0] != 1:
         raise SettingsError("a trained value has numbers of its own for each item: it has no gradient per patient")
-    padded = [1] * missing + list(shape)
-    along = [d for d in range(1, gradient.dim()) if padded[d] == 1 and gradient.shape[d] != 1]
+    full_shape = [1] * extra + list(shape)
+    along = [d for d in range(1, gradient.dim()) if full_shape[d] == 1 and gradient.shape[d] != 1]
     return (gradient.sum(along) if along else gradient).reshape(len(gradient), -1)
 
 

@@ -24,12 +24,12 @@ from privacy.ledger_journal import (
     LedgerError,
     LedgerJournal,
     Record,
+    disk_errors,
     read_export,
-    reported,
     write_export,
 )
 from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, encoded, events_of
+from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, encode_events, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
@@ -55,7 +55,7 @@ class Ledger:
 
     def __init__(self, folder: Path, site: str, store: str | None = None) -> None:
         """`store`: the fingerprint of the key of the store that the site trains on; a ledger of another is refused."""
-        with reported("opened"):
+        with disk_errors("opened"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._book = Book()
@@ -96,9 +96,9 @@ class Ledger:
         def draft() -> list[Record]:
             if self._store is None:
                 raise LedgerError("the ledger was not opened for a store: there is nothing to bind it to")
-            known = self._book.store == self._store and self._site in self._book.sites
-            bound = _record("bound", store=self._store, site=self._site)
-            return [] if known else [*self._opening(), bound]
+            is_bound = self._book.store == self._store and self._site in self._book.sites
+            record = _record("bound", store=self._store, site=self._site)
+            return [] if is_bound else [*self._opening(), record]
 
         self._commit(draft)
 
@@ -119,24 +119,31 @@ class Ledger:
         """
         digests = self._key.patients(patients)
         cohort = self._key.cohort(digests)
-        wanted = {(one.task, one.round): one.events for one in plan}
-        if len(wanted) < len(plan):
+        events_by_slot = {(item.task, item.round): item.events for item in plan}
+        if len(events_by_slot) < len(plan):
             raise BudgetRefused(f"job '{job}' plans a task twice in one round: give each a name of its own")
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            if known and (known.plan, known.cohort, known.method, known.void) != (wanted, cohort, method, void):
+            book_job = self._job(job)
+            if book_job and (book_job.plan, book_job.cohort, book_job.method, book_job.void) != (
+                events_by_slot,
+                cohort,
+                method,
+                void,
+            ):
                 raise BudgetRefused(
                     f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
                 )
-            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
-            if not missing:
+            unreserved = [item for item in plan if not book_job or not _holds(book_job, (item.task, item.round))]
+            if not unreserved:
                 return []
-            self._check(job, digests, by_round(missing), limits, reserved=True)
-            items = [{"task": one.task, "round": one.round, "events": encoded(one.events)} for one in missing]
+            self._check(job, digests, by_round(unreserved), limits, reserved=True)
+            items = [
+                {"task": item.task, "round": item.round, "events": encode_events(item.events)} for item in unreserved
+            ]
             terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
-            reserved = self._about("reserved", job, plan=items, **terms)
-            return [*self._opening(), *self._registered(cohort, digests), reserved]
+            reservation = self._about("reserved", job, plan=items, **terms)
+            return [*self._opening(), *self._registered(cohort, digests), reservation]
 
         self._commit(draft)
 
@@ -147,14 +154,14 @@ class Ledger:
         """
         with self._current() as book:
             others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
-            mine, known = book.of_job(job, reserved=True), self._job(job)
-            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
+            mine, book_job = book.of_job(job, reserved=True), self._job(job)
+            unreserved = [item for item in plan if not book_job or not _holds(book_job, (item.task, item.round))]
             bounds = (
                 (f"job '{job}' with those before it", limits.max_epsilon, [[*others, *mine]]),
                 (f"job '{job}' alone", limits.max_epsilon_per_job, [mine]),
             )
             everybody = frozenset[str]().union(*book.cohorts.values())
-            check_fits(bounds, by_round(missing), limits.delta, lambda: history(book, everybody, limits.delta))
+            check_fits(bounds, by_round(unreserved), limits.delta, lambda: history(book, everybody, limits.delta))
 
     def begin(self, job: str, task: str, round: int, limits: Limits) -> LedgerCharge:
         """Charges the task; when it returns, the charge is on disk, and the task may touch data.
@@ -170,8 +177,8 @@ class Ledger:
 
         def draft() -> list[Record]:
             self._last(job, task, round)
-            done = (task, round) in self._book.jobs[self._site, job].settled
-            return [] if done else [self._about("charged", job, task=task, round=round)]
+            is_settled = (task, round) in self._book.jobs[self._site, job].settled
+            return [] if is_settled else [self._about("charged", job, task=task, round=round)]
 
         self._commit(draft)
         return self._last(job, task, round)
@@ -186,8 +193,8 @@ class Ledger:
         """Gives back what the job reserved and never began; how many tasks that were."""
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            return [self._about("freed", job, tasks=len(known.reserved))] if known and known.reserved else []
+            book_job = self._job(job)
+            return [self._about("freed", job, tasks=len(book_job.reserved))] if book_job and book_job.reserved else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
 
@@ -198,8 +205,8 @@ class Ledger:
         """
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            tasks = len(known.reserved | known.charges.keys()) if known else 0
+            book_job = self._job(job)
+            tasks = len(book_job.reserved | book_job.charges.keys()) if book_job else 0
             return [self._about("returned", job, tasks=tasks)] if tasks else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
@@ -207,8 +214,8 @@ class Ledger:
     def holds(self, job: str) -> bool:
         """Whether any of the budget is set aside for the job, or charged to it."""
         with self._current():
-            known = self._job(job)
-            return known is not None and bool(known.reserved or known.charges)
+            book_job = self._job(job)
+            return book_job is not None and bool(book_job.reserved or book_job.charges)
 
     def accounts(self, delta: float) -> tuple[Account, ...]:
         """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
@@ -285,14 +292,14 @@ class Ledger:
                     "jobs hold a part of the budget in the other ledger: end them, or give it back by --free"
                 )
             digests = {other._key.patient(key): self._key.patient(key) for key in patients}
-            renamed = {
+            members_by_cohort = {
                 cohort: frozenset(digests.get(digest, digest) for digest in members)
                 for cohort, members in source.cohorts.items()
             }
-            names = {cohort: self._key.cohort(members) for cohort, members in renamed.items()}
+            names = {cohort: self._key.cohort(members) for cohort, members in members_by_cohort.items()}
             same = Book()
             same.head = source.head
-            same.cohorts = {names[cohort]: members for cohort, members in renamed.items()}
+            same.cohorts = {names[cohort]: members for cohort, members in members_by_cohort.items()}
             same.debits = {began: debit._replace(cohort=names[debit.cohort]) for began, debit in source.debits.items()}
         return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
 
@@ -335,8 +342,8 @@ class Ledger:
         return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
 
     def _last(self, job: str, task: str, round: int) -> LedgerCharge:
-        known = self._job(job)
-        charge = known.charges.get((task, round)) if known else None
+        book_job = self._job(job)
+        charge = book_job.charges.get((task, round)) if book_job else None
         if charge is None:
             raise BudgetRefused(f"task '{task}' of job '{job}' has not begun in round {round}: it has no charge")
         return charge
@@ -383,16 +390,16 @@ class Ledger:
         return [] if self._book.origin else [_record("opened", site=site, key=key)]
 
     def _registered(self, cohort: str, patients: frozenset[str]) -> list[Record]:
-        known = cohort in self._book.cohorts
-        return [] if known else [_record("cohort", cohort=cohort, patients=sorted(patients))]
+        is_registered = cohort in self._book.cohorts
+        return [] if is_registered else [_record("cohort", cohort=cohort, patients=sorted(patients))]
 
     def _lacking(self, source: Book) -> list[Record]:
-        lacking = {began: debit for began, debit in source.debits.items() if began not in self._book.debits}
-        cohorts = dict.fromkeys(debit.cohort for debit in lacking.values())
+        debits = {began: debit for began, debit in source.debits.items() if began not in self._book.debits}
+        cohorts = dict.fromkeys(debit.cohort for debit in debits.values())
         records = [record for cohort in cohorts for record in self._registered(cohort, source.cohorts[cohort])]
-        for began, debit in lacking.items():
-            told = debit._asdict() | {"events": encoded(debit.events)}
-            records.append(_record("imported", source=list(source.head), began=began, debit=told))
+        for began, debit in debits.items():
+            debit_json = debit._asdict() | {"events": encode_events(debit.events)}
+            records.append(_record("imported", source=list(source.head), began=began, debit=debit_json))
         return records
 
 

@@ -68,16 +68,16 @@ def _job_accounts(book: Book, patients: frozenset[str], delta: float) -> Iterato
     debits = [debit for debit in book.debits.values() if debit.cohort in near]
     jobs = {(*key, job.cohort): job for key, job in book.jobs.items() if job.cohort in near}
     for site, name, cohort in dict.fromkeys([*jobs, *((*debit.key, debit.cohort) for debit in debits)]):
-        own = [debit for debit in debits if (*debit.key, debit.cohort) == (site, name, cohort)]
+        job_debits = [debit for debit in debits if (*debit.key, debit.cohort) == (site, name, cohort)]
         job = jobs.get((site, name, cohort))
         yield JobAccount(
             name,
-            job.method if job else own[0].method,
+            job.method if job else job_debits[0].method,
             cohort,
-            spent(events_of(own), delta).epsilon,
+            spent(events_of(job_debits), delta).epsilon,
             len(job.reserved) if job else 0,
             _state(job) if job else ChargeState.IMPORTED,
-            any(debit.void for debit in own) or bool(job and job.void),
+            any(debit.void for debit in job_debits) or bool(job and job.void),
             site,
         )
 

@@ -74,13 +74,13 @@ def link(prev: str, record: Record) -> str:
     return hashlib.sha256(b"\2" + prev.encode() + canonical(record)).hexdigest()
 
 
-def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[JournalRow]:
-    """The rows in `found` (seq, prev, hash, record as text). Raises `LedgerError` at the first that does not follow."""
-    for seq, prev, digest, text in found:
+def check_chain(table: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[JournalRow]:
+    """The rows in `table` (seq, prev, hash, record as text). Raises `LedgerError` at the first that does not follow."""
+    for seq, prev, digest, text in table:
         try:
             record = json.loads(text)
-            told = seq, prev, digest, text.encode()
-            sound = told == (after.seq + 1, after.hash, link(after.hash, record), canonical(record))
+            fields = seq, prev, digest, text.encode()
+            sound = fields == (after.seq + 1, after.hash, link(after.hash, record), canonical(record))
         except (ValueError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
@@ -100,7 +100,7 @@ class LedgerJournal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with reported("opened"):
+        with disk_errors("opened"):
             if not path.exists():
                 place_new(path, _make_empty)
             address = f"{path.absolute().as_uri()}?mode=rw"
@@ -119,7 +119,7 @@ class LedgerJournal:
 
     def check(self) -> None:
         """Finds out whether SQLite takes its file for sound, and whether the table's guards are still there."""
-        with reported("read"):
+        with disk_errors("read"):
             modes = self._database.execute("PRAGMA journal_mode").fetchall()
             schema = {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master")}
             pages = self._database.execute("PRAGMA quick_check").fetchall()
@@ -135,7 +135,7 @@ class LedgerJournal:
 
         What was appended is on disk when the block ends, and nothing of it is if the block raises.
         """
-        with reported("written"):
+        with disk_errors("written"):
             self._check_place()
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -148,23 +148,23 @@ class LedgerJournal:
 
     def rows(self, after: Head) -> list[JournalRow]:
         """The records after that position, with their chain checked, and that the position itself is still there."""
-        with reported("read"):
+        with disk_errors("read"):
             self._check_place()
-            found = self._database.execute(
+            table = self._database.execute(
                 "SELECT seq, prev, hash, record FROM journal WHERE seq >= ? ORDER BY seq", (after.seq,)
             ).fetchall()
-        if after.seq and (not found or found.pop(0)[2] != after.hash):
+        if after.seq and (not table or table.pop(0)[2] != after.hash):
             raise LedgerError(
                 "the budget ledger was changed or rolled back while in use: stop training on this site and restore "
                 "the ledger from its latest export"
             )
-        return list(chained(found, after))
+        return list(check_chain(table, after))
 
     def contains(self, head: Head) -> bool:
         """Whether the record at that position has that hash."""
-        with reported("read"):
-            found = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
-        return found == [(head.hash,)] or head == Head()
+        with disk_errors("read"):
+            matches = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
+        return matches == [(head.hash,)] or head == Head()
 
     def _append(self, record: Record) -> JournalRow:
         last = self._database.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
@@ -190,7 +190,7 @@ def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    with reported("exported"):
+    with disk_errors("exported"):
         if not place_new(path, fill):
             raise LedgerError("the ledger is not exported over an existing file: choose a new name")
 
@@ -198,20 +198,20 @@ def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
 def read_export(path: Path) -> list[JournalRow]:
     """The rows that `write_export` wrote, byte for byte. Raises `LedgerError` if it cannot be read or its chain is
     broken."""
-    with reported("imported"):
+    with disk_errors("imported"):
         content = read_bounded(path, MAX_EXPORT)
     try:
-        told = [json.loads(line) for line in content.splitlines()]
-        if content != b"".join(canonical(row) + b"\n" for row in told):
+        row_records = [json.loads(line) for line in content.splitlines()]
+        if content != b"".join(canonical(row) + b"\n" for row in row_records):
             raise ValueError("the rows are written in another way")
-        found = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in told]
+        table = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in row_records]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
-    return list(chained(found, Head()))
+    return list(check_chain(table, Head()))
 
 
 @contextlib.contextmanager
-def reported(what: str) -> Iterator[None]:
+def disk_errors(what: str) -> Iterator[None]:
     """Turns what the disk or SQLite raises, whose texts hold paths, into a `LedgerError`."""
     try:
         yield

@@ -141,9 +141,9 @@ class Book:
         debits = list(self.all_debits(reserved))
         return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]
 
-    def worst(self, patients: Iterable[str], reserved: bool, added: Sequence[DPEvent], delta: float) -> PrivacyCost:
-        """What the worst off of these patients has spent once `added` is composed with it."""
-        totals = [spent([*events, *added], delta) for events in self.exposures(patients, reserved)]
+    def worst(self, patients: Iterable[str], reserved: bool, more: Sequence[DPEvent], delta: float) -> PrivacyCost:
+        """What the worst off of these patients has spent once `more` is composed with it."""
+        totals = [spent([*events, *more], delta) for events in self.exposures(patients, reserved)]
         return max(totals, key=lambda total: total.epsilon)
 
     def of_job(self, job: str, reserved: bool, site: str | None = None) -> list[DPEvent]:
@@ -183,24 +183,26 @@ class Book:
             self._cohorts_of.setdefault(patient, set()).add(cohort)
 
     def _reserved(self, row: JournalRow) -> None:
-        told, key = row.record, self._key(row)
-        planned = {(one["task"], one["round"]): decoded(one["events"]) for one in told["plan"]}
-        self._known(told["cohort"])
-        job = self.jobs.setdefault(key, Job(*key, told["method"], told["cohort"], told["void"]))
-        job.plan |= planned
-        job.reserved |= planned.keys()
+        record, key = row.record, self._key(row)
+        plan = {(task["task"], task["round"]): decode_events(task["events"]) for task in record["plan"]}
+        self._require_cohort(record["cohort"])
+        job = self.jobs.setdefault(key, Job(*key, record["method"], record["cohort"], record["void"]))
+        job.plan |= plan
+        job.reserved |= plan.keys()
 
     def _begun(self, row: JournalRow) -> None:
-        told = row.record
-        job, slot = self.jobs[self._key(row)], (told["task"], told["round"])
+        record = row.record
+        job, slot = self.jobs[self._key(row)], (record["task"], record["round"])
         if slot not in job.charges:
             job.reserved.remove(slot)
         job.settled.discard(slot)
-        figures = {name: told[name] for name in FIGURES}
-        named = {"job": job.name, "task": told["task"], "round": told["round"], "attempt": told["attempt"]}
-        charge = LedgerCharge(**named, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
+        figures = {name: record[name] for name in FIGURES}
+        slot_fields = {"job": job.name, "task": record["task"], "round": record["round"], "attempt": record["attempt"]}
+        charge = LedgerCharge(
+            **slot_fields, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void
+        )
         job.charges[slot] = self.charges[row.hash] = charge
-        self.debits[row.hash] = job.debit(slot, told["attempt"])
+        self.debits[row.hash] = job.debit(slot, record["attempt"])
 
     def _charged(self, row: JournalRow) -> None:
         job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
@@ -216,13 +218,13 @@ class Book:
         job = self.jobs[key]
         for began in [head for head, debit in self.debits.items() if debit.key == key and head in self.charges]:
             del self.debits[began], self.charges[began]
-        for done in (job.reserved, job.charges, job.settled):
-            done.clear()
+        for slots in (job.reserved, job.charges, job.settled):
+            slots.clear()
 
     def _imported(self, row: JournalRow) -> None:
-        told = {"site": self._opener, **row.record["debit"]}
-        self._known(told["cohort"])
-        self.debits[row.record["began"]] = Debit(**{**told, "events": decoded(told["events"])})
+        debit_json = {"site": self._opener, **row.record["debit"]}
+        self._require_cohort(debit_json["cohort"])
+        self.debits[row.record["began"]] = Debit(**{**debit_json, "events": decode_events(debit_json["events"])})
 
     def _key(self, row: JournalRow) -> JobKey:
         """Whose job a record is about; records of the site that opened the ledger do not name it."""
@@ -237,7 +239,7 @@ class Book:
             raise ValueError("the first record opens the ledger")
         return self.origin[0]
 
-    def _known(self, cohort: str) -> None:
+    def _require_cohort(self, cohort: str) -> None:
         if cohort not in self.cohorts:
             raise KeyError("a cohort is registered before it is charged")
 
@@ -262,11 +264,11 @@ def events_of(debits: Iterable[Debit]) -> list[DPEvent]:
     return [event for debit in debits for event in debit.events]
 
 
-def encoded(events: Iterable[DPEvent]) -> list[Record]:
-    """Events as a record holds them; `decoded` reads them back."""
+def encode_events(events: Iterable[DPEvent]) -> list[Record]:
+    """Events as a record holds them; `decode_events` reads them back."""
     return [event.to_dict() for event in events]
 
 
-def decoded(events: Collection[Record]) -> tuple[DPEvent, ...]:
-    """Reads what `encoded` wrote. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
+def decode_events(events: Collection[Record]) -> tuple[DPEvent, ...]:
+    """Reads what `encode_events` wrote. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
     return tuple(DPEvent.from_dict(event) for event in events)

@@ -71,8 +71,8 @@ class DPSettings:
     """Patients whose gradients are in memory at once; larger samples are accumulated."""
 
     def __post_init__(self) -> None:
-        given = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
-        if given not in ([True, False, False], [False, True, True]):
+        choices = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
+        if choices not in ([True, False, False], [False, True, True]):
             raise SettingsError("differential privacy needs either 'epsilon', or both 'noise' and 'count_noise'")
         levels = [value for value in (self.noise, self.count_noise, self.clip) if value is not None]
         if not all(0 < value <= MOST_LEVEL for value in levels):
@@ -98,8 +98,10 @@ class DPSettings:
         counts, steps = self._counts(job), Cost(steps=job.steps)
         if not job.steps:
             return NoiseLevels(0.0, counts)
-        fixed = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
-        noise = calibrate(self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *fixed])
+        count_events = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
+        noise = calibrate(
+            self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *count_events]
+        )
         return NoiseLevels(noise, counts)
 
     def _counts(self, job: Cost) -> CountsMechanism | None:
@@ -107,14 +109,14 @@ class DPSettings:
         if not job.counts or self.epsilon is None:
             return None
         share = self.count_share * self.epsilon if job.steps else self.epsilon
-        offers, refused = [], AccountingError("no mechanism releases counts")
+        offers, failure = [], AccountingError("no mechanism releases counts")
         for kind in counts_mechanisms():
             try:
                 offers.append(_least(kind, share, self.delta, job.counts))
             except AccountingError as error:
-                refused = error
+                failure = error
         if not offers:
-            raise refused
+            raise failure
         return min(offers, key=lambda offer: offer.deviation)
 
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:

@@ -13,7 +13,7 @@ from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.federation.launch import check_new
 from medfedvqa.report.collect import evidence_of
-from privacy.report import encoded, report_of, signed, written
+from privacy.report import indented_json, report_bytes, report_of, sign_report
 from privacy.report.join import JOINED
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
 
@@ -37,14 +37,14 @@ def report_command(
     check_new(out)
     config = config_of(site)
     report = report_of(evidence_of(config, job, results, baseline, attack, against or (), network))
-    write_whole(out / JSON, written(report))
+    write_whole(out / JSON, report_bytes(report))
     # What draws takes seconds to import, and most commands do without it.
     from medfedvqa.report import render
 
     render(report, out)
     said = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
     key = AuditKey.at(config.audit_key, origin_of(config.name))
-    write_whole(out / ENVELOPE, signed(report, said, key))
+    write_whole(out / ENVELOPE, sign_report(report, said, key))
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:
@@ -60,7 +60,7 @@ def join_command(
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
     check_new(out)
     joined = joined_of(reports, key)
-    write_whole(out / JOINED, encoded(joined.model_dump(mode="json")))
+    write_whole(out / JOINED, indented_json(joined.model_dump(mode="json")))
     from medfedvqa.report import render_joined
 
     render_joined(joined, out)

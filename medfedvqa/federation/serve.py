@@ -14,7 +14,7 @@ from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.models import seen_by, shape_of
-from privacy import DPSettings, summed
+from privacy import DPSettings, merge_steps
 
 
 def serve_job(
@@ -70,7 +70,7 @@ def serve_job(
 
 def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
     """The settings with the noise in force, and what the whole job applies to each patient."""
-    mechanisms = summed(event for planned in method.plan() for event in planned.events)
+    mechanisms = merge_steps(event for planned in method.plan() for event in planned.events)
     return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [one.to_dict() for one in mechanisms]}
 
 

@@ -58,5 +58,5 @@ def _sections(facts: ReportFacts) -> Sections:
 def report_of(evidence: ReportEvidence) -> Report:
     """As `sections_of`, with the evidence; every field of the sections that this version knows is in it."""
     sections = sections_of(evidence)
-    whole = Sections.model_validate(sections.model_dump())
-    return Report(format=FORMAT, sections=whole, evidence=evidence)
+    checked_sections = Sections.model_validate(sections.model_dump())
+    return Report(format=FORMAT, sections=checked_sections, evidence=evidence)

@@ -4,7 +4,7 @@ import hashlib
 import math
 
 from audits import Kind
-from privacy.mechanisms import DPEvent, summed
+from privacy.mechanisms import DPEvent, merge_steps
 from privacy.report.facts import ReportFacts, plain
 from privacy.report.model_guarantee import (
     Bound,
@@ -38,11 +38,11 @@ NOT_COVERED = (
 
 def identity(facts: ReportFacts) -> ReportIdentity:
     """A."""
-    evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
+    evidence, checkpoint, run = facts.evidence, facts.excerpt.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
-    told = evidence.model_dump(mode="json", exclude_unset=True)
+    evidence_json = evidence.model_dump(mode="json", exclude_unset=True)
     return ReportIdentity(
-        report=hashlib.sha256(plain(told)).hexdigest(),
+        report=hashlib.sha256(plain(evidence_json)).hexdigest(),
         tool=evidence.tool.version,
         tool_code=evidence.tool.code_digest,
         created=evidence.created,
@@ -97,7 +97,7 @@ def claim(facts: ReportFacts) -> Claim:
         nothing = dict.fromkeys(("mechanism", "unit", "neighbours", "observer", *figures))
         sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
         return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
-    found = facts.spent
+    cost = facts.spent
     events = facts.replay.events(facts.job)
     exact = all(event.mu_is_exact for event in events)
     return Claim(
@@ -106,9 +106,9 @@ def claim(facts: ReportFacts) -> Claim:
         mechanism=_mechanism(events),
         unit=UNIT,
         neighbours=NEIGHBOURS,
-        epsilon=finite(found.epsilon),
+        epsilon=finite(cost.epsilon),
         delta=facts.delta,
-        mu=finite(found.mu),
+        mu=finite(cost.mu),
         mu_is_exact=exact,
         observer=OBSERVER,
         provisional=_is_open(facts),
@@ -117,9 +117,11 @@ def claim(facts: ReportFacts) -> Claim:
 
 
 def _not_covered(facts: ReportFacts) -> tuple[str, ...]:
-    gone = facts.evidence.log.first
-    expired = (f"What left with the first {gone} entries of the log, which have expired: it is not in the report.",)
-    return (*NOT_COVERED, *expired) if gone else NOT_COVERED
+    expired_entries = facts.evidence.log.first
+    sentence = (
+        f"What left with the first {expired_entries} entries of the log, which have expired: it is not in the report.",
+    )
+    return (*NOT_COVERED, *sentence) if expired_entries else NOT_COVERED
 
 
 def _no_claim(facts: ReportFacts) -> str:
@@ -148,13 +150,13 @@ def _mechanism(events: list[DPEvent]) -> str:
 
 
 def _sentence(facts: ReportFacts, events: list[DPEvent], exact: bool) -> str:
-    found, evidence = facts.spent, facts.evidence
+    cost, evidence = facts.spent, facts.evidence
     exactness = "exact" if exact else "the central limit's approximation and no bound"
-    mu = f"Gaussian DP mu {rounded_up(found.mu)}, {exactness}"
+    mu = f"Gaussian DP mu {rounded_up(cost.mu)}, {exactness}"
     so_far = "so far " if _is_open(facts) else ""
     return (
         f"What site {evidence.site} has released for job {evidence.job} {so_far}is differentially private by {UNIT} "
-        f"with epsilon {rounded_up(found.epsilon)} at delta {facts.delta:g} ({mu}): "
+        f"with epsilon {rounded_up(cost.epsilon)} at delta {facts.delta:g} ({mu}): "
         f"by {_mechanism(events)}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
     )
 
@@ -173,7 +175,7 @@ def unit(facts: ReportFacts) -> Unit:
     """C."""
     policy = facts.evidence.policy
     site = "the site's policy"
-    own = (
+    policy_bounds = (
         Bound(
             name="delta", value=policy.delta, unit="probability", source=site,
             meaning="the largest that a job may use",
@@ -187,7 +189,7 @@ def unit(facts: ReportFacts) -> Unit:
             meaning="what one job may cost any patient; none: no limit",
         ),
     )  # fmt: skip
-    bounds = (*_bounds(facts.evidence.run), *own) if facts.is_private else own
+    bounds = (*_bounds(facts.evidence.run), *policy_bounds) if facts.is_private else policy_bounds
     return Unit(unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds)
 
 
@@ -200,14 +202,14 @@ _SETTINGS = (
 
 
 def _bounds(run: Run | None) -> tuple[Bound, ...]:
-    told = (run and run.dp) or {}
-    source = "the job's settings" if told else "not known here: the run's results.json was not given"
-    found = [
-        Bound(name=name, value=_number(told.get(name)), unit=unit, meaning=meaning, source=source)
+    dp = (run and run.dp) or {}
+    source = "the job's settings" if dp else "not known here: the run's results.json was not given"
+    dp_bounds = [
+        Bound(name=name, value=_number(dp.get(name)), unit=unit, meaning=meaning, source=source)
         for name, unit, meaning in _SETTINGS
     ]
     pair = "one patient on a released pair of counts (share right, share wrong)"
-    return *found, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
+    return *dp_bounds, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
 
 
 def _number(value: object) -> float | None:
@@ -216,15 +218,15 @@ def _number(value: object) -> float | None:
 
 def executed(facts: ReportFacts) -> ExecutedMechanism:
     """D."""
-    told = (facts.evidence.run and facts.evidence.run.dp) or {}
-    clip, noise = _number(told.get("clip")), _number(told.get("noise"))
-    expected = told.get("expected_patients")
+    dp = (facts.evidence.run and facts.evidence.run.dp) or {}
+    clip, noise = _number(dp.get("clip")), _number(dp.get("noise"))
+    expected_patients = dp.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
     return ExecutedMechanism(
-        mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.job))),
+        mechanisms=tuple(_mechanism_figures(event) for event in merge_steps(facts.replay.events(facts.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
-        expected_patients=expected if isinstance(expected, int) else None,
+        expected_patients=expected_patients if isinstance(expected_patients, int) else None,
         batch_sizes=f"{secret}; each is Poisson binomial with the given rate." if facts.is_private else "Not recorded.",
         randomness=_randomness(facts),
         void=facts.void,
@@ -242,7 +244,7 @@ def _randomness(facts: ReportFacts) -> str:
     return "ChaCha20 keystreams under fresh keys of the operating system, for noise and for who takes part."
 
 
-def _executed(event: DPEvent) -> Mechanism:
+def _mechanism_figures(event: DPEvent) -> Mechanism:
     return Mechanism(
         event=figures(event),
         applied_to=event.applied_to,

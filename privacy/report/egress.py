@@ -27,17 +27,17 @@ DIGESTS = (
 
 def outside(facts: ReportFacts) -> tuple[Outside, ...]:
     """F."""
-    found = [
+    unprotected = [
         Outside(
             what=f"released tensors without differential privacy: {len(facts.unprotected)}",
             why="they may depend on data",
             treatment="listed in H with protection 'none' or 'masked'; no epsilon covers them",
         )
     ] * bool(facts.unprotected)
-    kept = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
+    treatment = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
     return (
-        *found,
-        Outside(what="test results", why="they are computed from test rows without noise", treatment=kept),
+        *unprotected,
+        Outside(what="test results", why="they are computed from test rows without noise", treatment=treatment),
         Outside(
             what="tensors of the kind 'public'",
             why="they follow from settings alone: epsilon, seals, nonces, faults",
@@ -64,18 +64,21 @@ def trust(facts: ReportFacts) -> Trust:
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
     if attempts:
-        kind, said = "on shares", _on_shares(facts, attempts)
+        kind, sentence = "on shares", _on_shares(facts, attempts)
     elif any(entry.tensors for entry in facts.releases):
-        kind, said = "in clear", "The server sees this site's uploads one by one, under the protections that H lists."
+        kind, sentence = (
+            "in clear",
+            "The server sees this site's uploads one by one, under the protections that H lists.",
+        )
     else:
-        kind, said = "nothing released", "No tensor has left the site for this job."
+        kind, sentence = "nothing released", "No tensor has left the site for this job."
     return Trust(
         server="Honest but curious: it follows the protocol and looks at all that it relays.",
         sites="Honest but curious; up to all but one may collude, as far as the computation on shares states.",
         author="Untrusted: a job can demand more than the site does, never less.",
         administrators="Trusted with the site's data, not with its log: tampering shows to whoever holds a checkpoint.",
         aggregation=kind,
-        aggregation_said=said,
+        aggregation_said=sentence,
         attempts=attempts,
     )
 
@@ -105,28 +108,32 @@ def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
 
 
 def _on_shares(facts: ReportFacts, attempts: tuple[SharedComputation, ...]) -> str:
-    open_ones = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
-    said = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
-    return said + (f" Tensors released in clear beside them: {open_ones}." if open_ones else "")
+    unshared = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
+    sentence = (
+        f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
+    )
+    return sentence + (f" Tensors released in clear beside them: {unshared}." if unshared else "")
 
 
 def egress(facts: ReportFacts) -> Egress:
     """H."""
     pairs = [(entry, tensor) for entry in facts.releases for tensor in entry.tensors]
-    received = [one for one in facts.own if one.event is Event.RECEIVE and one.outcome is Outcome.ACCEPTED]
+    receipts = [
+        entry for entry in facts.job_entries if entry.event is Event.RECEIVE and entry.outcome is Outcome.ACCEPTED
+    ]
     rounds: Counter[tuple[int | None, str]] = Counter()
     for entry, tensor in pairs:
         rounds[entry.round, tensor.kind.value] += tensor.nbytes
     return Egress(
-        releases=tuple(_released(entry, tensor) for entry, tensor in pairs),
+        releases=tuple(_release_figures(entry, tensor) for entry, tensor in pairs),
         messages=len(facts.releases),
         nbytes=sum(entry.nbytes for entry in facts.releases),
         by_kind=_by_kind(pairs),
         by_round=tuple(RoundTotal(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
         by_tensor=_by_tensor(pairs),
-        received_messages=len(received),
-        received_nbytes=sum(entry.nbytes for entry in received),
-        refused=tuple(refusal(one) for one in facts.own if _is_refused_message(one)),
+        received_messages=len(receipts),
+        received_nbytes=sum(entry.nbytes for entry in receipts),
+        refused=tuple(refusal(entry) for entry in facts.job_entries if _is_refused_message(entry)),
         proofs=_proofs(facts),
         digests_said=DIGESTS,
     )
@@ -136,7 +143,7 @@ def _is_refused_message(entry: Entry) -> bool:
     return entry.outcome is Outcome.REFUSED and not refuses_job(entry.event, entry.outcome)
 
 
-def _released(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
+def _release_figures(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
     charge = charge_of(entry)
     return ReleaseFigures(
         entry=entry.seq,
@@ -160,30 +167,35 @@ def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
     for _, tensor in pairs:
         sizes[tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        KindTotal(kind=kind, protection=protection, tensors=len(found), nbytes=sum(found))
-        for (kind, protection), found in sizes.items()
+        KindTotal(kind=kind, protection=protection, tensors=len(tensor_bytes), nbytes=sum(tensor_bytes))
+        for (kind, protection), tensor_bytes in sizes.items()
     )
 
 
 def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorFigures, ...]:
     sizes: defaultdict[tuple[str, str | None, str, str], list[int]] = defaultdict(list)
-    for entry, one in pairs:
-        sizes[one.name, entry.peer, one.kind.value, one.protection.value].append(one.nbytes)
+    for entry, tensor in pairs:
+        sizes[tensor.name, entry.peer, tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
         TensorFigures(
-            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(found), nbytes=sum(found)
+            tensor=name,
+            recipient=peer,
+            kind=kind,
+            protection=protection,
+            messages=len(tensor_bytes),
+            nbytes=sum(tensor_bytes),
         )
-        for (name, peer, kind, protection), found in sizes.items()
+        for (name, peer, kind, protection), tensor_bytes in sizes.items()
     )
 
 
 def _proofs(facts: ReportFacts) -> Proofs:
-    checkpoint, log = facts.held.checkpoint, facts.evidence.log
+    checkpoint, log = facts.excerpt.checkpoint, facts.evidence.log
     return Proofs(
         checkpoint_entries=checkpoint.size,
         checkpoint_root=checkpoint.root.hex(),
-        cosigned_entries=facts.held.cosigned,
-        cosigners=facts.held.cosigners,
+        cosigned_entries=facts.excerpt.cosigned,
+        cosigners=facts.excerpt.cosigners,
         quoted=len(log.entries),
         not_quoted=checkpoint.size - log.first - len(log.entries),
         expired=log.first,

@@ -30,7 +30,7 @@ class ReportFacts:
     """What the sections are made of. `of` raises `ReportError` if a signature, a proof or a chain does not hold."""
 
     evidence: ReportEvidence
-    held: ExcerptFacts
+    excerpt: ExcerptFacts
     entries: tuple[Entry, ...]
     replay: Replay
 
@@ -39,14 +39,14 @@ class ReportFacts:
         """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
         newer: Exception | None = None
         try:
-            shown = check_excerpt(evidence.log, evidence.site)
+            excerpt = check_excerpt(evidence.log, evidence.site)
             try:
                 replay = Replay(evidence.ledger, evidence.site)
             except NewerRecord as error:
                 newer = error
             entries = quoted_entries(evidence.log)
             if newer is None:
-                return cls(evidence, shown, entries, replay)
+                return cls(evidence, excerpt, entries, replay)
         except NewerFormat as error:
             newer = error
         except (AuditError, PrivacyError) as error:
@@ -54,7 +54,7 @@ class ReportFacts:
         raise NewerReport(str(newer))
 
     @cached_property
-    def own(self) -> tuple[Entry, ...]:
+    def job_entries(self) -> tuple[Entry, ...]:
         """The job's entries."""
         return tuple(entry for entry in self.entries if entry.job == self.evidence.job)
 
@@ -66,12 +66,14 @@ class ReportFacts:
     @cached_property
     def releases(self) -> tuple[Entry, ...]:
         """What left for the job."""
-        return tuple(one for one in self.own if one.event is Event.RELEASE and one.outcome is Outcome.SENT)
+        return tuple(
+            entry for entry in self.job_entries if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT
+        )
 
     @cached_property
     def charges(self) -> tuple[ReplayedCharge, ...]:
         """Of the job."""
-        return tuple(one for one in self.replay.charges if one.debit.key == self.job)
+        return tuple(charge for charge in self.replay.charges if charge.debit.key == self.job)
 
     @property
     def is_private(self) -> bool:
@@ -81,18 +83,18 @@ class ReportFacts:
     @property
     def void(self) -> bool:
         """Whether any noise of the job could be repeated."""
-        return any(one.debit.void for one in self.charges)
+        return any(charge.debit.void for charge in self.charges)
 
     @property
     def delta(self) -> float:
         """Of the job's last charge; without one, the site's."""
-        told = [one.charge.delta for one in self.charges if one.charge]
-        return told[-1] if told else self.evidence.policy.delta
+        deltas = [charge.charge.delta for charge in self.charges if charge.charge]
+        return deltas[-1] if deltas else self.evidence.policy.delta
 
     @property
     def state(self) -> Literal["running", "closed", "refused", "expired"]:
         """As the last entry about it tells, if there is one yet."""
-        about = [entry for entry in self.own if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
+        about = [entry for entry in self.job_entries if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
         if not about:
             return "expired"
         if about[-1].event is Event.CLOSE:
@@ -102,8 +104,8 @@ class ReportFacts:
     @property
     def method(self) -> str:
         """As the log names it, or else the ledger."""
-        known = self.replay.book.jobs.get(self.job)
-        return self.latest("method") or (known.method if known else "")
+        book_job = self.replay.book.jobs.get(self.job)
+        return self.latest("method") or (book_job.method if book_job else "")
 
     @cached_property
     def spent(self) -> PrivacyCost:
@@ -121,19 +123,19 @@ class ReportFacts:
         """All of the job, as far as the run or the entries of computations on shares tell."""
         if self.evidence.run:
             return tuple(sorted(self.evidence.run.sites))
-        named = {site for one in self.sharings.values() if one for site in one.sites}
-        return tuple(sorted(named | {self.evidence.site}))
+        names = {site for sharing in self.sharings.values() if sharing for site in sharing.sites}
+        return tuple(sorted(names | {self.evidence.site}))
 
     @cached_property
     def codes(self) -> tuple[JobCode, ...]:
         """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
-        named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
-        return tuple(dict.fromkeys(named))
+        entry_codes = [JobCode.from_record(entry.code) for entry in self.job_entries if entry.code is not None]
+        return tuple(dict.fromkeys(entry_codes))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:
         """Releases that are part of a computation on shares."""
-        tensors = ((entry, [one.protection.masked for one in entry.tensors]) for entry in self.releases)
+        tensors = ((entry, [tensor.protection.masked for tensor in entry.tensors]) for entry in self.releases)
         return tuple(entry for entry, masked in tensors if entry.peer == SITES or any(masked))
 
     @cached_property
@@ -143,12 +145,14 @@ class ReportFacts:
 
     def latest(self, name: str) -> str | None:
         """A field of the job's last entry that has it."""
-        found = [value for entry in self.own if (value := getattr(entry, name)) is not None]
-        return str(found[-1]) if found else None
+        values = [value for entry in self.job_entries if (value := getattr(entry, name)) is not None]
+        return str(values[-1]) if values else None
 
     def every(self, name: str) -> tuple[str, ...]:
         """All values of a field over the job's entries, in order, each once."""
-        return tuple(dict.fromkeys(str(value) for entry in self.own if (value := getattr(entry, name)) is not None))
+        return tuple(
+            dict.fromkeys(str(value) for entry in self.job_entries if (value := getattr(entry, name)) is not None)
+        )
 
 
 def plain(value: object) -> bytes:

@@ -3,7 +3,7 @@
 from typing import Annotated, Final, Literal
 
 from privacy.report.model_guarantee import Accounting, Claim, ExecutedMechanism, ReportIdentity, ReportRefusal, Unit
-from privacy.report.report_evidence import Accuracy, Frozen, Kept, ReportEvidence
+from privacy.report.report_evidence import Accuracy, Frozen, KeptModel, ReportEvidence
 from privacy.report.wording import WORDING, MaybeWording, Wording, Wordings
 
 FORMAT: Final = "medfedvqa.privacy-report/1"
@@ -184,7 +184,7 @@ class Empirical(Frozen):
     accuracy_finished: Accuracy | None = None
     accuracy_alone: Accuracy | None = None
     accuracy_alone_equal: Accuracy | None = None
-    kept: Kept | None = None
+    kept: KeptModel | None = None
     kept_said: MaybeWording = None
     """What epsilon does not cover of the kept model; none if the job keeps none."""
 

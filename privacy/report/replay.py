@@ -22,11 +22,11 @@ def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
     )
 
 
-def same(one: float | None, other: float | None) -> bool:
+def same(first: float | None, second: float | None) -> bool:
     """Whether two figures are one, but for the last digits that machines may differ in."""
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
 class ReplayedCharge(NamedTuple):
@@ -48,16 +48,20 @@ class Replay:
     Raises `LedgerError` if the chain, or the sense of a record, does not hold.
     """
 
-    def __init__(self, quoted: Sequence[LedgerRow], site: str) -> None:
-        rows = list(_completed(quoted))
+    def __init__(self, quoted_rows: Sequence[LedgerRow], site: str) -> None:
+        rows = list(_with_cohorts(quoted_rows))
         self.book = Book()
         self.book.apply(rows)
         if self.book.origin and site not in self.book.sites:
             raise LedgerError("the quoted ledger is of another site")
-        made = {row.record.get("began", row.hash): row for row in rows}
+        rows_by_charge = {row.record.get("began", row.hash): row for row in rows}
         self.charges = [
             ReplayedCharge(
-                made[began].seq, made[began].hash, made[began].record["time"], debit, self.book.charges.get(began)
+                rows_by_charge[began].seq,
+                rows_by_charge[began].hash,
+                rows_by_charge[began].record["time"],
+                debit,
+                self.book.charges.get(began),
             )
             for began, debit in self.book.debits.items()
         ]
@@ -66,68 +70,74 @@ class Replay:
         """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
-    def at(self, one: ReplayedCharge) -> PrivacyCost | None:
+    def at(self, replayed: ReplayedCharge) -> PrivacyCost | None:
         """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
-        if one.charge is None:
+        if replayed.charge is None:
             return None
-        before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.key == one.debit.key)
-        return spent(events_of(before), one.charge.delta)
+        before = (
+            other.debit for other in self.charges if other.seq <= replayed.seq and other.debit.key == replayed.debit.key
+        )
+        return spent(events_of(before), replayed.charge.delta)
 
-    def is_last(self, one: ReplayedCharge) -> bool:
+    def is_last(self, replayed: ReplayedCharge) -> bool:
         """Whether the job has no later charge."""
-        return all(other.seq <= one.seq for other in self.charges if other.debit.key == one.debit.key)
+        return all(other.seq <= replayed.seq for other in self.charges if other.debit.key == replayed.debit.key)
 
-    def settled(self, one: ReplayedCharge) -> bool:
+    def settled(self, replayed: ReplayedCharge) -> bool:
         """Whether the result of the charged task was saved."""
-        job = self.book.jobs.get(one.debit.key)
-        slot = one.debit.task, one.debit.round
-        return one.charge is None or bool(job and slot in job.settled and job.charges[slot] == one.charge)
+        job = self.book.jobs.get(replayed.debit.key)
+        slot = replayed.debit.task, replayed.debit.round
+        return replayed.charge is None or bool(job and slot in job.settled and job.charges[slot] == replayed.charge)
 
     def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
         """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
-        for one in self.charges:
-            found = self.at(one) if one.debit.key == job or self.is_last(one) else None
-            if one.charge is None or found is None:
+        for replayed in self.charges:
+            cost = self.at(replayed) if replayed.debit.key == job or self.is_last(replayed) else None
+            if replayed.charge is None or cost is None:
                 continue
-            if not same(one.charge.job_epsilon_after, found.epsilon) or not self._is_possible(one, one.charge):
-                yield one.seq
+            if not same(replayed.charge.job_epsilon_after, cost.epsilon) or not self._is_possible(
+                replayed, replayed.charge
+            ):
+                yield replayed.seq
 
-    def _is_possible(self, one: ReplayedCharge, charge: LedgerCharge) -> bool:
+    def _is_possible(self, replayed: ReplayedCharge, charge: LedgerCharge) -> bool:
         """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
 
         Which patients are in several cohorts, no report tells; of a single cohort both are the same.
         """
-        if not self.is_last(one):
+        if not self.is_last(replayed):
             return True
-        before = [other.debit for other in self.charges if other.seq <= one.seq]
-        least = spent(events_of(debit for debit in before if debit.cohort == one.debit.cohort), charge.delta).epsilon
+        before = [other.debit for other in self.charges if other.seq <= replayed.seq]
+        least = spent(
+            events_of(debit for debit in before if debit.cohort == replayed.debit.cohort), charge.delta
+        ).epsilon
         most = spent(events_of(before), charge.delta).epsilon
         if len(self.book.cohorts) == 1:
             return same(charge.epsilon_after, most)
         return least - PRV_ERROR <= charge.epsilon_after <= most + PRV_ERROR
 
 
-def _completed(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
+def _with_cohorts(quoted_rows: Sequence[LedgerRow]) -> Iterator[JournalRow]:
     """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
-    head, cohorts = Head(), _named(quoted)
-    for row in quoted:
-        told = {} if row.record is None else dict(row.record)
-        if (row.seq, row.prev) != (head.seq + 1, head.hash) or (told and link(row.prev, told) != row.hash):
+    head, cohorts = Head(), _cohort_names(quoted_rows)
+    for row in quoted_rows:
+        record = {} if row.record is None else dict(row.record)
+        if (row.seq, row.prev) != (head.seq + 1, head.hash) or (record and link(row.prev, record) != row.hash):
             raise LedgerError(f"record {row.seq} of the quoted ledger does not follow from those before it")
-        if not told:
+        if not record:
             cohort = next(cohorts, None)
             if cohort is None:
                 raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
-            told = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
+            record = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
         head = Head(row.seq, row.hash)
-        yield JournalRow(row.seq, row.prev, row.hash, told)
+        yield JournalRow(row.seq, row.prev, row.hash, record)
 
 
-def _named(quoted: Sequence[LedgerRow]) -> Iterator[str]:
+def _cohort_names(quoted_rows: Sequence[LedgerRow]) -> Iterator[str]:
     """Each cohort, in the order in which records name them first."""
-    told: list[dict[str, Any]] = [row.record or {} for row in quoted]
-    named = [one.get("cohort") or (one.get("debit") or {}).get("cohort") for one in told]
-    return iter(dict.fromkeys(str(cohort) for cohort in named if cohort))
+    records: list[dict[str, Any]] = [row.record or {} for row in quoted_rows]
+    cohorts = [record.get("cohort") or (record.get("debit") or {}).get("cohort") for record in records]
+    return iter(dict.fromkeys(str(cohort) for cohort in cohorts if cohort))
 
 
 def _of_patients(row: JournalRow) -> bool:

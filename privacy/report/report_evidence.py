@@ -135,7 +135,7 @@ class Accuracy(Frozen):
     high: float
 
 
-Kept = Literal["finished", "alone"]
+KeptModel = Literal["finished", "alone"]
 """Which model a site keeps: the one that it trained on after its last release, or the one that it trained alone."""
 
 
@@ -156,7 +156,7 @@ class AccuracyMeasurement(Frozen):
     """Of the model that the site trained without the other sites and without noise; none if it trained none."""
     alone_equal: Accuracy | None = None
     """Of the same, with as many passes as the federation and finishing have together."""
-    kept: Kept | None = None
+    kept: KeptModel | None = None
     """None if the site did not train on."""
 
 

@@ -27,23 +27,23 @@ PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2
 def accounting(facts: ReportFacts) -> Accounting:
     """E."""
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
-    known = ledger.book.jobs.get(job)
+    book_job = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
     limit = policy.limit
-    left = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
+    remaining = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
     return Accounting(
         delta=facts.delta,
-        charges=tuple(_charge(facts, one) for one in ledger.charges),
+        charges=tuple(_charge(facts, item) for item in ledger.charges),
         accountants=_accountants(facts.evidence.tool.opacus, ledger.events(reserved=True)),
         job=_figures(ledger.events(job), facts.delta) if facts.is_private else None,
         projected=_figures(ledger.events(job, reserved=True), facts.delta) if facts.is_private else None,
-        reserved_tasks=len(known.reserved) if known else 0,
+        reserved_tasks=len(book_job.reserved) if book_job else 0,
         spent=_figures(ledger.events(), facts.delta),
         authorised=authorised,
         limit=limit,
         limit_per_job=policy.max_epsilon_per_job,
-        remaining=left,
-        refusals=tuple(refusal(one) for one in facts.entries if refuses_job(one.event, one.outcome)),
+        remaining=remaining,
+        refusals=tuple(refusal(item) for item in facts.entries if refuses_job(item.event, item.outcome)),
         restarts=_restarts(facts),
         jobs=tuple(_job(facts, name) for name in _jobs(facts)),
     )
@@ -63,8 +63,8 @@ def refusal(entry: Entry) -> ReportRefusal:
 
 
 def _figures(events: Iterable[DPEvent], delta: float) -> Figures:
-    found = spent(events, delta)
-    return Figures(epsilon=finite(found.epsilon), rdp=finite(found.rdp), prv=finite(found.prv), mu=finite(found.mu))
+    cost = spent(events, delta)
+    return Figures(epsilon=finite(cost.epsilon), rdp=finite(cost.rdp), prv=finite(cost.prv), mu=finite(cost.mu))
 
 
 def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ...]:
@@ -77,27 +77,27 @@ def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ..
     )
 
 
-def _charge(facts: ReportFacts, one: ReplayedCharge) -> ReportCharge:
-    ledger, debit, told = facts.replay, one.debit, one.charge
-    whole = debit.key == facts.job or ledger.is_last(one)
-    found = ledger.at(one) if whole else None
+def _charge(facts: ReportFacts, replayed: ReplayedCharge) -> ReportCharge:
+    ledger, debit, ledger_charge = facts.replay, replayed.debit, replayed.charge
+    is_comparable = debit.key == facts.job or ledger.is_last(replayed)
+    cost = ledger.at(replayed) if is_comparable else None
     return ReportCharge(
-        record=one.seq,
-        time=one.time,
+        record=replayed.seq,
+        time=replayed.time,
         job=_label(facts, debit.key),
         method=debit.method,
         task=debit.task,
         round=debit.round,
         attempt=debit.attempt,
-        settled=ledger.settled(one),
+        settled=ledger.settled(replayed),
         void=debit.void,
-        imported=told is None,
+        imported=ledger_charge is None,
         events=tuple(figures(event) for event in debit.events),
-        delta=told.delta if told else None,
-        job_epsilon_after=told.job_epsilon_after if told else None,
-        replayed=finite(found.epsilon) if found else None,
-        site_epsilon_after=told.epsilon_after if told else None,
-        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (one.seq, one.hash)),
+        delta=ledger_charge.delta if ledger_charge else None,
+        job_epsilon_after=ledger_charge.job_epsilon_after if ledger_charge else None,
+        replayed=finite(cost.epsilon) if cost else None,
+        site_epsilon_after=ledger_charge.epsilon_after if ledger_charge else None,
+        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (replayed.seq, replayed.hash)),
     )
 
 
@@ -105,20 +105,20 @@ def charge_of(entry: Entry) -> tuple[int, str] | None:
     """Position and hash in the ledger of the charge that an entry names."""
     if entry.dp_event is None:
         return None
-    named = entry.dp_event["ledger"]
-    return named["seq"], named["head"]
+    ledger_record = entry.dp_event["ledger"]
+    return ledger_record["seq"], ledger_record["head"]
 
 
 def _restarts(facts: ReportFacts) -> tuple[Restart, ...]:
-    tried = Counter((one.debit.task, one.debit.round) for one in facts.charges)
-    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in tried.items() if n > 1)
+    attempts = Counter((charge.debit.task, charge.debit.round) for charge in facts.charges)
+    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in attempts.items() if n > 1)
 
 
 def _jobs(facts: ReportFacts) -> Iterable[JobKey]:
     """This one first, then the others in the ledger's order."""
-    charged = (one.debit.key for one in facts.replay.charges)
-    own = [facts.job] if facts.is_private else []
-    return dict.fromkeys([*own, *charged, *facts.replay.book.jobs])
+    charged_keys = (charge.debit.key for charge in facts.replay.charges)
+    this_job = [facts.job] if facts.is_private else []
+    return dict.fromkeys([*this_job, *charged_keys, *facts.replay.book.jobs])
 
 
 def _label(facts: ReportFacts, key: JobKey) -> str:
@@ -128,13 +128,13 @@ def _label(facts: ReportFacts, key: JobKey) -> str:
 
 
 def _job(facts: ReportFacts, name: JobKey) -> JobFigures:
-    charges = [one for one in facts.replay.charges if one.debit.key == name]
-    known = facts.replay.book.jobs.get(name)
+    charges = [charge for charge in facts.replay.charges if charge.debit.key == name]
+    book_job = facts.replay.book.jobs.get(name)
     return JobFigures(
         job=_label(facts, name),
-        method=known.method if known else charges[0].debit.method,
+        method=book_job.method if book_job else charges[0].debit.method,
         epsilon=finite(spent(facts.replay.events(name), facts.delta).epsilon),
         charges=len(charges),
-        reserved=len(known.reserved) if known else 0,
-        void=any(one.debit.void for one in charges) or bool(known and known.void),
+        reserved=len(book_job.reserved) if book_job else 0,
+        void=any(charge.debit.void for charge in charges) or bool(book_job and book_job.void),
     )

@@ -52,23 +52,27 @@ def verify_report(
 
     Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
     """
-    listed = withdrawals(withdrawn)
+    known_withdrawals = withdrawals(withdrawn)
     folder = path if path.is_dir() else path.parent
-    said = _read(folder / JSON if path.is_dir() else path)
+    content = _read(folder / JSON if path.is_dir() else path)
     try:
-        report = read_report(said)
+        report = read_report(content)
     except NewerReport as error:
         newer = VerdictPart("schema", VerdictState.NOT_SHOWN, str(error))
-        return Judgement((newer, *_signature(None, said, key, folder), *_withdrawn_tool(said, listed)))
+        return Judgement(
+            (newer, *_signature(None, content, key, folder), *_tool_withdrawal(content, known_withdrawals))
+        )
     except ReportError as error:
-        return Judgement((VerdictPart("schema", VerdictState.BROKEN, str(error)), *_withdrawn_tool(said, listed)))
+        return Judgement(
+            (VerdictPart("schema", VerdictState.BROKEN, str(error)), *_tool_withdrawal(content, known_withdrawals))
+        )
     parts = (
         VerdictPart("schema", VerdictState.SHOWN, "the report is one that this version reads, and written as such"),
         _key(report, key, log),
-        *_signature(report, said, key, folder),
+        *_signature(report, content, key, folder),
         _proofs(report),
         *_figures(report, code_digest),
-        _code(report, listed),
+        _code(report, known_withdrawals),
         *((_log(report, log),) if log else ()),
         *((_ledger(report, ledger),) if ledger else ()),
         _complete(report, log),
@@ -85,17 +89,17 @@ def _read(path: Path) -> bytes:
 
 
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
-    known = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
-    if known is None:
+    site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
+    if site_key is None:
         return VerdictPart(
             "key", VerdictState.NOT_SHOWN, "whose key it is: give the one that you have from the site (--key)"
         )
-    if str(known) != report.evidence.log.key:
+    if str(site_key) != report.evidence.log.key:
         return VerdictPart("key", VerdictState.BROKEN, "the report is signed with another key than the site's")
     return VerdictPart("key", VerdictState.SHOWN, "the report is about the log of the key that was given")
 
 
-def _signature(report: Report | None, said: bytes, key: VerifierKey | None, folder: Path) -> Iterator[VerdictPart]:
+def _signature(report: Report | None, content: bytes, key: VerifierKey | None, folder: Path) -> Iterator[VerdictPart]:
     try:
         envelope = read_bounded(folder / ENVELOPE, MAX_DOCUMENT)
     except FileNotFoundError:
@@ -105,17 +109,19 @@ def _signature(report: Report | None, said: bytes, key: VerifierKey | None, fold
         yield VerdictPart("signature", VerdictState.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
-        told = open_envelope(envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(said)))
+        statement = open_envelope(
+            envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(content))
+        )
     except NoteError as error:
         yield VerdictPart("signature", VerdictState.BROKEN, str(error))
         return
-    digests, about = subjects(told), (told.get("predicateType"), told["predicate"])
+    digests, about = subjects(statement), (statement.get("predicateType"), statement["predicate"])
     same = report is None or about == (PREDICATE, predicate(report))
-    if digests.get(JSON) != sha256(said).hexdigest() or not same:
+    if digests.get(JSON) != sha256(content).hexdigest() or not same:
         yield VerdictPart("signature", VerdictState.BROKEN, "what was signed is another report: this one was edited")
         return
     yield VerdictPart("signature", VerdictState.SHOWN, "the site's key has signed exactly these bytes")
-    yield _drawn(digests, folder)
+    yield _pages(digests, folder)
 
 
 def _key_in(content: bytes) -> str:
@@ -126,16 +132,16 @@ def _key_in(content: bytes) -> str:
         return ""
 
 
-def _drawn(digests: Mapping[str, str], folder: Path) -> VerdictPart:
+def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
     """The pages that were drawn from the report."""
     if digests.keys() - {JSON, HTML, PDF}:
         return VerdictPart("pages", VerdictState.BROKEN, "what was signed names files that no report has")
-    missing = [name for name in digests if name != JSON and not (folder / name).is_file()]
-    for name in digests.keys() - {JSON, *missing}:
+    absent = [name for name in digests if name != JSON and not (folder / name).is_file()]
+    for name in digests.keys() - {JSON, *absent}:
         if _digest(folder / name) != digests[name]:
             return VerdictPart("pages", VerdictState.BROKEN, "a page is not the one that was signed: it was edited")
-    if missing:
-        return VerdictPart("pages", VerdictState.NOT_SHOWN, f"{', '.join(sorted(missing))}: signed, and not here")
+    if absent:
+        return VerdictPart("pages", VerdictState.NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return VerdictPart("pages", VerdictState.BROKEN, f"{', '.join(unsigned)} was never signed")
     return VerdictPart("pages", VerdictState.SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
@@ -156,31 +162,33 @@ def _proofs(report: Report) -> VerdictPart:
         return VerdictPart("proofs", VerdictState.NOT_SHOWN, str(error))
     except ReportError as error:
         return VerdictPart("proofs", VerdictState.BROKEN, str(error))
-    held = facts.held
-    said = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
-    said += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
-    if not held.cosigners:
-        return VerdictPart("proofs", VerdictState.SHOWN, f"{said}; no other party cosigned the log")
-    parties = quantity(len(held.cosigners), "other party", "other parties")
+    excerpt = facts.excerpt
+    sentence = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
+    sentence += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
+    if not excerpt.cosigners:
+        return VerdictPart("proofs", VerdictState.SHOWN, f"{sentence}; no other party cosigned the log")
+    parties = quantity(len(excerpt.cosigners), "other party", "other parties")
     return VerdictPart(
-        "proofs", VerdictState.SHOWN, f"{said}; {parties} cosigned {quantity(held.cosigned, 'entry', 'entries')}"
+        "proofs", VerdictState.SHOWN, f"{sentence}; {parties} cosigned {quantity(excerpt.cosigned, 'entry', 'entries')}"
     )
 
 
 def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
     try:
-        made = sections_of(report.evidence)
+        recomputed = sections_of(report.evidence)
     except NewerReport as error:
         yield VerdictPart("figures", VerdictState.NOT_SHOWN, str(error))
         return
     except (PrivacyError, AuditError):
         yield VerdictPart("figures", VerdictState.BROKEN, "no report can be made of the evidence that is quoted")
         return
-    where = next(differences(figures_of(report.sections), figures_of(made, whole=True), ""), None)
-    deltas = made.accounting.delta, *(one.delta for one in made.accounting.charges)
+    where = next(differences(figures_of(report.sections), figures_of(recomputed, whole=True), ""), None)
+    deltas = recomputed.accounting.delta, *(charge.delta for charge in recomputed.accounting.charges)
     if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
-        said = f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
-        yield VerdictPart("figures", VerdictState.NOT_SHOWN, said)
+        sentence = (
+            f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
+        )
+        yield VerdictPart("figures", VerdictState.NOT_SHOWN, sentence)
         return
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
@@ -189,77 +197,86 @@ def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
         )
     else:
         yield VerdictPart("figures", VerdictState.SHOWN, "all figures follow from what is quoted, by both accountants")
-    yield _wording(report, made, code_digest)
+    yield _wording(report, recomputed, code_digest)
 
 
-def _wording(report: Report, made: Sections, code_digest: str) -> VerdictPart:
+def _wording(report: Report, recomputed: Sections, code_digest: str) -> VerdictPart:
     """Sentences and titles, of which no figure depends."""
     if report.evidence.tool.code_digest != code_digest:
-        said = "other code than this made the sentences: no figure depends on them, and the signature covers them"
-        return VerdictPart("wording", VerdictState.NOT_COMPARED, said)
-    told = report.sections.model_dump(mode="json", exclude_unset=True)
-    if where := next(differences(told, made.model_dump(mode="json"), ""), None):
+        sentence = "other code than this made the sentences: no figure depends on them, and the signature covers them"
+        return VerdictPart("wording", VerdictState.NOT_COMPARED, sentence)
+    sections = report.sections.model_dump(mode="json", exclude_unset=True)
+    if where := next(differences(sections, recomputed.model_dump(mode="json"), ""), None):
         return VerdictPart(
             "wording", VerdictState.BROKEN, f"{where} is not what the code that made the report writes: it was edited"
         )
     return VerdictPart("wording", VerdictState.SHOWN, "all sentences are those that this code writes")
 
 
-def _code(report: Report, listed: Sequence[Withdrawal]) -> VerdictPart:
+def _code(report: Report, known_withdrawals: Sequence[Withdrawal]) -> VerdictPart:
     """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
     if not report.sections.claim.made:
         return VerdictPart(CODE, VerdictState.SHOWN, "the report claims no epsilon that could be withdrawn")
-    quoted = [one.record for one in report.evidence.log.entries if one.record.get("job") == report.evidence.job]
+    records = [
+        record.record for record in report.evidence.log.entries if record.record.get("job") == report.evidence.job
+    ]
     try:
-        parts = [identities(one.get("code_version"), one.get("code_digest"), one.get("code")) for one in quoted]
+        parts = [
+            identities(record.get("code_version"), record.get("code_digest"), record.get("code")) for record in records
+        ]
         ran = [identity for names in parts for identity in names]
     except AuditError:
         return VerdictPart(
             CODE, VerdictState.NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably"
         )
     tool = report.evidence.tool
-    if found := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listed):
-        return _withdrawn(found)
+    if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], known_withdrawals):
+        return _withdrawal_part(withdrawal)
     if not any(code.version for code in ran):
         return VerdictPart(CODE, VerdictState.NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
     return VerdictPart(CODE, VerdictState.SHOWN, "no version that ran the job or made the report is withdrawn")
 
 
-def _withdrawn(found: Withdrawal) -> VerdictPart:
+def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
     return VerdictPart(
-        CODE, VerdictState.NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {found.sentence}"
+        CODE,
+        VerdictState.NOT_SHOWN,
+        f"the epsilon of this job was computed by a withdrawn version: {withdrawal.sentence}",
     )
 
 
-def _withdrawn_tool(said: bytes, listed: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
+def _tool_withdrawal(content: bytes, known_withdrawals: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
     """Of a report of another version: whether the version that it says made it is withdrawn."""
     try:
-        tool = json.loads(said)["evidence"]["tool"]
-        found = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listed)
+        tool = json.loads(content)["evidence"]["tool"]
+        withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], known_withdrawals)
     except (ValueError, KeyError, TypeError, RecursionError):
         return
-    if found:
-        yield _withdrawn(found)
+    if withdrawal:
+        yield _withdrawal_part(withdrawal)
 
 
 def _log(report: Report, folder: Path) -> VerdictPart:
     """The log itself: it has what is quoted, and nothing of the job that is not."""
     log, size = report.evidence.log, report.sections.identity.log_entries
     try:
-        quoted, newer = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}, False
+        hashes, newer = (
+            {quoted_entry.record["seq"]: quoted_entry.record["leaf_hash"] for quoted_entry in log.entries},
+            False,
+        )
         for line in islice(lines_from(folder, log.first), size - log.first):
             record, unknown = parse_any(line)
             newer = newer or unknown
-            known = quoted.pop(record["seq"], None)
-            if known != record["leaf_hash"] and (known or record.get("job") == report.evidence.job):
-                said = "the log has another entry, or one of the job that the report leaves out"
-                return VerdictPart("log", VerdictState.BROKEN, said, record["seq"])
+            quoted_hash = hashes.pop(record["seq"], None)
+            if quoted_hash != record["leaf_hash"] and (quoted_hash or record.get("job") == report.evidence.job):
+                sentence = "the log has another entry, or one of the job that the report leaves out"
+                return VerdictPart("log", VerdictState.BROKEN, sentence, record["seq"])
     except (AuditError, OSError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        return VerdictPart("log", VerdictState.BROKEN, f"the log does not have the entries that are quoted: {told}")
+        cause = error.strerror if isinstance(error, OSError) else error
+        return VerdictPart("log", VerdictState.BROKEN, f"the log does not have the entries that are quoted: {cause}")
     except (KeyError, TypeError, ValueError, OverflowError):
         return VerdictPart("log", VerdictState.BROKEN, "what is quoted of the log are no entries of one")
-    if quoted:
+    if hashes:
         return VerdictPart("log", VerdictState.BROKEN, "the log lacks entries that are quoted")
     if newer:
         return VerdictPart("log", VerdictState.NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
@@ -283,26 +300,28 @@ def _ledger(report: Report, export: Path) -> VerdictPart:
 def _complete(report: Report, log: Path | None) -> VerdictPart:
     proofs = report.sections.egress.proofs
     if proofs.expired:
-        said = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
-        return VerdictPart("all of it", VerdictState.NOT_SHOWN, said)
+        sentence = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
+        return VerdictPart("all of it", VerdictState.NOT_SHOWN, sentence)
     if proofs.not_quoted and not log:
-        left_out = quantity(proofs.not_quoted, "entry", "entries")
-        said = f"{left_out} of other jobs not quoted: give the log to rule out others (--log)"
-        return VerdictPart("all of it", VerdictState.NOT_SHOWN, said)
+        omitted = quantity(proofs.not_quoted, "entry", "entries")
+        sentence = f"{omitted} of other jobs not quoted: give the log to rule out others (--log)"
+        return VerdictPart("all of it", VerdictState.NOT_SHOWN, sentence)
     return VerdictPart("all of it", VerdictState.SHOWN, "no entry of the job is left out")
 
 
 def _rules(report: Report) -> VerdictPart:
-    broken = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
-    if broken:
+    broken_rules = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
+    if broken_rules:
         return VerdictPart(
-            "rules", VerdictState.BROKEN, f"the report itself says that rules were broken: {', '.join(broken)}"
+            "rules", VerdictState.BROKEN, f"the report itself says that rules were broken: {', '.join(broken_rules)}"
         )
     return VerdictPart("rules", VerdictState.SHOWN, "no rule is reported broken; section L has what is not shown")
 
 
 def as_record(judgement: Judgement) -> dict[str, Any]:
     """As plain JSON."""
-    parts = [{"name": one.name, "state": one.state, "said": one.said, "entry": one.entry} for one in judgement.parts]
-    told: dict[str, Any] = json.loads(json.dumps({"state": judgement.state, "parts": parts}))
-    return told
+    parts = [
+        {"name": part.name, "state": part.state, "said": part.said, "entry": part.entry} for part in judgement.parts
+    ]
+    record: dict[str, Any] = json.loads(json.dumps({"state": judgement.state, "parts": parts}))
+    return record

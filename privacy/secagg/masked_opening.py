@@ -93,12 +93,12 @@ def product(party: Party, *factors: MaskedSecret) -> Ring:
     """Shares of the product, shapes broadcast; no exchange. Of one factor: its shares."""
     total: Ring = party.public(_multiplied([factor.shown for factor in factors]))
     choices = [[(factor.shown, None), *factor.terms] for factor in factors]
-    for chosen in itertools.product(*choices):
-        dealt = [number for _, number in chosen if number is not None]
+    for combination in itertools.product(*choices):
+        dealt = [number for _, number in combination if number is not None]
         if dealt:
             shape = np.broadcast_shapes(*(number.shape for number in dealt))
             share = dealt[0] if len(dealt) == 1 else party.tuples.dependent(partial(_multiplied, dealt), shape)
-            total = total + _multiplied([public for public, _ in chosen]) * share
+            total = total + _multiplied([public for public, _ in combination]) * share
     return total
 
 

@@ -75,14 +75,14 @@ def secure_mix(
     part, rest = _OwnerPart.read(dealt, len(group.members), layout.size)
     if group.is_member and part.keys[group.seat] != mask_key(seed, group.rank):
         raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
-    shown = mine - own_mask(part.keys, mine.size)
+    masked_values = mine - own_mask(part.keys, mine.size)
     others = [member for member in group.members if member != group.me]
     for member in others:
-        links[member].send(shown.astype("<u8", copy=False).tobytes())
+        links[member].send(masked_values.astype("<u8", copy=False).tobytes())
     mixture = part.correction.copy()
     if group.is_member:
         party = join(group.me, {member: links[member] for member in others}, seed, rest)
-        rows = [shown if site == group.me else _received(links[site], mine.size) for site in group.sites]
+        rows = [masked_values if site == group.me else _received(links[site], mine.size) for site in group.sites]
         for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout), strict=True):
             if site == group.me:
                 mixture += share
@@ -103,8 +103,8 @@ def deal_mix(
     """
     group = Group(sites[0], tuple(sites), tuple(members))
     secrets = [seeds[member] for member in group.members]
-    shown: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
-    dealer = deal(secrets, lambda party: _mixtures(party, shown, layout))
+    zeros: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
+    dealer = deal(secrets, lambda party: _mixtures(party, zeros, layout))
     parts = {}
     for rank, site in enumerate(group.sites):
         keys = [mask_key(seed, rank) for seed in secrets]
@@ -113,11 +113,11 @@ def deal_mix(
     return parts
 
 
-def _mixtures(party: Party, shown: Ring, layout: TensorLayout) -> Ring:
+def _mixtures(party: Party, masked_values: Ring, layout: TensorLayout) -> Ring:
     """Of each owner's mixture this member's share, [owners, layout.size], from masked inputs, [owners, inputs]."""
-    masks = party.tuples.masks(*shown.shape)
-    vectors = OwnedVectors(party, shown[:, : layout.size], masks[:, : layout.size], layout.segments)
-    figures, figure_masks = shown[:, layout.size :].T, masks[:, layout.size :].T
+    masks = party.tuples.masks(*masked_values.shape)
+    vectors = OwnedVectors(party, masked_values[:, : layout.size], masks[:, : layout.size], layout.segments)
+    figures, figure_masks = masked_values[:, layout.size :].T, masks[:, layout.size :].T
     figure = MaskedSecret(figures, ((np.ones_like(figures), figure_masks),))
     return vectors.mixed(reliability_weights(party, vectors.products(), norms=figure[:-1], accuracies=figure[-1]))
 

@@ -28,7 +28,7 @@ from medfedvqa.ingest.questions import read_questions
 from medfedvqa.report.collect import _attack, _read, _run, evidence_of
 from privacy import DPSettings
 from privacy.report import report_of, verify_report
-from privacy.report.report_files import JSON, encoded
+from privacy.report.report_files import JSON, indented_json
 
 SITE_YML = site_yaml(
     reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER.lower()],
@@ -120,7 +120,7 @@ def report(sites: Callable[..., Any], quick_job: Callable[..., Any]) -> Any:
 
 def test_mutated_reports_are_judged_or_refused(tmp_path: Path, report: Any) -> None:
     """By bytes, and by values in a document that is otherwise written as one; none is shown in full."""
-    original, path = encoded(report), tmp_path / JSON
+    original, path = indented_json(report), tmp_path / JSON
     marked = json.loads(original)
     marked["evidence"]["site"] = MARKER
 

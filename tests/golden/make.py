@@ -17,9 +17,8 @@ from medfedvqa.federation.state import Contribution, Dealt, Draw, Saved, StateFi
 from privacy.book import Planned
 from privacy.limits import Limits
 
-from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of
+from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of, prove
 from audits.checkpoint import CHECKPOINTS, NoteFile
-from audits.entry_proof import prove
 from audits.expiry import Basis, Expiry
 from audits.witness import KEYS
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results

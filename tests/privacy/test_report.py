@@ -28,15 +28,15 @@ from privacy.report import (
     ReportError,
     ReportEvidence,
     read_report,
+    report_bytes,
     report_of,
     report_schema,
     sections_of,
-    signed,
+    sign_report,
     verify_report,
-    written,
 )
 from privacy.report.measured import NOT_COVERED
-from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, made_schema
+from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, model_schema
 from privacy.report.wording import differences
 
 pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
@@ -63,12 +63,12 @@ def key(config: SiteConfig) -> AuditKey:
 @pytest.fixture
 def folder(tmp_path: Path, report: Report, key: AuditKey) -> Path:
     """The report's files, signed."""
-    return put(tmp_path, report, written(report), key)
+    return put(tmp_path, report, report_bytes(report), key)
 
 
 def put(folder: Path, report: Report, said: bytes, key: AuditKey) -> Path:
     files = {JSON: said, **PAGES}
-    for name, content in {**files, ENVELOPE: signed(report, files, key)}.items():
+    for name, content in {**files, ENVELOPE: sign_report(report, files, key)}.items():
         (folder / name).write_bytes(content)
     return folder
 
@@ -143,12 +143,12 @@ def test_every_rule_that_this_job_can_show_is_shown(report: Report) -> None:
 
 def test_a_report_of_a_version_without_bindings_stays_as_it_is(report: Report) -> None:
     """It has no rule about one budget, and is written without the field that it does not know."""
-    told = json.loads(written(report))["evidence"]
+    told = json.loads(report_bytes(report))["evidence"]
     assert told.pop("binding") == {"from_store": False, "bound": False, "compared": False}
     earlier = report_of(ReportEvidence.model_validate_json(json.dumps(told)))
     assert "one budget" not in {one.rule for one in earlier.sections.verdicts.rules}
-    assert "binding" not in json.loads(written(earlier))["evidence"]
-    assert read_report(written(earlier)) == earlier
+    assert "binding" not in json.loads(report_bytes(earlier))["evidence"]
+    assert read_report(report_bytes(earlier)) == earlier
 
 
 def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
@@ -213,13 +213,13 @@ def test_a_report_signed_with_another_key_is_refused(folder: Path, tmp_path: Pat
     other = AuditKey.at(tmp_path / "other.key", origin_of(SITE))
     trusted = VerifierKey.parse(report.evidence.log.key)
     with pytest.raises(ReportError, match="signs the site's log"):
-        signed(report, {}, other)
+        sign_report(report, {}, other)
     log = replace(report.evidence.log, key=str(other.public))
     theirs = report.model_copy(update={"evidence": report.evidence.model_copy(update={"log": log})})
-    put(folder, theirs, written(theirs), other)
+    put(folder, theirs, report_bytes(theirs), other)
     assert {"key", "signature", "proofs"} <= set(broken(verify_report(folder, trusted)))
     assert "proofs" in broken(verify_report(folder))
-    (folder / JSON).write_bytes(written(report))
+    (folder / JSON).write_bytes(report_bytes(report))
     assert broken(verify_report(folder, trusted)) == ["signature"]
 
 
@@ -269,7 +269,7 @@ def test_releases_that_a_report_leaves_out_are_found_with_the_log(
     """Without it the report is not shown to be whole."""
     evidence = told_otherwise(report.evidence)["releases left out"]
     fewer = report_of(evidence)
-    put(tmp_path, fewer, written(fewer), key)
+    put(tmp_path, fewer, report_bytes(fewer), key)
     assert "log" in broken(verify_report(tmp_path, key.public, config.audit))
     found = verify_report(tmp_path, key.public)
     assert "all of it" in [part.name for part in found.parts if part.state is VerdictState.NOT_SHOWN]
@@ -301,10 +301,10 @@ def follow(told: Any, path: tuple[str | int, ...]) -> Any:
 
 def test_the_published_schema_is_the_models_and_the_report_fits_it(report: Report) -> None:
     """Run `privacy.report.report_files.made_schema` and write its result to the file after a change of the model."""
-    assert report_schema() == made_schema()
+    assert report_schema() == model_schema()
     validator = jsonschema.Draft202012Validator(report_schema())
     validator.check_schema(report_schema())
-    told = json.loads(written(report))
+    told = json.loads(report_bytes(report))
     validator.validate(told)
     told["sections"]["claim"]["complies"] = True
     assert not validator.is_valid(told)

@@ -21,7 +21,7 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import VERSION
 from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, spent
-from privacy.report import ReportError, Sections, registry_entry, report_of, sections_of, verify_report, written
+from privacy.report import ReportError, Sections, registry_entry, report_bytes, report_of, sections_of, verify_report
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
 from privacy.report.verify import CODE
@@ -188,7 +188,9 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
     found = {}
     for job in ("old", "new"):
         (tmp_path / job).mkdir()
-        (tmp_path / job / JSON).write_bytes(written(report_of(evidence_of(config, job, None, None, None, (), False))))
+        (tmp_path / job / JSON).write_bytes(
+            report_bytes(report_of(evidence_of(config, job, None, None, None, (), False)))
+        )
         [found[job]] = [one for one in verify_report(tmp_path / job, withdrawn=file).parts if one.name == CODE]
     assert found["new"].state is VerdictState.SHOWN and found["old"].state is VerdictState.NOT_SHOWN
     reason = "no proof" if file is None else "Its noise was too small."

@@ -15,7 +15,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from medfedvqa.report.html import page
-from privacy.report import Report, SourceReport, join, read_report, report_of, verify_report, written
+from privacy.report import Report, SourceReport, join, read_report, report_bytes, report_of, verify_report
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -58,8 +58,8 @@ def test_the_report_lists_what_the_log_names(reported: Callable[..., Report], tm
     named = [(one.kind, one.name, one.sha256) for one in report.sections.identity.code_parts]
     assert named == [(part.kind.value, part.name, part.sha256) for part in CODE.parts]
     assert rule(report) == "shown" and "acme-federated" in page(compose(report))
-    (tmp_path / JSON).write_bytes(written(report))
-    assert read_report(written(report)) == report
+    (tmp_path / JSON).write_bytes(report_bytes(report))
+    assert read_report(report_bytes(report)) == report
     states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
     assert states["figures"] == states["proofs"] == "shown"
 
@@ -72,8 +72,8 @@ def test_a_report_from_before_the_log_named_code_stays_as_it_is(
     identity = report.sections.identity.model_copy()
     identity.model_fields_set.discard("code_parts")
     earlier = report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})})
-    assert rule(report) is None and b"code_parts" not in written(earlier)
-    (tmp_path / JSON).write_bytes(written(earlier))
+    assert rule(report) is None and b"code_parts" not in report_bytes(earlier)
+    (tmp_path / JSON).write_bytes(report_bytes(earlier))
     states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
     assert states["schema"] == states["figures"] == "shown"
 

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from privacy import AccountingError, DPEvent, Laplace, Ledger, Limits, PlannedTask, SampledGaussian, Use, spent, summed
+from privacy import (
+    AccountingError,
+    DPEvent,
+    Laplace,
+    Ledger,
+    Limits,
+    PlannedTask,
+    SampledGaussian,
+    Use,
+    merge_steps,
+    spent,
+)
 from privacy.mechanisms import base, counts_mechanisms
 from privacy.mechanisms.base import PrivacyLoss
 from privacy.report.replay import Replay, quote_ledger
@@ -134,4 +145,4 @@ def test_unfit_records_are_refused(record: dict[str, Any]) -> None:
 def test_events_that_differ_in_steps_alone_are_put_together() -> None:
     """Those of another mechanism, parameter or use are not."""
     events = [Laplace(1.0, 2), SampledGaussian(1.0, 1.0), Laplace(1.0, 3), Laplace(1.0, 1, Use.COUNTS)]
-    assert summed(events) == (Laplace(1.0, 5), SampledGaussian(1.0, 1.0), Laplace(1.0, 1, Use.COUNTS))
+    assert merge_steps(events) == (Laplace(1.0, 5), SampledGaussian(1.0, 1.0), Laplace(1.0, 1, Use.COUNTS))
