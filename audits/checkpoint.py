@@ -64,17 +64,17 @@ class Checkpoint:
         """Raises `NoteError` unless the text is a checkpoint, written in the one way."""
         try:
             origin, size, root, *extensions = text.removesuffix("\n").split("\n")
-            checkpoint = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(extensions))
+            note = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(extensions))
         except (ValueError, binascii.Error):
             raise NoteError("this note is no checkpoint") from None
         if (
             not _SIZE.fullmatch(size)
-            or len(checkpoint.root) != HASH_BYTES
+            or len(note.root) != HASH_BYTES
             or not all((origin, *extensions))
-            or checkpoint.text != text
+            or note.text != text
         ):
             raise NoteError("this note is no checkpoint")
-        return checkpoint
+        return note
 
 
 def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:

@@ -30,9 +30,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 def statement(files: Mapping[str, bytes], predicate_type: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
     """An in-toto statement about files, given by name; it holds their SHA-256."""
-    digests = (
-        {"name": name, "digest": {"sha256": hashlib.sha256(content).hexdigest()}} for name, content in files.items()
-    )
+    digests = ({"name": name, "digest": {"sha256": hashlib.sha256(data).hexdigest()}} for name, data in files.items())
     return {"_type": STATEMENT, "subject": list(digests), "predicateType": predicate_type, "predicate": dict(predicate)}
 
 
@@ -52,32 +50,26 @@ def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
     try:
         if len(envelope) > MAX_ENVELOPE:
             raise ValueError
-        envelope_json = json.loads(envelope)
-        payload = base64.b64decode(envelope_json["payload"], validate=True)
-        message = pae(envelope_json["payloadType"], payload)
-        signatures = [base64.b64decode(signature["sig"], validate=True) for signature in envelope_json["signatures"]]
+        parts = json.loads(envelope)
+        payload = base64.b64decode(parts["payload"], validate=True)
+        signed_bytes = pae(parts["payloadType"], payload)
+        signatures = [base64.b64decode(raw["sig"], validate=True) for raw in parts["signatures"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
         raise NoteError("this is no signed envelope (DSSE)") from None
-    if envelope_json["payloadType"] != PAYLOAD_TYPE or not any(
-        key.verifies(signature, message) for signature in signatures
-    ):
+    if parts["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(raw, signed_bytes) for raw in signatures):
         raise NoteError("the envelope is not signed with the key that is asked for")
     try:
-        statement_json = json.loads(payload)
-        if (
-            statement_json["_type"] == STATEMENT
-            and isinstance(statement_json["predicate"], dict)
-            and subjects(statement_json)
-        ):
-            return dict(statement_json)
+        content = json.loads(payload)
+        if content["_type"] == STATEMENT and isinstance(content["predicate"], dict) and subjects(content):
+            return dict(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise NoteError("what the envelope holds is no statement about files (in-toto)")
 
 
-def subjects(statement_json: Mapping[str, Any]) -> dict[str, str]:
+def subjects(content: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 by the name of each file that a statement is about. Raises `ValueError` for what is no name or digest."""
-    digests = {subject["name"]: subject["digest"]["sha256"] for subject in statement_json["subject"]}
+    digests = {subject["name"]: subject["digest"]["sha256"] for subject in content["subject"]}
     for name, digest in digests.items():
         if not isinstance(name, str) or not _DIGEST.fullmatch(digest):
             raise ValueError

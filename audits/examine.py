@@ -15,7 +15,7 @@ from audits.cosigned_times import CosignedTimes, cosigned_times
 from audits.errors import LogError, NewerFormat
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
 from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
-from audits.judgement import Judgement, VerdictPart, VerdictState, worst
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
 from audits.own_checkpoints import OwnCheckpoints
 from audits.plurals import quantity
 from audits.signed_note import VerifierKey
@@ -82,10 +82,10 @@ def examine(
         site, site_key, [*checkpoints.cosigned, *([checkpoints.newest] if checkpoints.newest else [])], evidence
     )
     times = Times(checkpoints.dated(), _cosigned_times(folder, site, site_key, checkpoints, evidence))
-    observations = _Observations(checkpoints, times, claims, _receipts(site, evidence))
-    observations.compare(walk)
+    facts = _LogFacts(checkpoints, times, claims, _receipts(site, evidence))
+    facts.compare(walk)
     for line in walk:
-        observations.take(line, walk)
+        facts.take(line, walk)
     times.end(walk.entries)
     return Examination(
         site=site,
@@ -98,7 +98,7 @@ def examine(
                 _chain(walk),
                 *_format(walk),
                 times_part(times),
-                _tree(checkpoints, observations),
+                _tree(checkpoints, facts),
                 _signature(checkpoints, site_key, site),
                 *tiles.parts(site, site_key, bool(walk.bad)),
             )
@@ -107,11 +107,11 @@ def examine(
             (
                 *retention_parts(walk, times.cosigned),
                 _tail(walk, checkpoints),
-                _jobs(observations, walk, running),
-                *_wire(observations, walk, running, network),
+                _jobs(facts, walk, running),
+                *_wire(facts, walk, running, network),
             )
         ),
-        consistency=Judgement((*_agreement(walk, claims, observations, evidence), *cosigned_times_parts(times))),
+        consistency=Judgement((*_agreement(walk, claims, facts, evidence), *cosigned_times_parts(times))),
     )
 
 
@@ -127,16 +127,13 @@ def _cosigned_times(
     """By the keys that lie with the log, and those that others vouch for."""
     if key is None:
         return CosignedTimes()
-    others = {
-        *read_keys(folder / KEYS).values(),
-        *(key_of_other for keys in evidence.keys.values() for key_of_other in keys),
-    }
+    others = {*read_keys(folder / KEYS).values(), *(other for keys in evidence.keys.values() for other in keys)}
     notes = [*checkpoints.over_expired, *checkpoints.cosigned, *evidence.notes[origin_of(site)]]
     return CosignedTimes(cosigned_times(notes, key, others))
 
 
 @dataclass
-class _Observations:
+class _LogFacts:
     """What the walk has come by."""
 
     checkpoints: OwnCheckpoints
@@ -213,194 +210,170 @@ def _receipts(site: str, evidence: ExternalEvidence) -> dict[bytes, int]:
 
 def _chain(walk: Walk) -> VerdictPart:
     if walk.bad:
-        return VerdictPart("chain", VerdictState.BROKEN, walk.bad, walk.entries)
+        return VerdictPart("chain", BROKEN, walk.bad, walk.entries)
     return VerdictPart(
         "chain",
-        VerdictState.SHOWN,
+        SHOWN,
         f"{quantity(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
     )
 
 
 def _format(walk: Walk) -> Iterator[VerdictPart]:
     if walk.newer is not None:
-        sentence = (
+        text = (
             "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
         )
-        yield VerdictPart("format", VerdictState.NOT_SHOWN, sentence, walk.newer)
+        yield VerdictPart("format", NOT_SHOWN, text, walk.newer)
 
 
 def _entries(number: int) -> str:
     return quantity(number, "entry", "entries")
 
 
-def _tree(checkpoints: OwnCheckpoints, observations: _Observations) -> VerdictPart:
-    if observations.unlike_own is not None:
-        sentence = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
-        return VerdictPart("tree", VerdictState.BROKEN, sentence, max(observations.unlike_own - 1, 0))
+def _tree(checkpoints: OwnCheckpoints, facts: _LogFacts) -> VerdictPart:
+    if facts.unlike_own is not None:
+        text = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
+        return VerdictPart("tree", BROKEN, text, max(facts.unlike_own - 1, 0))
     if checkpoints.newest is None:
-        return VerdictPart("tree", VerdictState.NOT_SHOWN, "there is no checkpoint to compare the entries with")
+        return VerdictPart("tree", NOT_SHOWN, "there is no checkpoint to compare the entries with")
     return VerdictPart(
-        "tree",
-        VerdictState.SHOWN,
-        f"{quantity(observations.compared, 'checkpoint is', 'checkpoints are')} of these entries",
+        "tree", SHOWN, f"{quantity(facts.compared, 'checkpoint is', 'checkpoints are')} of these entries"
     )
 
 
 def _signature(checkpoints: OwnCheckpoints, key: VerifierKey | None, site: str) -> VerdictPart:
     if checkpoints.unreadable:
-        return VerdictPart("signature", VerdictState.BROKEN, checkpoints.unreadable)
+        return VerdictPart("signature", BROKEN, checkpoints.unreadable)
     if checkpoints.newest is None or key is None:
         what = "checkpoint is signed" if key else "key of the site is known"
-        return VerdictPart("signature", VerdictState.NOT_SHOWN, f"no {what}")
+        return VerdictPart("signature", NOT_SHOWN, f"no {what}")
     if Checkpoint.parse(checkpoints.newest.text).origin != origin_of(site) or not key.signed(checkpoints.newest):
-        return VerdictPart("signature", VerdictState.BROKEN, "the newest checkpoint is not signed by the site's key")
-    sentence = f"the newest checkpoint, of {_entries(checkpoints.size)}, is signed by the site"
-    return VerdictPart("signature", VerdictState.SHOWN, sentence)
+        return VerdictPart("signature", BROKEN, "the newest checkpoint is not signed by the site's key")
+    text = f"the newest checkpoint, of {_entries(checkpoints.size)}, is signed by the site"
+    return VerdictPart("signature", SHOWN, text)
 
 
 def _tail(walk: Walk, checkpoints: OwnCheckpoints) -> VerdictPart:
     if checkpoints.size > walk.entries:
-        sentence = (
+        text = (
             f"the log ends before its newest checkpoint, of {_entries(checkpoints.size)}: it was cut, or is another one"
         )
-        return VerdictPart("tail", VerdictState.BROKEN, sentence, walk.entries)
+        return VerdictPart("tail", BROKEN, text, walk.entries)
     if checkpoints.size < walk.entries:
         return VerdictPart(
             "tail",
-            VerdictState.NOT_SHOWN,
+            NOT_SHOWN,
             f"{quantity(walk.entries - checkpoints.size, 'entry follows', 'entries follow')} the newest checkpoint",
         )
-    return VerdictPart("tail", VerdictState.SHOWN, "the last entry is under the newest checkpoint")
+    return VerdictPart("tail", SHOWN, "the last entry is under the newest checkpoint")
 
 
-def _jobs(observations: _Observations, walk: Walk, running: Collection[str]) -> VerdictPart:
-    open_jobs = {str(json.loads(job)) for job in observations.jobs}
+def _jobs(facts: _LogFacts, walk: Walk, running: Collection[str]) -> VerdictPart:
+    open_jobs = {str(json.loads(job)) for job in facts.jobs}
     now = len(walk.counting.running)
     if still := open_jobs - walk.counting.running - set(running):
         jobs = quantity(len(still), "job was", "jobs were")
-        sentence = (
+        text = (
             f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
         )
-        return VerdictPart("jobs", VerdictState.NOT_SHOWN, sentence)
-    sentence = "every job that was opened is closed, or said to be running"
-    return VerdictPart("jobs", VerdictState.SHOWN, f"{_running(now)}; {sentence}" if now else sentence)
+        return VerdictPart("jobs", NOT_SHOWN, text)
+    text = "every job that was opened is closed, or said to be running"
+    return VerdictPart("jobs", SHOWN, f"{_running(now)}; {text}" if now else text)
 
 
 def _running(jobs: int) -> str:
     return quantity(jobs, "job is running", "jobs are running")
 
 
-def _wire(observations: _Observations, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
+def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
     if not network:
         return
-    reconciliation = observations.ledger.result(walk.counting.jobs.union(running))
-    if observations.uncounted is not None:
+    total = facts.ledger.result(walk.counting.jobs.union(running))
+    if facts.uncounted is not None:
         yield VerdictPart(
-            "wire",
-            VerdictState.BROKEN,
-            "counts of bytes on the network are no counts of this format",
-            observations.uncounted,
+            "wire", BROKEN, "counts of bytes on the network are no counts of this format", facts.uncounted
         )
-    elif observations.unread is not None:
+    elif facts.unread is not None:
         yield VerdictPart(
-            "wire",
-            VerdictState.NOT_SHOWN,
-            "entries of a newer version may explain bytes on the network",
-            observations.unread,
+            "wire", NOT_SHOWN, "entries of a newer version may explain bytes on the network", facts.unread
         )
-    elif reconciliation.findings:
-        first = reconciliation.findings[0]
-        bare = quantity(reconciliation.unexplained, "byte on the network is", "bytes on the network are")
-        sentence = f"{bare} not explained, in {quantity(len(reconciliation.findings), 'finding')}, first"
-        yield VerdictPart("wire", VerdictState.BROKEN, f"{sentence}: {first.reason}", first.seq)
-    elif not reconciliation.covered:
-        yield VerdictPart(
-            "wire", VerdictState.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network"
-        )
-    elif reconciliation.pending:
+    elif total.findings:
+        first = total.findings[0]
+        bare = quantity(total.unexplained, "byte on the network is", "bytes on the network are")
+        text = f"{bare} not explained, in {quantity(len(total.findings), 'finding')}, first"
+        yield VerdictPart("wire", BROKEN, f"{text}: {first.reason}", first.seq)
+    elif not total.covered:
+        yield VerdictPart("wire", NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
+    elif total.pending:
         jobs = len(walk.counting.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
-        sentence = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
-        yield VerdictPart("wire", VerdictState.NOT_SHOWN, sentence)
+        text = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
+        yield VerdictPart("wire", NOT_SHOWN, text)
     else:
-        nbytes, kinds = sum(reconciliation.left.values()), len(reconciliation.left)
-        sentence = f"all {nbytes} bytes on the network are explained, in {quantity(kinds, 'kind')}"
-        still = (
-            f"; {quantity(reconciliation.running, 'process still counts', 'processes still count')}"
-            if reconciliation.running
-            else ""
-        )
-        yield VerdictPart("wire", VerdictState.SHOWN, sentence + still)
+        nbytes, kinds = sum(total.left.values()), len(total.left)
+        text = f"all {nbytes} bytes on the network are explained, in {quantity(kinds, 'kind')}"
+        still = f"; {quantity(total.running, 'process still counts', 'processes still count')}" if total.running else ""
+        yield VerdictPart("wire", SHOWN, text + still)
 
 
-def _agreement(
-    walk: Walk, claims: Claims, observations: _Observations, evidence: ExternalEvidence
-) -> Iterable[VerdictPart]:
+def _agreement(walk: Walk, claims: Claims, facts: _LogFacts, evidence: ExternalEvidence) -> Iterable[VerdictPart]:
     if claims.key or claims.other_keys:
         yield _others_keys(claims)
     if claims.key:
-        yield _others_checkpoints(walk, claims, observations)
+        yield _others_checkpoints(walk, claims, facts)
     else:
-        yield VerdictPart("checkpoints", VerdictState.NOT_SHOWN, "no key of the site is known")
+        yield VerdictPart("checkpoints", NOT_SHOWN, "no key of the site is known")
     if evidence.receipts:
-        yield _others_receipts(walk, observations)
-    if observations.findings:
+        yield _others_receipts(walk, facts)
+    if facts.findings:
         yield VerdictPart(
-            "findings",
-            VerdictState.NOT_SHOWN,
-            f"the site itself logged {quantity(observations.findings, 'finding')}: see 'audit show'",
+            "findings", NOT_SHOWN, f"the site itself logged {quantity(facts.findings, 'finding')}: see 'audit show'"
         )
 
 
 def _others_keys(claims: Claims) -> VerdictPart:
     if claims.other_keys:
-        return VerdictPart(
-            "key", VerdictState.BROKEN, "others know this log by another key: it was signed anew, or the key changed"
-        )
-    return VerdictPart("key", VerdictState.SHOWN, "nobody who was asked knows the log by another key")
+        return VerdictPart("key", BROKEN, "others know this log by another key: it was signed anew, or the key changed")
+    return VerdictPart("key", SHOWN, "nobody who was asked knows the log by another key")
 
 
-def _others_checkpoints(walk: Walk, claims: Claims, observations: _Observations) -> VerdictPart:
+def _others_checkpoints(walk: Walk, claims: Claims, facts: _LogFacts) -> VerdictPart:
     beyond = [size for size in claims.sizes if size > walk.entries]
     if claims.forks:
-        sentence = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, claims.forks[0] - 1)
-    if observations.unlike_others:
-        sentence = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, max(observations.unlike_others[0] - 1, 0))
+        text = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
+        return VerdictPart("checkpoints", BROKEN, text, claims.forks[0] - 1)
+    if facts.unlike_others:
+        text = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
+        return VerdictPart("checkpoints", BROKEN, text, max(facts.unlike_others[0] - 1, 0))
     if beyond:
-        sentence = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
-        return VerdictPart("checkpoints", VerdictState.BROKEN, sentence, walk.entries)
+        text = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
+        return VerdictPart("checkpoints", BROKEN, text, walk.entries)
     if not claims.sizes:
-        return VerdictPart(
-            "checkpoints", VerdictState.NOT_SHOWN, "no checkpoint of this log was found with others: give --against"
-        )
+        return VerdictPart("checkpoints", NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
     parties = quantity(len(claims.parties), "party", "parties")
     who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
-    if claims.covered <= observations.last_release:
-        return VerdictPart("checkpoints", VerdictState.NOT_SHOWN, f"{who}; releases after that are not in their hands")
-    return VerdictPart("checkpoints", VerdictState.SHOWN, f"{who}, with every release in it")
+    if claims.covered <= facts.last_release:
+        return VerdictPart("checkpoints", NOT_SHOWN, f"{who}; releases after that are not in their hands")
+    return VerdictPart("checkpoints", SHOWN, f"{who}, with every release in it")
 
 
-def _others_receipts(walk: Walk, observations: _Observations) -> VerdictPart:
-    missing = [number for digest, number in observations.receipts.items() if digest not in observations.answered]
+def _others_receipts(walk: Walk, facts: _LogFacts) -> VerdictPart:
+    missing = [number for digest, number in facts.receipts.items() if digest not in facts.answered]
     if not missing:
-        number = len(observations.receipts)
+        number = len(facts.receipts)
         messages = "the only message" if number == 1 else f"all {number} messages"
-        sentence = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
-        return VerdictPart("receipts", VerdictState.SHOWN, sentence)
-    if observations.unread is not None:
-        sentence = f"{quantity(len(missing), 'receipt')} may be of entries of a newer version"
-        return VerdictPart("receipts", VerdictState.NOT_SHOWN, sentence, observations.unread)
+        text = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
+        return VerdictPart("receipts", SHOWN, text)
+    if facts.unread is not None:
+        text = f"{quantity(len(missing), 'receipt')} may be of entries of a newer version"
+        return VerdictPart("receipts", NOT_SHOWN, text, facts.unread)
     if walk.first:
         return VerdictPart(
-            "receipts",
-            VerdictState.NOT_SHOWN,
-            f"{quantity(len(missing), 'receipt')} may be of entries that are expired",
+            "receipts", NOT_SHOWN, f"{quantity(len(missing), 'receipt')} may be of entries that are expired"
         )
     messages = quantity(len(missing), "message")
-    sentence = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
-    return VerdictPart("receipts", VerdictState.BROKEN, sentence)
+    text = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
+    return VerdictPart("receipts", BROKEN, text)
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:

@@ -99,14 +99,12 @@ def quote(
         notes = [*NoteFile(folder / CHECKPOINTS), *(others.notes[key.name] if others else ())]
         cosigners = {entry_key for name in others.keys for entry_key in others.keys[name]} if others else set()
         cosigned, signers = _newest_cosigned(notes, key, {*keys.values(), *cosigners}, tree.node, size)
-        entries = []
-        for number, line in enumerate(lines_from(folder, first), first):
-            if number >= size:
+        quotes = []
+        for seq, line in enumerate(lines_from(folder, first), first):
+            if seq >= size:
                 break
             if matches(record := parse_line(line)):
-                entries.append(
-                    QuotedEntry(record=record, proof=_encode_proof(inclusion_proof(tree.node, number, size)))
-                )
+                quotes.append(QuotedEntry(record=record, proof=_encode_proof(inclusion_proof(tree.node, seq, size))))
     except (OSError, ValueError):
         raise LogError("the log or its tree cannot be read: have the log verified") from None
     finally:
@@ -117,7 +115,7 @@ def quote(
         checkpoint=str(note),
         cosigned=cosigned,
         first=first,
-        entries=tuple(entries),
+        entries=tuple(quotes),
     )
 
 
@@ -127,22 +125,22 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
     Raises `NoteError` if a signature or a proof does not hold, or an entry is not as it was written.
     """
     key, note = VerifierKey.parse(excerpt.key), Note.parse(excerpt.checkpoint)
-    checkpoint = Checkpoint.parse(note.text)
-    if key.name != origin_of(site) or checkpoint.origin != key.name or not key.signed(note):
+    head = Checkpoint.parse(note.text)
+    if key.name != origin_of(site) or head.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint is not signed by the site's key")
-    if not 0 <= excerpt.first <= checkpoint.size:
+    if not 0 <= excerpt.first <= head.size:
         raise NoteError("the first entry that is still there is not one of the log's")
     before = excerpt.first - 1
     for entry in excerpt.entries:
-        number = _check_entry(entry, site, checkpoint)
+        number = _check_entry(entry, site, head)
         if number <= before:
             raise NoteError("entries do not stand in the order of the log, each once")
         before = number
     if excerpt.cosigned is None:
         if excerpt.others:
             raise NoteError("keys are given of parties that cosigned nothing")
-        return ExcerptFacts(checkpoint, 0, ())
-    return _check_cosigned(excerpt, excerpt.cosigned, key, checkpoint)
+        return ExcerptFacts(head, 0, ())
+    return _check_cosigned(excerpt, excerpt.cosigned, key, head)
 
 
 def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
@@ -153,7 +151,7 @@ def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
     return tuple(Entry.from_record(entry.record) for entry in excerpt.entries)
 
 
-def _check_entry(entry: QuotedEntry, site: str, checkpoint: Checkpoint) -> int:
+def _check_entry(entry: QuotedEntry, site: str, head: Checkpoint) -> int:
     """The number of an entry that is as it was written and is under the checkpoint."""
     try:
         record, _ = parse_any(canonical(entry.record) + b"\n")
@@ -162,26 +160,22 @@ def _check_entry(entry: QuotedEntry, site: str, checkpoint: Checkpoint) -> int:
     number: int = record["seq"]
     if record["site"] != site:
         raise NoteError(f"entry {number} is of another site's log")
-    if not includes(
-        bytes.fromhex(record["leaf_hash"]), number, checkpoint.size, _decode_proof(entry.proof), checkpoint.root
-    ):
+    if not includes(bytes.fromhex(record["leaf_hash"]), number, head.size, _decode_proof(entry.proof), head.root):
         raise NoteError(f"the proof of entry {number} does not show it to be in the log that was signed")
     return number
 
 
-def _check_cosigned(
-    excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierKey, checkpoint: Checkpoint
-) -> ExcerptFacts:
+def _check_cosigned(excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierKey, head: Checkpoint) -> ExcerptFacts:
     note = Note.parse(newest.checkpoint)
     old = Checkpoint.parse(note.text)
     if old.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint that others cosigned is not signed by the site's key")
-    if not consistent(old.size, checkpoint.size, old.root, checkpoint.root, _decode_proof(newest.proof)):
+    if not consistent(old.size, head.size, old.root, head.root, _decode_proof(newest.proof)):
         raise NoteError("the log is not shown to continue the checkpoint that others cosigned")
     others = [VerifierKey.parse(cosigner) for cosigner in excerpt.others]
     if not others or not all(cosigner != key and cosigner.cosigned(note) is not None for cosigner in others):
         raise NoteError("the checkpoint is not cosigned by all who are said to have done so")
-    return ExcerptFacts(checkpoint, old.size, tuple(cosigner.name for cosigner in others))
+    return ExcerptFacts(head, old.size, tuple(cosigner.name for cosigner in others))
 
 
 def _newest_cosigned(

@@ -305,20 +305,18 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _task(task_json: dict[str, Any]) -> TaskSpec:
-    return TaskSpec(
-        **task_json | {way: tuple(_tensor(spec) for spec in _list(task_json[way])) for way in ("up", "down")}
-    )
+def _task(task: dict[str, Any]) -> TaskSpec:
+    return TaskSpec(**task | {way: tuple(_tensor(spec) for spec in _list(task[way])) for way in ("up", "down")})
 
 
-def _tensor(tensor_json: dict[str, Any]) -> TensorSpec:
+def _tensor(tensor: dict[str, Any]) -> TensorSpec:
     return TensorSpec(
-        **tensor_json
+        **tensor
         | {
-            "shape": tuple(_list(tensor_json["shape"])),
-            "recipients": tuple(_list(tensor_json["recipients"])),
-            "kind": Kind(tensor_json["kind"]),
-            "protection": Protection(tensor_json["protection"]),
+            "shape": tuple(_list(tensor["shape"])),
+            "recipients": tuple(_list(tensor["recipients"])),
+            "kind": Kind(tensor["kind"]),
+            "protection": Protection(tensor["protection"]),
         }
-        | ({"bounds": tuple(_list(tensor_json["bounds"]))} if "bounds" in tensor_json else {})
+        | ({"bounds": tuple(_list(tensor["bounds"]))} if "bounds" in tensor else {})
     )

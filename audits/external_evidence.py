@@ -49,12 +49,12 @@ class ExternalEvidence:
                     taken.add(path.resolve())
         return evidence
 
-    def _take(self, path: Path, is_named_file: bool) -> None:
+    def _take(self, path: Path, is_given: bool) -> None:
         if path.name == KEYS:
             for key in read_keys(path).values():
                 self.keys[key.name].add(key)
         elif (
-            is_named_file
+            is_given
             or path.name in (WITNESSED, CHECKPOINTS)
             or path.name.startswith(EVIDENCE)
             or path.suffix == ".note"

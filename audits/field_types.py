@@ -71,10 +71,10 @@ def members_of(kind: type, number: int) -> Members:
     """
     hints = get_type_hints(kind)
     members = sorted(
-        (member for member in fields(kind) if member.metadata.get("since", 0) <= number), key=lambda member: member.name
+        (item for item in fields(kind) if item.metadata.get("since", 0) <= number), key=lambda item: item.name
     )
-    optional = frozenset(member.name for member in members if is_optional(member))
-    forms = {member.name: _form(hints[member.name], number, member.name in optional) for member in members}
+    optional = frozenset(item.name for item in members if is_optional(item))
+    forms = {item.name: _form(hints[item.name], number, item.name in optional) for item in members}
     return Members(forms, optional)
 
 

@@ -12,12 +12,7 @@ def check_number(name: object, expected: str, what: str) -> bool:
 
     Raises `NewerFormat`, which says `what` the file is, where it is the same name with a higher number.
     """
-    number_here, known_number = _NAME.fullmatch(name) if isinstance(name, str) else None, _NAME.fullmatch(expected)
-    if (
-        number_here
-        and known_number
-        and number_here[1] == known_number[1]
-        and int(number_here[2]) > int(known_number[2])
-    ):
+    this, that = _NAME.fullmatch(name) if isinstance(name, str) else None, _NAME.fullmatch(expected)
+    if this and that and this[1] == that[1] and int(this[2]) > int(that[2]):
         raise NewerFormat(what)
     return name == expected

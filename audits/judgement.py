@@ -15,7 +15,8 @@ class VerdictState(StrEnum):
     BROKEN = "broken"
 
 
-EXIT_CODES = {VerdictState.NOT_COMPARED: 0, VerdictState.SHOWN: 0, VerdictState.BROKEN: 1, VerdictState.NOT_SHOWN: 2}
+NOT_COMPARED, SHOWN, NOT_SHOWN, BROKEN = VerdictState
+EXIT_CODES = {NOT_COMPARED: 0, SHOWN: 0, BROKEN: 1, NOT_SHOWN: 2}
 
 
 @dataclass(frozen=True)

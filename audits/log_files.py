@@ -72,10 +72,8 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
         files.append((growing, folder / LOG_NAME))
     if not files or files[0][0] > begin:
         raise LogError("the audit log lacks entries that are needed: they are expired, or were removed")
-    wanted_files = [
-        file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin
-    ]
-    for first, path in wanted_files:
+    rest = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
+    for first, path in rest:
         yield from lines_of(path, skip=max(0, begin - first))
 
 

@@ -117,10 +117,10 @@ class Anchor:
         earlier |= valid
         while len(self._cosigned) > _RECENT:
             self._cosigned.popitem(last=False)
-        signatures = tuple(
-            signature for signature in note.signatures if signature[0] in valid or signature[0] == self.key.public.name
+        valid_signatures = tuple(
+            item for item in note.signatures if item[0] in valid or item[0] == self.key.public.name
         )
-        return Note(note.text, signatures) if valid else None
+        return Note(note.text, valid_signatures) if valid else None
 
 
 def signed_size(folder: Path) -> int:

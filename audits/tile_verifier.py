@@ -7,7 +7,7 @@ from pathlib import Path
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.errors import LogError, NoteError
-from audits.judgement import VerdictPart, VerdictState
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, VerdictPart
 from audits.log_files import lines_from
 from audits.signed_note import Note, VerifierKey
 from audits.tiles import (
@@ -71,14 +71,12 @@ class TileVerifier(Frontier):
         if self._fault:
             yield self._fault
         elif self._note and self.size < self._published and broken:
-            yield VerdictPart(PART, VerdictState.NOT_SHOWN, "the chain breaks before the published checkpoint")
+            yield VerdictPart(PART, NOT_SHOWN, "the chain breaks before the published checkpoint")
         elif self._note and self.size < self._published:
-            yield VerdictPart(
-                PART, VerdictState.BROKEN, "the published checkpoint is of more entries than the log has", self.size
-            )
+            yield VerdictPart(PART, BROKEN, "the published checkpoint is of more entries than the log has", self.size)
         elif self._note:
-            sentence = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
-            yield VerdictPart(PART, VerdictState.SHOWN, sentence)
+            text = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
+            yield VerdictPart(PART, SHOWN, text)
 
     def _check_note(self, note: Note, site: str, key: VerifierKey | None) -> None:
         if Checkpoint.parse(note.text).origin != origin_of(site) or (key and not key.signed(note)):
@@ -142,5 +140,5 @@ class TileVerifier(Frontier):
         path = f"{PUBLIC}/{tile_path(level, index, width)}"
         self._set_fault(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
 
-    def _set_fault(self, sentence: str, entry: int | None = None) -> None:
-        self._fault = self._fault or VerdictPart(PART, VerdictState.BROKEN, sentence, entry)
+    def _set_fault(self, text: str, entry: int | None = None) -> None:
+        self._fault = self._fault or VerdictPart(PART, BROKEN, text, entry)

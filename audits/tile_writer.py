@@ -78,11 +78,9 @@ class TileWriter:
             return  # The next checkpoint takes its place.
         if published and published.text == note.text:
             names = {name for name, _ in published.signatures}
-            new_signatures = Note(
-                note.text, tuple(signature for signature in note.signatures if signature[0] not in names)
-            )
-            if new_signatures.signatures:
-                replace_durably(self._home / PUBLISHED, str(published.joined(new_signatures)))
+            new = Note(note.text, tuple(item for item in note.signatures if item[0] not in names))
+            if new.signatures:
+                replace_durably(self._home / PUBLISHED, str(published.joined(new)))
 
     def remove(self) -> None:
         """Removes the public form, so that the next checkpoint makes all of it anew. Raises `OSError`."""

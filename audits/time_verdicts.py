@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from audits.cosigned_times import TOLERANCE, CosignedTimes
 from audits.expiry import Basis
-from audits.judgement import VerdictPart, VerdictState
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, VerdictPart
 from audits.time_order import LEAP, TRAVEL, Times
 from audits.verifier import Walk
 
@@ -16,22 +16,18 @@ from audits.verifier import Walk
 def times_part(times: Times) -> VerdictPart:
     """Whether the dates of the entries can be right by themselves."""
     if times.malformed is not None:
-        return VerdictPart(
-            "times", VerdictState.BROKEN, "the entry's time is not one that this format has", times.malformed
-        )
+        return VerdictPart("times", BROKEN, "the entry's time is not one that this format has", times.malformed)
     if times.earlier is not None:
         by = str(times.back).split(".")[0]
-        sentence = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, times.earlier)
+        text = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
+        return VerdictPart("times", NOT_SHOWN, text, times.earlier)
     if (leap := times.leap()) is not None:
-        sentence = f"more than {LEAP.days} days lie before the entry, and no signed time of others reaches its date"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, leap)
+        text = f"more than {LEAP.days} days lie before the entry, and no signed time of others reaches its date"
+        return VerdictPart("times", NOT_SHOWN, text, leap)
     if (future := times.future(datetime.now(UTC))) is not None:
-        sentence = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
-        return VerdictPart("times", VerdictState.NOT_SHOWN, sentence, future)
-    return VerdictPart(
-        "times", VerdictState.SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future"
-    )
+        text = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
+        return VerdictPart("times", NOT_SHOWN, text, future)
+    return VerdictPart("times", SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future")
 
 
 def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
@@ -40,18 +36,16 @@ def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
     if not times.cosigned.sizes:
         return
     if times.cosigned.backwards is not None:
-        sentence = "a party cosigned the log up to this entry before it cosigned less of it: its clock was set back"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned.backwards)
+        text = "a party cosigned the log up to this entry before it cosigned less of it: its clock was set back"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned.backwards)
     elif times.cosigned_earlier is not None:
-        sentence = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned_earlier)
+        text = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned_earlier)
     elif times.cosigned_later is not None:
-        sentence = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
-        yield VerdictPart(name, VerdictState.NOT_SHOWN, sentence, times.cosigned_later)
+        text = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned_later)
     else:
-        yield VerdictPart(
-            name, VerdictState.SHOWN, "the dates of the entries fit the times at which others cosigned them"
-        )
+        yield VerdictPart(name, SHOWN, "the dates of the entries fit the times at which others cosigned them")
 
 
 def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart]:
@@ -59,18 +53,12 @@ def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart
     if not walk.first or walk.expiry is None:
         return
     days, existed_since = walk.expiry.days, cosigned.existed(walk.first - 1)
-    sentence = f"entries 0 to {walk.first - 1} have expired"
+    text = f"entries 0 to {walk.first - 1} have expired"
     if existed_since and cosigned.newest and cosigned.newest - existed_since >= timedelta(days=days):
-        yield VerdictPart(
-            "retention", VerdictState.SHOWN, f"{sentence}, and others' signed times show that {days} days have passed"
-        )
+        yield VerdictPart("retention", SHOWN, f"{text}, and others' signed times show that {days} days have passed")
     elif walk.expiry.basis is Basis.DATE:
-        yield VerdictPart(
-            "retention", VerdictState.NOT_SHOWN, f"{sentence} by a date that a person gave, not by others' signed times"
-        )
+        yield VerdictPart("retention", NOT_SHOWN, f"{text} by a date that a person gave, not by others' signed times")
     else:
         yield VerdictPart(
-            "retention",
-            VerdictState.NOT_SHOWN,
-            f"{sentence}, and no signed times of others show that they were old enough",
+            "retention", NOT_SHOWN, f"{text}, and no signed times of others show that they were old enough"
         )

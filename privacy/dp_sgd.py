@@ -30,9 +30,7 @@ class PrivateStep:
                 "torch.set_float32_matmul_precision"
             )
         self._clip = clip
-        self._sums: Gradients = {
-            parameter: torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters
-        }
+        self._sums: Gradients = {value: torch.zeros_like(value, dtype=torch.float64) for value in parameters}
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
 

@@ -119,14 +119,14 @@ class Ledger:
         """
         digests = self._key.patients(patients)
         cohort = self._key.cohort(digests)
-        events_by_slot = {(item.task, item.round): item.events for item in plan}
-        if len(events_by_slot) < len(plan):
+        events = {(t.task, t.round): t.events for t in plan}
+        if len(events) < len(plan):
             raise BudgetRefused(f"job '{job}' plans a task twice in one round: give each a name of its own")
 
         def draft() -> list[Record]:
-            book_job = self._job(job)
-            if book_job and (book_job.plan, book_job.cohort, book_job.method, book_job.void) != (
-                events_by_slot,
+            mine = self._job(job)
+            if mine and (mine.plan, mine.cohort, mine.method, mine.void) != (
+                events,
                 cohort,
                 method,
                 void,
@@ -134,13 +134,11 @@ class Ledger:
                 raise BudgetRefused(
                     f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
                 )
-            unreserved = [item for item in plan if not book_job or not _holds(book_job, (item.task, item.round))]
+            unreserved = [t for t in plan if not mine or not _holds(mine, (t.task, t.round))]
             if not unreserved:
                 return []
             self._check(job, digests, by_round(unreserved), limits, reserved=True)
-            items = [
-                {"task": item.task, "round": item.round, "events": encode_events(item.events)} for item in unreserved
-            ]
+            items = [{"task": t.task, "round": t.round, "events": encode_events(t.events)} for t in unreserved]
             terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
             reservation = self._about("reserved", job, plan=items, **terms)
             return [*self._opening(), *self._registered(cohort, digests), reservation]
@@ -155,7 +153,7 @@ class Ledger:
         with self._current() as book:
             others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
             mine, book_job = book.of_job(job, reserved=True), self._job(job)
-            unreserved = [item for item in plan if not book_job or not _holds(book_job, (item.task, item.round))]
+            unreserved = [t for t in plan if not book_job or not _holds(book_job, (t.task, t.round))]
             bounds = (
                 (f"job '{job}' with those before it", limits.max_epsilon, [[*others, *mine]]),
                 (f"job '{job}' alone", limits.max_epsilon_per_job, [mine]),

@@ -197,10 +197,8 @@ class Book:
             job.reserved.remove(slot)
         job.settled.discard(slot)
         figures = {name: record[name] for name in FIGURES}
-        slot_fields = {"job": job.name, "task": record["task"], "round": record["round"], "attempt": record["attempt"]}
-        charge = LedgerCharge(
-            **slot_fields, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void
-        )
+        slot_terms = {"job": job.name, "task": record["task"], "round": record["round"], "attempt": record["attempt"]}
+        charge = LedgerCharge(**slot_terms, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
         job.charges[slot] = self.charges[row.hash] = charge
         self.debits[row.hash] = job.debit(slot, record["attempt"])
 

@@ -114,19 +114,19 @@ class _Parts:
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
-    def contributions(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
+    def gradients(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
         """All parts; what is not sound is zero in them."""
         for part in separate:
             self._sound &= part.each.flatten(1).isfinite().all(1)
-        contributions: list[GradientContribution] = [
+        gradients: list[GradientContribution] = [
             Separate(part.value, _kept(part.each, self._sound)) for part in separate
         ]
         by_value: dict[torch.Tensor, list[GradientContribution]] = {}
         for (value, first, end), terms in self._terms.items():
             by_value.setdefault(value, []).extend(self._of_range(Range(value, first, end), terms))
         for parts in by_value.values():
-            contributions.extend(_apart(parts))
-        return contributions, self._sound
+            gradients.extend(_apart(parts))
+        return gradients, self._sound
 
     def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[GradientContribution]:
         """What one range contributes: its products, its sums and its look-ups, each brought together."""

@@ -73,9 +73,7 @@ class DPEvent(ABC):
     @property
     def parameters(self) -> dict[str, float]:
         """Its figures by name."""
-        return {
-            member.name: getattr(self, member.name) for member in fields(self) if member.name not in ("steps", "use")
-        }
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("steps", "use")}
 
     def times(self, steps: int) -> Self:
         """The same mechanism, applied this many times."""

@@ -117,11 +117,9 @@ def claim(facts: ReportFacts) -> Claim:
 
 
 def _not_covered(facts: ReportFacts) -> tuple[str, ...]:
-    expired_entries = facts.evidence.log.first
-    sentence = (
-        f"What left with the first {expired_entries} entries of the log, which have expired: it is not in the report.",
-    )
-    return (*NOT_COVERED, *sentence) if expired_entries else NOT_COVERED
+    count = facts.evidence.log.first
+    sentence = (f"What left with the first {count} entries of the log, which have expired: it is not in the report.",)
+    return (*NOT_COVERED, *sentence) if count else NOT_COVERED
 
 
 def _no_claim(facts: ReportFacts) -> str:

@@ -53,9 +53,7 @@ def outside(facts: ReportFacts) -> tuple[Outside, ...]:
             why="how long a site computes depends on its data",
             treatment="not protected",
         ),
-        Outside(
-            what="refusals", why="they tell that a budget is used up", treatment="shared as a sentence; see E and H"
-        ),
+        Outside(what="refusals", why="they tell that a budget is used up", treatment="shared as a text; see E and H"),
     )
 
 
@@ -64,21 +62,18 @@ def trust(facts: ReportFacts) -> Trust:
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
     if attempts:
-        kind, sentence = "on shares", _on_shares(facts, attempts)
+        kind, text = "on shares", _on_shares(facts, attempts)
     elif any(entry.tensors for entry in facts.releases):
-        kind, sentence = (
-            "in clear",
-            "The server sees this site's uploads one by one, under the protections that H lists.",
-        )
+        kind, text = ("in clear", "The server sees this site's uploads one by one, under the protections that H lists.")
     else:
-        kind, sentence = "nothing released", "No tensor has left the site for this job."
+        kind, text = "nothing released", "No tensor has left the site for this job."
     return Trust(
         server="Honest but curious: it follows the protocol and looks at all that it relays.",
         sites="Honest but curious; up to all but one may collude, as far as the computation on shares states.",
         author="Untrusted: a job can demand more than the site does, never less.",
         administrators="Trusted with the site's data, not with its log: tampering shows to whoever holds a checkpoint.",
         aggregation=kind,
-        aggregation_said=sentence,
+        aggregation_said=text,
         attempts=attempts,
     )
 
@@ -109,31 +104,27 @@ def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
 
 def _on_shares(facts: ReportFacts, attempts: tuple[SharedComputation, ...]) -> str:
     unshared = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
-    sentence = (
-        f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
-    )
-    return sentence + (f" Tensors released in clear beside them: {unshared}." if unshared else "")
+    text = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
+    return text + (f" Tensors released in clear beside them: {unshared}." if unshared else "")
 
 
 def egress(facts: ReportFacts) -> Egress:
     """H."""
-    pairs = [(entry, tensor) for entry in facts.releases for tensor in entry.tensors]
-    receipts = [
-        entry for entry in facts.job_entries if entry.event is Event.RECEIVE and entry.outcome is Outcome.ACCEPTED
-    ]
+    pairs = [(item, tensor) for item in facts.releases for tensor in item.tensors]
+    receipts = [item for item in facts.job_entries if item.event is Event.RECEIVE and item.outcome is Outcome.ACCEPTED]
     rounds: Counter[tuple[int | None, str]] = Counter()
-    for entry, tensor in pairs:
-        rounds[entry.round, tensor.kind.value] += tensor.nbytes
+    for item, tensor in pairs:
+        rounds[item.round, tensor.kind.value] += tensor.nbytes
     return Egress(
-        releases=tuple(_release_figures(entry, tensor) for entry, tensor in pairs),
+        releases=tuple(_release_figures(item, tensor) for item, tensor in pairs),
         messages=len(facts.releases),
-        nbytes=sum(entry.nbytes for entry in facts.releases),
+        nbytes=sum(item.nbytes for item in facts.releases),
         by_kind=_by_kind(pairs),
         by_round=tuple(RoundTotal(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
         by_tensor=_by_tensor(pairs),
         received_messages=len(receipts),
-        received_nbytes=sum(entry.nbytes for entry in receipts),
-        refused=tuple(refusal(entry) for entry in facts.job_entries if _is_refused_message(entry)),
+        received_nbytes=sum(item.nbytes for item in receipts),
+        refused=tuple(refusal(item) for item in facts.job_entries if _is_refused_message(item)),
         proofs=_proofs(facts),
         digests_said=DIGESTS,
     )
@@ -167,8 +158,8 @@ def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
     for _, tensor in pairs:
         sizes[tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        KindTotal(kind=kind, protection=protection, tensors=len(tensor_bytes), nbytes=sum(tensor_bytes))
-        for (kind, protection), tensor_bytes in sizes.items()
+        KindTotal(kind=kind, protection=protection, tensors=len(numbers), nbytes=sum(numbers))
+        for (kind, protection), numbers in sizes.items()
     )
 
 
@@ -178,14 +169,9 @@ def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorFigures, 
         sizes[tensor.name, entry.peer, tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
         TensorFigures(
-            tensor=name,
-            recipient=peer,
-            kind=kind,
-            protection=protection,
-            messages=len(tensor_bytes),
-            nbytes=sum(tensor_bytes),
+            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(numbers), nbytes=sum(numbers)
         )
-        for (name, peer, kind, protection), tensor_bytes in sizes.items()
+        for (name, peer, kind, protection), numbers in sizes.items()
     )
 
 

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from audits import Judgement, NewerFormat, VerdictPart, VerdictState
+from audits import Judgement, NewerFormat, VerdictPart
 from audits.format_numbers import check_number
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN
 from privacy.report.claim import rounded_up
 from privacy.report.facts import ReportError
 from privacy.report.model_conduct import KindTotal, Report, State
@@ -100,21 +101,19 @@ def verify_joined(content: bytes, expected: JoinedReport) -> Judgement:
         try:
             check_number(json.loads(content)["format"], FORMAT, "the joined report")
         except NewerFormat as error:
-            return Judgement((VerdictPart("schema", VerdictState.NOT_SHOWN, str(error)),))
+            return Judgement((VerdictPart("schema", NOT_SHOWN, str(error)),))
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
     if report is None:
-        return Judgement((VerdictPart("schema", VerdictState.BROKEN, "this is no joined report of this version"),))
+        return Judgement((VerdictPart("schema", BROKEN, "this is no joined report of this version"),))
     where = next(differences(figures_of(report), figures_of(expected, whole=True), ""), None)
     if where:
-        return Judgement((VerdictPart("figures", VerdictState.BROKEN, f"{where} is not what these reports come to"),))
-    figures = VerdictPart("figures", VerdictState.SHOWN, "all figures are what these reports come to")
+        return Judgement((VerdictPart("figures", BROKEN, f"{where} is not what these reports come to"),))
+    figures = VerdictPart("figures", SHOWN, "all figures are what these reports come to")
     if content == indented_json(expected.model_dump(mode="json")):
-        return Judgement(
-            (figures, VerdictPart("wording", VerdictState.SHOWN, "all sentences are those of this version"))
-        )
+        return Judgement((figures, VerdictPart("wording", SHOWN, "all sentences are those of this version")))
     sentence = "sentences that this version would not write: another version made them, or they were edited"
-    return Judgement((figures, VerdictPart("wording", VerdictState.NOT_SHOWN, sentence)))
+    return Judgement((figures, VerdictPart("wording", NOT_SHOWN, sentence)))
 
 
 class SourceReport(NamedTuple):

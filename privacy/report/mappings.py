@@ -52,14 +52,7 @@ def _registry(facts: ReportFacts) -> tuple[Line, ...]:
     return (
         (REGISTRY, "basic", "name, curator, use, product", PARTLY, "The product's type; the rest is the site's.", "A"),
         (REGISTRY, "dp_variant", "variant, domain, unprotected quantities", claim, "Exported.", "BF"),
-        (
-            REGISTRY,
-            "privacy_loss",
-            "unit and parameters",
-            claim,
-            "Exported; the number of units is withheld.",
-            "BE",
-        ),
+        (REGISTRY, "privacy_loss", "unit and parameters", claim, "Exported; the number of units is withheld.", "BE"),
         (REGISTRY, "deployment_model", "model, actors, release, access", YES, "Exported.", "G"),
         (REGISTRY, "implementation", "mechanisms, composition, tuning", PARTLY, "All but tuning and reasons.", "DE"),
         (REGISTRY, "administrative", "authors, sources, review", NO, _ELSEWHERE, "L"),
@@ -70,22 +63,8 @@ def _hipaa(facts: ReportFacts) -> tuple[Line, ...]:
     store = PARTLY if facts.evidence.ingested else NO
     return (
         (HIPAA, "164.514(b)(1)", "expert determination", PARTLY, "Figures an expert may use; no determination.", "BEJ"),
-        (
-            HIPAA,
-            "164.514(b)(2)",
-            "removal of listed identifiers",
-            store,
-            "A DICOM profile, not the list itself.",
-            "I",
-        ),
-        (
-            HIPAA,
-            "164.514(c)",
-            "re-identification codes",
-            store,
-            "Keyed pseudonyms; the key stays on site.",
-            "I",
-        ),
+        (HIPAA, "164.514(b)(2)", "removal of listed identifiers", store, "A DICOM profile, not the list itself.", "I"),
+        (HIPAA, "164.514(c)", "re-identification codes", store, "Keyed pseudonyms; the key stays on site.", "I"),
         (HIPAA, "164.312(a)", "access control", NO, _ELSEWHERE, "G"),
         (HIPAA, "164.312(b)", "audit controls", YES, "Every release is logged before it is sent.", "H"),
         (HIPAA, "164.312(c)", "integrity", YES, "Hash chain, tree, signed and cosigned checkpoints.", "HL"),

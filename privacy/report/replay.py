@@ -1,4 +1,4 @@
-"""The ledger in a report: quoted without patients, checked against its own chain, and replayed charge by charge."""
+"""The ledger in a report: quoted without patients, checked against its own chain, and item charge by charge."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,18 +48,18 @@ class Replay:
     Raises `LedgerError` if the chain, or the sense of a record, does not hold.
     """
 
-    def __init__(self, quoted_rows: Sequence[LedgerRow], site: str) -> None:
-        rows = list(_with_cohorts(quoted_rows))
+    def __init__(self, quoted: Sequence[LedgerRow], site: str) -> None:
+        rows = list(_with_cohorts(quoted))
         self.book = Book()
         self.book.apply(rows)
         if self.book.origin and site not in self.book.sites:
             raise LedgerError("the quoted ledger is of another site")
-        rows_by_charge = {row.record.get("began", row.hash): row for row in rows}
+        by_hash = {row.record.get("began", row.hash): row for row in rows}
         self.charges = [
             ReplayedCharge(
-                rows_by_charge[began].seq,
-                rows_by_charge[began].hash,
-                rows_by_charge[began].record["time"],
+                by_hash[began].seq,
+                by_hash[began].hash,
+                by_hash[began].record["time"],
                 debit,
                 self.book.charges.get(began),
             )
@@ -70,57 +70,51 @@ class Replay:
         """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
-    def at(self, replayed: ReplayedCharge) -> PrivacyCost | None:
+    def at(self, item: ReplayedCharge) -> PrivacyCost | None:
         """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
-        if replayed.charge is None:
+        if item.charge is None:
             return None
-        before = (
-            other.debit for other in self.charges if other.seq <= replayed.seq and other.debit.key == replayed.debit.key
-        )
-        return spent(events_of(before), replayed.charge.delta)
+        before = (other.debit for other in self.charges if other.seq <= item.seq and other.debit.key == item.debit.key)
+        return spent(events_of(before), item.charge.delta)
 
-    def is_last(self, replayed: ReplayedCharge) -> bool:
+    def is_last(self, item: ReplayedCharge) -> bool:
         """Whether the job has no later charge."""
-        return all(other.seq <= replayed.seq for other in self.charges if other.debit.key == replayed.debit.key)
+        return all(other.seq <= item.seq for other in self.charges if other.debit.key == item.debit.key)
 
-    def settled(self, replayed: ReplayedCharge) -> bool:
+    def settled(self, item: ReplayedCharge) -> bool:
         """Whether the result of the charged task was saved."""
-        job = self.book.jobs.get(replayed.debit.key)
-        slot = replayed.debit.task, replayed.debit.round
-        return replayed.charge is None or bool(job and slot in job.settled and job.charges[slot] == replayed.charge)
+        job = self.book.jobs.get(item.debit.key)
+        slot = item.debit.task, item.debit.round
+        return item.charge is None or bool(job and slot in job.settled and job.charges[slot] == item.charge)
 
     def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
         """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
-        for replayed in self.charges:
-            cost = self.at(replayed) if replayed.debit.key == job or self.is_last(replayed) else None
-            if replayed.charge is None or cost is None:
+        for item in self.charges:
+            cost = self.at(item) if item.debit.key == job or self.is_last(item) else None
+            if item.charge is None or cost is None:
                 continue
-            if not same(replayed.charge.job_epsilon_after, cost.epsilon) or not self._is_possible(
-                replayed, replayed.charge
-            ):
-                yield replayed.seq
+            if not same(item.charge.job_epsilon_after, cost.epsilon) or not self._is_possible(item, item.charge):
+                yield item.seq
 
-    def _is_possible(self, replayed: ReplayedCharge, charge: LedgerCharge) -> bool:
+    def _is_possible(self, item: ReplayedCharge, charge: LedgerCharge) -> bool:
         """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
 
         Which patients are in several cohorts, no report tells; of a single cohort both are the same.
         """
-        if not self.is_last(replayed):
+        if not self.is_last(item):
             return True
-        before = [other.debit for other in self.charges if other.seq <= replayed.seq]
-        least = spent(
-            events_of(debit for debit in before if debit.cohort == replayed.debit.cohort), charge.delta
-        ).epsilon
+        before = [other.debit for other in self.charges if other.seq <= item.seq]
+        least = spent(events_of(debit for debit in before if debit.cohort == item.debit.cohort), charge.delta).epsilon
         most = spent(events_of(before), charge.delta).epsilon
         if len(self.book.cohorts) == 1:
             return same(charge.epsilon_after, most)
         return least - PRV_ERROR <= charge.epsilon_after <= most + PRV_ERROR
 
 
-def _with_cohorts(quoted_rows: Sequence[LedgerRow]) -> Iterator[JournalRow]:
+def _with_cohorts(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
     """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
-    head, cohorts = Head(), _cohort_names(quoted_rows)
-    for row in quoted_rows:
+    head, cohorts = Head(), _cohort_names(quoted)
+    for row in quoted:
         record = {} if row.record is None else dict(row.record)
         if (row.seq, row.prev) != (head.seq + 1, head.hash) or (record and link(row.prev, record) != row.hash):
             raise LedgerError(f"record {row.seq} of the quoted ledger does not follow from those before it")
@@ -133,9 +127,9 @@ def _with_cohorts(quoted_rows: Sequence[LedgerRow]) -> Iterator[JournalRow]:
         yield JournalRow(row.seq, row.prev, row.hash, record)
 
 
-def _cohort_names(quoted_rows: Sequence[LedgerRow]) -> Iterator[str]:
+def _cohort_names(quoted: Sequence[LedgerRow]) -> Iterator[str]:
     """Each cohort, in the order in which records name them first."""
-    records: list[dict[str, Any]] = [row.record or {} for row in quoted_rows]
+    records: list[dict[str, Any]] = [row.record or {} for row in quoted]
     cohorts = [record.get("cohort") or (record.get("debit") or {}).get("cohort") for record in records]
     return iter(dict.fromkeys(str(cohort) for cohort in cohorts if cohort))
 

@@ -1,4 +1,4 @@
-"""Section E: charges of the ledger, replayed; what they come to, what is left, what was refused or repeated."""
+"""Section E: charges of the ledger, charge; what they come to, what is left, what was refused or repeated."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -77,27 +77,27 @@ def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ..
     )
 
 
-def _charge(facts: ReportFacts, replayed: ReplayedCharge) -> ReportCharge:
-    ledger, debit, ledger_charge = facts.replay, replayed.debit, replayed.charge
-    is_comparable = debit.key == facts.job or ledger.is_last(replayed)
-    cost = ledger.at(replayed) if is_comparable else None
+def _charge(facts: ReportFacts, charge: ReplayedCharge) -> ReportCharge:
+    ledger, debit, recorded = facts.replay, charge.debit, charge.charge
+    comparable = debit.key == facts.job or ledger.is_last(charge)
+    cost = ledger.at(charge) if comparable else None
     return ReportCharge(
-        record=replayed.seq,
-        time=replayed.time,
+        record=charge.seq,
+        time=charge.time,
         job=_label(facts, debit.key),
         method=debit.method,
         task=debit.task,
         round=debit.round,
         attempt=debit.attempt,
-        settled=ledger.settled(replayed),
+        settled=ledger.settled(charge),
         void=debit.void,
-        imported=ledger_charge is None,
+        imported=recorded is None,
         events=tuple(figures(event) for event in debit.events),
-        delta=ledger_charge.delta if ledger_charge else None,
-        job_epsilon_after=ledger_charge.job_epsilon_after if ledger_charge else None,
+        delta=recorded.delta if recorded else None,
+        job_epsilon_after=recorded.job_epsilon_after if recorded else None,
         replayed=finite(cost.epsilon) if cost else None,
-        site_epsilon_after=ledger_charge.epsilon_after if ledger_charge else None,
-        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (replayed.seq, replayed.hash)),
+        site_epsilon_after=recorded.epsilon_after if recorded else None,
+        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (charge.seq, charge.hash)),
     )
 
 

@@ -14,10 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from audits import AuditError, Judgement, NoteError, VerdictPart, VerdictState, VerifierKey, origin_of
+from audits import AuditError, Judgement, NoteError, VerdictPart, VerifierKey, origin_of
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.entry import parse_any
 from audits.envelope import open_envelope, subjects
+from audits.judgement import BROKEN, NOT_COMPARED, NOT_SHOWN, SHOWN
 from audits.log_files import lines_from
 from audits.plurals import quantity
 from audits.witness import KEYS, read_keys
@@ -52,27 +53,23 @@ def verify_report(
 
     Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
     """
-    known_withdrawals = withdrawals(withdrawn)
+    listing = withdrawals(withdrawn)
     folder = path if path.is_dir() else path.parent
     content = _read(folder / JSON if path.is_dir() else path)
     try:
         report = read_report(content)
     except NewerReport as error:
-        newer = VerdictPart("schema", VerdictState.NOT_SHOWN, str(error))
-        return Judgement(
-            (newer, *_signature(None, content, key, folder), *_tool_withdrawal(content, known_withdrawals))
-        )
+        newer = VerdictPart("schema", NOT_SHOWN, str(error))
+        return Judgement((newer, *_signature(None, content, key, folder), *_tool_withdrawal(content, listing)))
     except ReportError as error:
-        return Judgement(
-            (VerdictPart("schema", VerdictState.BROKEN, str(error)), *_tool_withdrawal(content, known_withdrawals))
-        )
+        return Judgement((VerdictPart("schema", BROKEN, str(error)), *_tool_withdrawal(content, listing)))
     parts = (
-        VerdictPart("schema", VerdictState.SHOWN, "the report is one that this version reads, and written as such"),
+        VerdictPart("schema", SHOWN, "the report is one that this version reads, and written as such"),
         _key(report, key, log),
         *_signature(report, content, key, folder),
         _proofs(report),
         *_figures(report, code_digest),
-        _code(report, known_withdrawals),
+        _code(report, listing),
         *((_log(report, log),) if log else ()),
         *((_ledger(report, ledger),) if ledger else ()),
         _complete(report, log),
@@ -91,36 +88,34 @@ def _read(path: Path) -> bytes:
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
     site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
     if site_key is None:
-        return VerdictPart(
-            "key", VerdictState.NOT_SHOWN, "whose key it is: give the one that you have from the site (--key)"
-        )
+        return VerdictPart("key", NOT_SHOWN, "whose key it is: give the one that you have from the site (--key)")
     if str(site_key) != report.evidence.log.key:
-        return VerdictPart("key", VerdictState.BROKEN, "the report is signed with another key than the site's")
-    return VerdictPart("key", VerdictState.SHOWN, "the report is about the log of the key that was given")
+        return VerdictPart("key", BROKEN, "the report is signed with another key than the site's")
+    return VerdictPart("key", SHOWN, "the report is about the log of the key that was given")
 
 
 def _signature(report: Report | None, content: bytes, key: VerifierKey | None, folder: Path) -> Iterator[VerdictPart]:
     try:
         envelope = read_bounded(folder / ENVELOPE, MAX_DOCUMENT)
     except FileNotFoundError:
-        yield VerdictPart("signature", VerdictState.NOT_SHOWN, f"who signed it: there is no {ENVELOPE} beside it")
+        yield VerdictPart("signature", NOT_SHOWN, f"who signed it: there is no {ENVELOPE} beside it")
         return
     except OSError as error:
-        yield VerdictPart("signature", VerdictState.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
+        yield VerdictPart("signature", BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
-        statement = open_envelope(
+        signed = open_envelope(
             envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(content))
         )
     except NoteError as error:
-        yield VerdictPart("signature", VerdictState.BROKEN, str(error))
+        yield VerdictPart("signature", BROKEN, str(error))
         return
-    digests, about = subjects(statement), (statement.get("predicateType"), statement["predicate"])
+    digests, about = subjects(signed), (signed.get("predicateType"), signed["predicate"])
     same = report is None or about == (PREDICATE, predicate(report))
     if digests.get(JSON) != sha256(content).hexdigest() or not same:
-        yield VerdictPart("signature", VerdictState.BROKEN, "what was signed is another report: this one was edited")
+        yield VerdictPart("signature", BROKEN, "what was signed is another report: this one was edited")
         return
-    yield VerdictPart("signature", VerdictState.SHOWN, "the site's key has signed exactly these bytes")
+    yield VerdictPart("signature", SHOWN, "the site's key has signed exactly these bytes")
     yield _pages(digests, folder)
 
 
@@ -135,16 +130,16 @@ def _key_in(content: bytes) -> str:
 def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
     """The pages that were drawn from the report."""
     if digests.keys() - {JSON, HTML, PDF}:
-        return VerdictPart("pages", VerdictState.BROKEN, "what was signed names files that no report has")
+        return VerdictPart("pages", BROKEN, "what was signed names files that no report has")
     absent = [name for name in digests if name != JSON and not (folder / name).is_file()]
     for name in digests.keys() - {JSON, *absent}:
         if _digest(folder / name) != digests[name]:
-            return VerdictPart("pages", VerdictState.BROKEN, "a page is not the one that was signed: it was edited")
+            return VerdictPart("pages", BROKEN, "a page is not the one that was signed: it was edited")
     if absent:
-        return VerdictPart("pages", VerdictState.NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
+        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
-        return VerdictPart("pages", VerdictState.BROKEN, f"{', '.join(unsigned)} was never signed")
-    return VerdictPart("pages", VerdictState.SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
+        return VerdictPart("pages", BROKEN, f"{', '.join(unsigned)} was never signed")
+    return VerdictPart("pages", SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
 
 
 def _digest(page: Path) -> str:
@@ -159,64 +154,58 @@ def _proofs(report: Report) -> VerdictPart:
     try:
         facts = ReportFacts.of(report.evidence)
     except NewerReport as error:
-        return VerdictPart("proofs", VerdictState.NOT_SHOWN, str(error))
+        return VerdictPart("proofs", NOT_SHOWN, str(error))
     except ReportError as error:
-        return VerdictPart("proofs", VerdictState.BROKEN, str(error))
+        return VerdictPart("proofs", BROKEN, str(error))
     excerpt = facts.excerpt
-    sentence = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
-    sentence += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
+    text = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
+    text += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
     if not excerpt.cosigners:
-        return VerdictPart("proofs", VerdictState.SHOWN, f"{sentence}; no other party cosigned the log")
+        return VerdictPart("proofs", SHOWN, f"{text}; no other party cosigned the log")
     parties = quantity(len(excerpt.cosigners), "other party", "other parties")
-    return VerdictPart(
-        "proofs", VerdictState.SHOWN, f"{sentence}; {parties} cosigned {quantity(excerpt.cosigned, 'entry', 'entries')}"
-    )
+    return VerdictPart("proofs", SHOWN, f"{text}; {parties} cosigned {quantity(excerpt.cosigned, 'entry', 'entries')}")
 
 
 def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
     try:
-        recomputed = sections_of(report.evidence)
+        fresh = sections_of(report.evidence)
     except NewerReport as error:
-        yield VerdictPart("figures", VerdictState.NOT_SHOWN, str(error))
+        yield VerdictPart("figures", NOT_SHOWN, str(error))
         return
     except (PrivacyError, AuditError):
-        yield VerdictPart("figures", VerdictState.BROKEN, "no report can be made of the evidence that is quoted")
+        yield VerdictPart("figures", BROKEN, "no report can be made of the evidence that is quoted")
         return
-    where = next(differences(figures_of(report.sections), figures_of(recomputed, whole=True), ""), None)
-    deltas = recomputed.accounting.delta, *(charge.delta for charge in recomputed.accounting.charges)
+    where = next(differences(figures_of(report.sections), figures_of(fresh, whole=True), ""), None)
+    deltas = fresh.accounting.delta, *(charge.delta for charge in fresh.accounting.charges)
     if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
-        sentence = (
-            f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
-        )
-        yield VerdictPart("figures", VerdictState.NOT_SHOWN, sentence)
+        text = f"{where} cannot be fresh at so small a delta without Opacus: install medfedvqa[train] to verify it"
+        yield VerdictPart("figures", NOT_SHOWN, text)
         return
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
-        yield VerdictPart(
-            "figures", VerdictState.BROKEN, f"{where} is not what this version makes of the evidence ({by})"
-        )
+        yield VerdictPart("figures", BROKEN, f"{where} is not what this version makes of the evidence ({by})")
     else:
-        yield VerdictPart("figures", VerdictState.SHOWN, "all figures follow from what is quoted, by both accountants")
-    yield _wording(report, recomputed, code_digest)
+        yield VerdictPart("figures", SHOWN, "all figures follow from what is quoted, by both accountants")
+    yield _wording(report, fresh, code_digest)
 
 
-def _wording(report: Report, recomputed: Sections, code_digest: str) -> VerdictPart:
+def _wording(report: Report, fresh: Sections, code_digest: str) -> VerdictPart:
     """Sentences and titles, of which no figure depends."""
     if report.evidence.tool.code_digest != code_digest:
-        sentence = "other code than this made the sentences: no figure depends on them, and the signature covers them"
-        return VerdictPart("wording", VerdictState.NOT_COMPARED, sentence)
+        text = "other code than this made the sentences: no figure depends on them, and the signature covers them"
+        return VerdictPart("wording", NOT_COMPARED, text)
     sections = report.sections.model_dump(mode="json", exclude_unset=True)
-    if where := next(differences(sections, recomputed.model_dump(mode="json"), ""), None):
+    if where := next(differences(sections, fresh.model_dump(mode="json"), ""), None):
         return VerdictPart(
-            "wording", VerdictState.BROKEN, f"{where} is not what the code that made the report writes: it was edited"
+            "wording", BROKEN, f"{where} is not what the code that made the report writes: it was edited"
         )
-    return VerdictPart("wording", VerdictState.SHOWN, "all sentences are those that this code writes")
+    return VerdictPart("wording", SHOWN, "all sentences are those that this code writes")
 
 
-def _code(report: Report, known_withdrawals: Sequence[Withdrawal]) -> VerdictPart:
+def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
     """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
     if not report.sections.claim.made:
-        return VerdictPart(CODE, VerdictState.SHOWN, "the report claims no epsilon that could be withdrawn")
+        return VerdictPart(CODE, SHOWN, "the report claims no epsilon that could be withdrawn")
     records = [
         record.record for record in report.evidence.log.entries if record.record.get("job") == report.evidence.job
     ]
@@ -226,30 +215,26 @@ def _code(report: Report, known_withdrawals: Sequence[Withdrawal]) -> VerdictPar
         ]
         ran = [identity for names in parts for identity in names]
     except AuditError:
-        return VerdictPart(
-            CODE, VerdictState.NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably"
-        )
+        return VerdictPart(CODE, NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably")
     tool = report.evidence.tool
-    if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], known_withdrawals):
+    if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listing):
         return _withdrawal_part(withdrawal)
     if not any(code.version for code in ran):
-        return VerdictPart(CODE, VerdictState.NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
-    return VerdictPart(CODE, VerdictState.SHOWN, "no version that ran the job or made the report is withdrawn")
+        return VerdictPart(CODE, NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
+    return VerdictPart(CODE, SHOWN, "no version that ran the job or made the report is withdrawn")
 
 
 def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
     return VerdictPart(
-        CODE,
-        VerdictState.NOT_SHOWN,
-        f"the epsilon of this job was computed by a withdrawn version: {withdrawal.sentence}",
+        CODE, NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {withdrawal.sentence}"
     )
 
 
-def _tool_withdrawal(content: bytes, known_withdrawals: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
+def _tool_withdrawal(content: bytes, listing: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
     """Of a report of another version: whether the version that it says made it is withdrawn."""
     try:
         tool = json.loads(content)["evidence"]["tool"]
-        withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], known_withdrawals)
+        withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listing)
     except (ValueError, KeyError, TypeError, RecursionError):
         return
     if withdrawal:
@@ -260,62 +245,53 @@ def _log(report: Report, folder: Path) -> VerdictPart:
     """The log itself: it has what is quoted, and nothing of the job that is not."""
     log, size = report.evidence.log, report.sections.identity.log_entries
     try:
-        hashes, newer = (
-            {quoted_entry.record["seq"]: quoted_entry.record["leaf_hash"] for quoted_entry in log.entries},
-            False,
-        )
+        hashes, newer = ({item.record["seq"]: item.record["leaf_hash"] for item in log.entries}, False)
         for line in islice(lines_from(folder, log.first), size - log.first):
             record, unknown = parse_any(line)
             newer = newer or unknown
             quoted_hash = hashes.pop(record["seq"], None)
             if quoted_hash != record["leaf_hash"] and (quoted_hash or record.get("job") == report.evidence.job):
-                sentence = "the log has another entry, or one of the job that the report leaves out"
-                return VerdictPart("log", VerdictState.BROKEN, sentence, record["seq"])
+                text = "the log has another entry, or one of the job that the report leaves out"
+                return VerdictPart("log", BROKEN, text, record["seq"])
     except (AuditError, OSError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
-        return VerdictPart("log", VerdictState.BROKEN, f"the log does not have the entries that are quoted: {cause}")
+        return VerdictPart("log", BROKEN, f"the log does not have the entries that are quoted: {cause}")
     except (KeyError, TypeError, ValueError, OverflowError):
-        return VerdictPart("log", VerdictState.BROKEN, "what is quoted of the log are no entries of one")
+        return VerdictPart("log", BROKEN, "what is quoted of the log are no entries of one")
     if hashes:
-        return VerdictPart("log", VerdictState.BROKEN, "the log lacks entries that are quoted")
+        return VerdictPart("log", BROKEN, "the log lacks entries that are quoted")
     if newer:
-        return VerdictPart("log", VerdictState.NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
-    return VerdictPart(
-        "log", VerdictState.SHOWN, "the log has what is quoted, and no more of the job under that checkpoint"
-    )
+        return VerdictPart("log", NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
+    return VerdictPart("log", SHOWN, "the log has what is quoted, and no more of the job under that checkpoint")
 
 
 def _ledger(report: Report, export: Path) -> VerdictPart:
     try:
         rows = read_export(export)
     except PrivacyError as error:
-        return VerdictPart("ledger", VerdictState.BROKEN, str(error))
+        return VerdictPart("ledger", BROKEN, str(error))
     if [row.hash for row in rows[: len(report.evidence.ledger)]] != [row.hash for row in report.evidence.ledger]:
-        return VerdictPart("ledger", VerdictState.BROKEN, "the ledger that was given is not the one that is quoted")
-    return VerdictPart(
-        "ledger", VerdictState.SHOWN, "the ledger that was given begins with the records that are quoted"
-    )
+        return VerdictPart("ledger", BROKEN, "the ledger that was given is not the one that is quoted")
+    return VerdictPart("ledger", SHOWN, "the ledger that was given begins with the records that are quoted")
 
 
 def _complete(report: Report, log: Path | None) -> VerdictPart:
     proofs = report.sections.egress.proofs
     if proofs.expired:
-        sentence = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
-        return VerdictPart("all of it", VerdictState.NOT_SHOWN, sentence)
+        text = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
+        return VerdictPart("all of it", NOT_SHOWN, text)
     if proofs.not_quoted and not log:
         omitted = quantity(proofs.not_quoted, "entry", "entries")
-        sentence = f"{omitted} of other jobs not quoted: give the log to rule out others (--log)"
-        return VerdictPart("all of it", VerdictState.NOT_SHOWN, sentence)
-    return VerdictPart("all of it", VerdictState.SHOWN, "no entry of the job is left out")
+        text = f"{omitted} of other jobs not quoted: give the log to rule out others (--log)"
+        return VerdictPart("all of it", NOT_SHOWN, text)
+    return VerdictPart("all of it", SHOWN, "no entry of the job is left out")
 
 
 def _rules(report: Report) -> VerdictPart:
     broken_rules = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
     if broken_rules:
-        return VerdictPart(
-            "rules", VerdictState.BROKEN, f"the report itself says that rules were broken: {', '.join(broken_rules)}"
-        )
-    return VerdictPart("rules", VerdictState.SHOWN, "no rule is reported broken; section L has what is not shown")
+        return VerdictPart("rules", BROKEN, f"the report itself says that rules were broken: {', '.join(broken_rules)}")
+    return VerdictPart("rules", SHOWN, "no rule is reported broken; section L has what is not shown")
 
 
 def as_record(judgement: Judgement) -> dict[str, Any]:

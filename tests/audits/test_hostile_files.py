@@ -31,8 +31,12 @@ _READ = """
 import json, sys
 from collections.abc import Callable
 from pathlib import Path
-from audits import AuditError, ExportFormat, Evidence, check_site, describe, examine, export_logs, find_logs
-from audits import prove, quote, totals, verify
+from audits import AuditError, check_site, examine, find_logs, verify
+from audits.entry_proof import prove
+from audits.excerpt import quote
+from audits.export import ExportFormat, export_logs
+from audits.external_evidence import ExternalEvidence
+from audits.verifier import describe, totals
 from audits.ui.index import Index
 
 def judged(place):
@@ -49,7 +53,7 @@ READERS = {
     "find_logs": lambda place: len(find_logs(place / "audit")),
     "export": lambda place: export_logs({"chest": place / "audit"}, ExportFormat.JSONL, place / "out.jsonl"),
     "prove": lambda place: prove(place / "audit", 3)["format"],
-    "quote": lambda place: len(quote(place / "audit", "chest", bool, Evidence.gather([], place)).entries),
+    "quote": lambda place: len(quote(place / "audit", "chest", bool, ExternalEvidence.gather([], place)).entries),
     "index": lambda place: Index({"chest": place / "audit"}).refresh(),
 }
 for line in Path(sys.argv[1]).read_text().splitlines():
