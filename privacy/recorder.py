@@ -114,7 +114,7 @@ class _Parts:
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
-    def gradients(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
+    def contributions(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
         """All parts; what is not sound is zero in them."""
         for part in separate:
             self._sound &= part.each.flatten(1).isfinite().all(1)

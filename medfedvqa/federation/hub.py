@@ -57,7 +57,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True)
-class Event:
+class TaskAnswer:
     """Progress, for whoever watches: a site answered a task."""
 
     round: int
@@ -74,7 +74,7 @@ class ServerHub:
         sites: tuple[str, ...],
         call: Call,
         exchange: Exchange,
-        watch: Callable[[Event], None] = lambda event: None,
+        watch: Callable[[TaskAnswer], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
         ended: Callable[[History], None] = lambda history: None,
         seed: int = 0,
@@ -154,7 +154,7 @@ class ServerHub:
         """One task, watched, checked and counted. Raises `FederationError` naming a site whose answer is refused."""
 
         def answered(site: str) -> None:
-            self._watch(Event(self._round, self._planned, task, site))
+            self._watch(TaskAnswer(self._round, self._planned, task, site))
 
         if self._notary is None:
             replies = self._call(task, self._round, messages, answered, excused)

@@ -9,7 +9,7 @@ from medfedvqa.core import Method
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.hub import Call, Event, ServerHub
+from medfedvqa.federation.hub import Call, ServerHub, TaskAnswer
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import Notary
@@ -23,7 +23,7 @@ def serve_job(
     call: Call,
     out: Path,
     engine: str,
-    watch: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[TaskAnswer], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
     notary: Notary | None = None,
 ) -> dict[str, Any]:
