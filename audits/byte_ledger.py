@@ -1,7 +1,7 @@
-"""The byte ledger in the audit log: what `wire` entries hold, and whether releases and named overhead explain it.
+"""The byte ledger in the audit log: counts of bytes on the network, compared with releases and named overhead.
 
-Every process of a site counts the frames that it hands to the network. The site's own process is the border: all that
-leaves passes it. The process of a job says besides what it meant to send: results of tasks, and shares for other sites.
+Every process of a site counts the frames that it hands to the network. All that leaves the site passes the site's
+own process. A job's process also records what it meant to send: results of tasks, and shares for other sites.
 
 An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
 within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
@@ -86,7 +86,7 @@ class FrameCount:
     announced: int = 0
 
     def add(self, nbytes: int, payload: int) -> None:
-        """One frame more."""
+        """Counts one frame."""
         self.frames += 1
         self.nbytes += nbytes
         self.payload += payload
@@ -95,7 +95,7 @@ class FrameCount:
 
 @dataclass(frozen=True)
 class ResultCount:
-    """A task's result that a job's process encoded: how often, with how many tensors.
+    """Counts of one task's result: how often a job's process encoded it, and with how many tensors.
 
     `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
     sums over the messages.
@@ -175,7 +175,7 @@ def _result_count(record: Mapping[str, Any]) -> ResultCount:
 
 @dataclass(frozen=True)
 class WireFinding:
-    """Bytes that nothing explains, or counts that are missing (then 0 bytes); `seq` of the entry that shows it."""
+    """Unexplained bytes, or missing counts (then 0 bytes); `seq` is the number of the entry that shows them."""
 
     seq: int | None
     nbytes: int
@@ -184,11 +184,11 @@ class WireFinding:
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """What left the site, by kind, in bytes; and what of it nothing explains.
+    """Bytes that left the site, by kind, and the bytes among them that nothing explains.
 
-    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator): nothing is
-    said then. `running` counts processes whose counts may not all be in the log yet: their jobs are not yet compared.
-    `pending`: what may be explained once the counts of jobs that are known to run are in the log.
+    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator). `running` counts
+    processes whose counts may not all be in the log yet: their jobs are not compared. `pending` holds findings that the
+    counts of running jobs may still explain.
     """
 
     left: Mapping[str, int]
@@ -200,7 +200,7 @@ class Reconciliation:
 
     @property
     def unexplained(self) -> int:
-        """Bytes."""
+        """Number of unexplained bytes."""
         return sum(finding.nbytes for finding in self.findings)
 
     @property
@@ -210,7 +210,7 @@ class Reconciliation:
 
 
 def reconcile(entries: Iterable[Entry]) -> Reconciliation:
-    """Hold a log's `wire` entries against its releases; other entries are passed over. Entries come in the log's order.
+    """Compares a log's `wire` entries with its releases and ignores other entries. Entries come in the log's order.
 
     Raises `LogError` for a `wire` entry that is not of this format.
     """
@@ -273,14 +273,14 @@ class Reconciler:
         self._refused = 0
 
     def add(self, entry: Entry) -> None:
-        """Take one entry in. Raises `LogError`."""
+        """Adds one entry. Raises `LogError`."""
         if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
             self.add_release(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
         if entry.event is Event.WIRE:
             self.add_window(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
     def add_release(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
-        """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
+        """Adds a logged release to `peer`: its number of tensors, and of bytes of their values."""
         if peer == SITES:
             self._jobs[job].shared = True
         else:
@@ -290,7 +290,7 @@ class Reconciler:
                 recent.popitem(last=False)
 
     def add_window(self, seq: int, job: str | None, window: WireWindow) -> None:
-        """A `wire` entry is in the log."""
+        """Adds the counts of a `wire` entry."""
         if window.session not in self._sessions:
             partial = self.expired and window.number > 0
             first = window.number if partial else 0
@@ -312,7 +312,7 @@ class Reconciler:
             self._job(seq, job, window)
 
     def result(self, counting: Collection[str] = ()) -> Reconciliation:
-        """What the entries so far tell. `counting`: jobs of which the log does not have all counts yet."""
+        """The result over the entries so far. `counting`: jobs whose counts are not all in the log yet."""
         running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
         across = list(self._across(running))
         findings = [*self._findings, *(finding for job, finding in across if job not in counting)]
@@ -369,7 +369,7 @@ class Reconciler:
             self._released.pop(job, None)
 
     def _result(self, seq: int, job: str, result: ResultCount) -> None:
-        """A result must be a release's: its tensors' bytes, as often as it was sent, and little more around them."""
+        """Requires a result to match a release: its bytes, as often as it was sent, and little around them."""
         release = result.round, result.nbytes // result.messages, result.tensors
         if result.nbytes % result.messages == 0 and release in self._released[job]:
             self._values += result.nbytes
@@ -383,7 +383,7 @@ class Reconciler:
             self._find(seq, overhead - most, "a task's result holds more around its tensors than their encoding needs")
 
     def _across(self, running: set[str | None]) -> Iterator[tuple[str, WireFinding]]:
-        """By job: what the site's own process passed on for it, against what the job's processes sent."""
+        """Findings by job: bytes that the site's own process passed on beyond those that the job's processes sent."""
         for name, job in self._jobs.items():
             if job.sent[Traffic.MAIL] and not job.shared:
                 reason = "shares went to other sites, and no release says of what"

@@ -20,7 +20,7 @@ from audits.tree import HASH_BYTES
 
 ORIGIN = "medfedvqa/audit/"
 FORMAT = 1
-"""Of the extension lines that this version writes."""
+"""The format number of the extension lines that this version writes."""
 CHECKPOINTS = "checkpoints"
 TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
 MAX_LINES = 1000
@@ -39,7 +39,7 @@ def origin_of(site: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a log had come to: its number of entries and their root; `extension_lines` follow the root."""
+    """The state of a log: its number of entries and their root; `extension_lines` follow the root."""
 
     origin: str
     size: int
@@ -55,7 +55,7 @@ class Checkpoint:
 
     @property
     def text(self) -> str:
-        """As it is signed; `parse` reads it."""
+        """The signed text; `parse` reads it back."""
         lines = self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.extension_lines
         return "".join(f"{line}\n" for line in lines)
 
@@ -66,19 +66,19 @@ class Checkpoint:
             origin, size, root, *extensions = text.removesuffix("\n").split("\n")
             note = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(extensions))
         except (ValueError, binascii.Error):
-            raise NoteError("this note is no checkpoint") from None
+            raise NoteError("this note is not a checkpoint") from None
         if (
             not _SIZE.fullmatch(size)
             or len(note.root) != HASH_BYTES
             or not all((origin, *extensions))
             or note.text != text
         ):
-            raise NoteError("this note is no checkpoint")
+            raise NoteError("this note is not a checkpoint")
         return note
 
 
 def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
-    """A checkpoint of the log that has the key's name, of now."""
+    """A checkpoint, with the present time, of the log that has the key's name."""
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     return key.sign(Checkpoint(key.public.name, size, root, (f"format {FORMAT}", f"time {now}")).text)
 
@@ -88,7 +88,7 @@ class NoteFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # As they were when this object last read or wrote.
+        # The file's size and latest note when this object last read or wrote it.
         self._size = -1
         self._latest: Note | None = None
 
@@ -107,7 +107,7 @@ class NoteFile:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
     def heads(self) -> Iterator[tuple[int, bytes, int, bytes]]:
-        """Size, root and number of signatures of each note, and the note as it is written; the same otherwise."""
+        """Size, root, number of signatures and text of each note. Raises `NoteError`."""
         rest = b""
         for block in self._blocks():
             rest, at = rest + block, 0
@@ -173,7 +173,7 @@ class NoteFile:
             raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
 
     def _tail(self) -> tuple[bytes, list[int]]:
-        """The end of the file, and where in it notes begin or end; what follows the last of these was torn."""
+        """The end of the file and the offsets where notes begin or end in it; a torn note may follow the last."""
         try:
             with open_plain(self.path) as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - TAIL)

@@ -1,4 +1,4 @@
-"""One entry of a log, shown to somebody who has no log: the entry, its place in the tree, and who signed the tree."""
+"""A proof of one entry for readers without the log: the entry, its inclusion proof, and the signed checkpoint."""
 
 import base64
 import binascii
@@ -27,7 +27,7 @@ _NEWEST = 64
 
 @dataclass(frozen=True)
 class ProofResult:
-    """What a bundle shows: the entry, how much of which log was signed, and by whom of the keys that were given."""
+    """The result of checking a proof: the entry, the signed checkpoint, and which of the given keys signed it."""
 
     record: dict[str, Any]
     checkpoint: Checkpoint
@@ -67,9 +67,9 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
 
 
 def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
-    """What the bundle shows to somebody who trusts these keys, each of which must have signed or cosigned.
+    """Checks a bundle for a reader who trusts these keys, each of which must have signed or cosigned.
 
-    The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`, or
+    The keys in the bundle itself are for people to compare; they prove nothing. Raises `NoteError`, or
     `NewerFormat`.
     """
     try:

@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """What is signed: type and payload, each after its number of bytes (DSSE's pre-authentication encoding)."""
+    """The signed bytes: type and payload, each after its length (DSSE's pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
@@ -46,7 +46,7 @@ def seal_statement(statement_json: Mapping[str, Any], key: AuditKey) -> dict[str
 
 
 def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
-    """The statement in an envelope that this key has signed; who else has does not matter. Raises `NoteError`."""
+    """The statement in an envelope that this key has signed, whoever else signed it. Raises `NoteError`."""
     try:
         if len(envelope) > MAX_ENVELOPE:
             raise ValueError
@@ -55,7 +55,7 @@ def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
         signed_bytes = pae(parts["payloadType"], payload)
         signatures = [base64.b64decode(raw["sig"], validate=True) for raw in parts["signatures"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
-        raise NoteError("this is no signed envelope (DSSE)") from None
+        raise NoteError("this is not a signed envelope (DSSE)") from None
     if parts["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(raw, signed_bytes) for raw in signatures):
         raise NoteError("the envelope is not signed with the key that is asked for")
     try:
@@ -64,7 +64,7 @@ def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
             return dict(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    raise NoteError("what the envelope holds is no statement about files (in-toto)")
+    raise NoteError("the envelope does not contain a statement about files (in-toto)")
 
 
 def subjects(content: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ _BLANK = frozenset(
     + "".join(map(chr, range(0xFE00, 0xFE10)))
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
-"""Printable by their category, and yet nothing is seen of them."""
+"""Characters that are printable by their category but show nothing."""
 _SPACES = (" ", "\u00a0")
 """A space, and the one at which no line is broken, which the program itself writes between figures."""
 _MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
@@ -40,7 +40,7 @@ def visible(text: str, allowed: str = "") -> str:
 
 
 def bounded(text: str, most: int, allowed: str = "", runs: bool = False) -> str:
-    """As `visible`, in at most `most` characters: from a longer text the middle is left out.
+    """Like `visible`, but at most `most` characters long: a longer text loses its middle.
 
     `runs`: whether of several spaces in a row all stay as they are. Else the first does, so that they cannot move what
     follows to where something else is expected.
@@ -93,7 +93,7 @@ def for_fhir(text: str) -> str:
 
 
 def _fitting(pieces: list[str], room: int) -> list[str]:
-    """As many pieces, from the first on, as fit."""
+    """The first pieces, as many as fit."""
     for place, piece in enumerate(pieces):
         room -= len(piece)
         if room < 0:
@@ -102,7 +102,7 @@ def _fitting(pieces: list[str], room: int) -> list[str]:
 
 
 def _pieces(text: str, allowed: str, runs: bool) -> list[str]:
-    """What is shown of each character."""
+    """The visible form of each character."""
     pieces, marks, before = list[str](), 0, ""
     for letter in text:
         marks = marks + 1 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Mn", "Me") else 0
@@ -116,5 +116,5 @@ def _pieces(text: str, allowed: str, runs: bool) -> list[str]:
 
 
 def number(letter: str) -> str:
-    """A character as it stands where it would not show itself."""
+    """The escape sequence of a character that would not be visible."""
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"

@@ -1,5 +1,5 @@
-"""The three verdicts on a log: is it whole (integrity), does it say everything (completeness), do others agree
-(consistency)? Each says what is shown, what is not shown, and what is broken; none vouches for another.
+"""The three verdicts on a log: is it intact (integrity), is nothing missing (completeness), do others hold the same
+(consistency)? Each lists what is shown, not shown and broken. No verdict implies another.
 """
 
 import json
@@ -28,7 +28,7 @@ from audits.witness import KEYS, read_keys
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found about one log."""
+    """The verdicts on one log."""
 
     site: str
     entries: int
@@ -45,12 +45,12 @@ class Examination:
         return worst(verdict.state for _, verdict in self.verdicts())
 
     def verdicts(self) -> Iterator[tuple[str, Judgement]]:
-        """By name."""
+        """The three verdicts with their names."""
         for name in ("integrity", "completeness", "consistency"):
             yield name, getattr(self, name)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, with the state of each verdict."""
+        """The examination as plain JSON, with the state of each verdict."""
         record = asdict(self) | {"state": self.state}
         for name, verdict in self.verdicts():
             record[name]["state"] = verdict.state
@@ -124,7 +124,7 @@ def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierK
 def _cosigned_times(
     folder: Path, site: str, key: VerifierKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
-    """By the keys that lie with the log, and those that others vouch for."""
+    """Cosigned times, by the keys that lie with the log and the keys that others vouch for."""
     if key is None:
         return CosignedTimes()
     others = {*read_keys(folder / KEYS).values(), *(other for keys in evidence.keys.values() for other in keys)}
@@ -134,7 +134,7 @@ def _cosigned_times(
 
 @dataclass
 class _LogFacts:
-    """What the walk has come by."""
+    """Facts that the walk over a log collects."""
 
     checkpoints: OwnCheckpoints
     times: Times
@@ -146,7 +146,7 @@ class _LogFacts:
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
     uncounted: int | None = None
-    """The first entry of counts that are none."""
+    """The first entry whose counts of bytes are malformed."""
     unread: int | None = None
     """The first entry of which only a newer version can read everything."""
     findings: int = 0
@@ -184,7 +184,7 @@ class _LogFacts:
             self.findings += 1
 
     def compare(self, walk: Walk) -> None:
-        """The log so far with the checkpoints that are signed of it."""
+        """Compares the log so far with the signed checkpoints of this size."""
         size = walk.entries
         roots = self.checkpoints.roots_at(size)
         if roots:

@@ -1,4 +1,4 @@
-"""The part of a log that somebody is shown who has no log: entries, each proven to be under one signed checkpoint."""
+"""An excerpt of a log for readers who do not have the log: entries with proofs under one signed checkpoint."""
 
 import base64
 import binascii
@@ -54,7 +54,7 @@ class CosignedCheckpoint:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Entries of a site's audit log, and what proves them."""
+    """Entries of a site's audit log with their proofs."""
 
     __pydantic_config__: ClassVar = _STRICT
 
@@ -72,7 +72,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class ExcerptFacts:
-    """What an excerpt shows once its proofs are found to hold."""
+    """The content of an excerpt whose proofs hold."""
 
     checkpoint: Checkpoint
     cosigned: int
@@ -120,7 +120,7 @@ def quote(
 
 
 def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
-    """What the excerpt shows of the log of `site` to somebody who trusts its key.
+    """Checks an excerpt of the log of `site` for a reader who trusts its key.
 
     Raises `NoteError` if a signature or a proof does not hold, or an entry is not as it was written.
     """
@@ -212,4 +212,4 @@ def _decode_proof(proof: tuple[str, ...]) -> list[bytes]:
     try:
         return [base64.b64decode(node, validate=True) for node in proof]
     except (ValueError, binascii.Error):
-        raise NoteError("a proof holds what is no hash") from None
+        raise NoteError("a proof contains something that is not a hash") from None

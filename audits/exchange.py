@@ -1,4 +1,4 @@
-"""What a method sends, declared once: for each task, exactly which tensors go up and which come down."""
+"""The declaration of what a method sends: for each task, exactly which tensors go up and which come down."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Exchange:
-    """All that one method moves between a site and its peers."""
+    """All messages that one method exchanges between a site and its peers."""
 
     method: str
     tasks: tuple[TaskSpec, ...]
@@ -223,7 +223,7 @@ class Exchange:
         return hashlib.sha256(canonical(self._facts())).hexdigest()
 
     def _facts(self) -> dict[str, Any]:
-        """As plain JSON. A limit that is not set is left out: digests of earlier versions stay what they were."""
+        """The exchange as plain JSON. An unset limit is left out, so that digests equal those of earlier versions."""
         facts = asdict(self)
         for task in facts["tasks"]:
             for place in (task, *task["up"], *task["down"]):
@@ -249,7 +249,7 @@ def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
-    """See `TensorSpec.checked_copy`: the tensors that are as declared, and why the others are not."""
+    """Copies of the tensors that are as declared, by `TensorSpec.checked_copy`, and the reasons why others are not."""
     copies: Tensors = {}
     reasons = []
     for spec in specs:

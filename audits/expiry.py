@@ -1,4 +1,4 @@
-"""What an entry of the event `expired` says of the lines that were deleted."""
+"""The content of an `expired` entry: which lines were deleted, and what showed that they were old enough."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class Expiry:
     """The date that a person gave, such as 2032-11-23."""
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, for programs."""
+        """The expiry as plain JSON."""
         return {"entries": self.entries, "days": self.days, "basis": self.basis.value, "date": self.date}
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Expiry:
 
     @classmethod
     def of(cls, line: LogLine) -> "Expiry | None":
-        """What an entry of that event says; None if it says nothing of the kind."""
+        """Reads an `expired` entry; None if it states no expiry."""
         record = json.loads(line.expiry or b"null")
         if record is None:
             match = _SENTENCE.fullmatch(json.loads(line.reason) or "")

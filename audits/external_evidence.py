@@ -21,10 +21,10 @@ RECEIPTS = "receipts"
 
 @dataclass
 class ExternalEvidence:
-    """Gathered from folders and files of others; nothing in it is believed before its signature is checked."""
+    """Notes and keys from folders and files of others; nothing here is trusted before its signature is checked."""
 
     keys: defaultdict[str, set[VerifierKey]] = field(default_factory=lambda: defaultdict(set))
-    """By name, as any of them knows it."""
+    """Keys by the name of their log, from all parties."""
     notes: defaultdict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     """Checkpoints by origin."""
     receipts: list[Path] = field(default_factory=list)
@@ -128,7 +128,7 @@ def _other_keys(origin: str, key: VerifierKey | None, own_notes: Iterable[Note],
 
 
 def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
-    """Of the keys that signed notes in the log's own name."""
+    """The ids of the keys that signed notes in the log's own name."""
     return frozenset(key_id for note in notes for key_id in note.ids_of(origin))
 
 

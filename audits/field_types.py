@@ -1,6 +1,6 @@
-"""What the fields of an entry may hold: one `Form` for each type that the entry's classes name.
+"""The permitted values of an entry's fields: one `Form` for each type in the annotations of the entry's classes.
 
-How a parsed value is checked and how it looks in a line stand side by side here: both readers of lines are made of it.
+A form holds the check of a parsed value and the pattern of its text. Both readers of lines are built from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +46,10 @@ class Members:
 
     forms: Mapping[str, Form]
     optional: frozenset[str]
-    """These are left out where they do not apply; all others are in every object."""
+    """Names of the members that an object may lack; all others are in every object."""
 
     def fit(self, record: Any) -> Fit:
-        """Of a whole object."""
+        """Whether an object has the members that it must have, each of its form."""
         if type(record) is not dict or not record.keys() >= self.forms.keys() - self.optional:
             return Fit.NO
         least = Fit.YES
@@ -64,7 +64,7 @@ class Members:
 
 
 def members_of(kind: type, number: int) -> Members:
-    """Of the objects that stand for a dataclass in lines of this format.
+    """The members of the objects that stand for a dataclass in lines of this format.
 
     A field whose metadata have `since` is not in formats before that one; one with `optional` is left out where it is
     `None`.
@@ -94,7 +94,7 @@ def bounded(value: Any, depth: int = MOST_DEPTH) -> bool:
 
 
 def _form(hint: Any, number: int, never_null: bool = False) -> Form:
-    """Of values of a type, as the annotations of a class name it."""
+    """The form of values of a type that a class annotation names."""
     if get_origin(hint) in (Union, UnionType):
         (inner,) = set(get_args(hint)) - {NoneType}
         form = _form(inner, number)

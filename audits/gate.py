@@ -1,4 +1,4 @@
-"""The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
+"""The gate is the only way out of a site and the only way in: it passes only what is declared and allowed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What every entry says about the job: its id, its method, on which model and code, who submitted it.
+    """The facts about the job in every entry: its id, method, model, code and submitter.
 
     `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
     `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them.
@@ -47,7 +47,7 @@ class JobContext:
 
 @dataclass(frozen=True)
 class LogCharge:
-    """What the site's ledger charged for a message, as its entry says it.
+    """The ledger's charge for a message, as the message's log entry states it.
 
     `event`: the mechanism, its noise and where in the ledger the charge stands, as plain JSON. The epsilons are those
     of the cohort's worst patient over all jobs, in nats.
@@ -260,5 +260,5 @@ def _record_without_digest(spec: TensorSpec, array: NDArray[Any]) -> TensorRecor
 
 
 def _record_of_refused(spec: TensorSpec) -> TensorRecord:
-    """What is declared of a refused tensor: a digest of values that stay could be guessed back to them."""
+    """The record of a refused tensor, without a digest: values that stay could be guessed from their digest."""
     return TensorRecord(spec.name, spec.shape, spec.dtype, 0, None, spec.kind, spec.protection)

@@ -1,4 +1,4 @@
-"""What is said of each thing that is checked about a log or a report: shown, not shown or broken."""
+"""The verdict on each part of a log or a report: shown, not shown or broken."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class VerdictState(StrEnum):
-    """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
+    """The state of a part of a verdict; a verdict has the worst state of its parts."""
 
     NOT_COMPARED = "not compared"
     """Nothing depends on it, and so the verdict does not."""
@@ -42,5 +42,5 @@ class Judgement:
 
 
 def worst(states: Iterable[VerdictState]) -> VerdictState:
-    """The one that counts for all of them together."""
+    """The worst of these states."""
     return max(states, key=list(VerdictState).index)

@@ -44,7 +44,7 @@ from audits.tiles import WIDTH
 
 GENESIS = "0" * 64
 SEGMENT_BYTES = 1 << 26
-"""A segment that has so many is closed, and the next entry begins another."""
+"""A segment of at least this size is closed, and the next entry begins another."""
 
 
 class AuditLog:
@@ -72,7 +72,7 @@ class AuditLog:
             self._anchor = Anchor(folder, key) if key else None
 
     def close(self) -> None:
-        """Signs what is not signed yet, if it holds a key, and gives the files back; entries are on disk already."""
+        """Signs the entries that are not signed yet, if the log has a key, and closes the files."""
         if self._closer.alive and self._anchor:
             try:
                 self.publish()
@@ -87,14 +87,14 @@ class AuditLog:
         return self._required_anchor.key.public
 
     def checkpoint(self) -> Note:
-        """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key.
+        """Signs a checkpoint of the current log and writes it to disk. Raises `LogError` without a key, or if it fails.
 
         The public form follows once 256 entries are new, and when the log is closed.
         """
         return self._sign(lag=WIDTH)
 
     def publish(self, anew: bool = False) -> Note:
-        """As `checkpoint`, and the public form is up to it. `anew`: all of it is made again from the lines."""
+        """Like `checkpoint`, and also updates the public form. `anew`: rebuilds all of it from the lines."""
         return self._sign(lag=1, anew=anew)
 
     def _sign(self, lag: int, anew: bool = False) -> Note:
@@ -108,12 +108,12 @@ class AuditLog:
             return note
 
     def proof(self, old: int, note: Note) -> list[bytes]:
-        """That a signed checkpoint continues the log as it was with `old` entries."""
+        """The proof that a signed checkpoint continues the log of `old` entries."""
         with self._thread, _log_errors("read"):
             return self._required_anchor.proof(old, Checkpoint.parse(note.text).size)
 
     def contradicts(self, note: Note) -> bool:
-        """Whether a checkpoint of this log, signed with its key, is of other entries than those signed here."""
+        """Whether a checkpoint that this log's key has signed covers other entries than those signed here."""
         with self._thread, _log_errors("read"):
             last = self._required_anchor.last()
             return self._required_anchor.contradicts(Checkpoint.parse(note.text), last.size if last else 0)
@@ -144,7 +144,7 @@ class AuditLog:
     def append_all(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Adds several entries, in order, at the price of one fsync, and returns once all are on disk.
 
-        Where one cannot be written, none is. Raises as `append` does.
+        Either all are written or none. Raises as `append` does.
         """
         if not drafts:
             return []
@@ -216,7 +216,7 @@ class AuditLog:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         if not self._closer.alive:
-            raise LogError("the audit log was closed: open it again before the site goes on")
+            raise LogError("the audit log was closed: open it again before the site continues")
         while True:
             file = self._file
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -234,7 +234,7 @@ class AuditLog:
         self._head = _Head()
 
     def _reopen(self) -> None:
-        """Goes on with the file that has taken the name; gives the lock of the one before back."""
+        """Opens the file that now has the log's name, and releases the lock of the previous file."""
         before = self._closer
         self._open()
         before()
@@ -261,7 +261,7 @@ class AuditLog:
         """The head of the chain, and how many bytes of a torn line follow it."""
         status = os.fstat(self._file)
         if not os.path.samestat(status, os.stat(self._path)) or status.st_size < self._head.size:
-            raise LogError("the audit log was replaced or shortened while in use: have it verified before going on")
+            raise LogError("the audit log was replaced or shortened while in use: have it verified before you continue")
         if status.st_size > self._head.size:
             line, end = last_line(self._file, status.st_size)
             if line:

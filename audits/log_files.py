@@ -38,7 +38,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def present_segments(folder: Path) -> list[Path]:
-    """As `segments`. Raises `LogError` if there is no log."""
+    """Like `segments`. Raises `LogError` if there is no log."""
     files = segments(folder)
     if not files:
         raise LogError("the audit log cannot be read: there is none in this folder")
@@ -106,14 +106,14 @@ def lines_of(path: Path, skip: int = 0, offset: int = 0) -> Iterator[bytes]:
 
 
 def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
-    """As `lines_of`, of the next `size` bytes of an open file."""
+    """Like `lines_of`, for the next `size` bytes of an open file."""
     while line := file.readline(min(MAX_LINE + 1, size)):
         size -= len(line)
         yield line
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns once the folder's names are on disk."""
+    """Writes the folder's names to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

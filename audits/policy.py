@@ -10,7 +10,7 @@ from audits.exchange import SITES, Kind, TensorSpec, canonical
 from audits.refusals import Refusal
 
 MOST_EPSILON = 10.0
-"""The limit of a site that requires differential privacy and writes none: beyond it there is little to promise."""
+"""The default limit of a site that requires differential privacy: a larger epsilon promises little."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
 
 
 _MOST = 2**31 - 1
-"""Of a number of sites."""
+"""The largest number of sites that a policy may name."""
 
 
 def _flag(value: Any) -> bool:
@@ -175,7 +175,7 @@ def _flag(value: Any) -> bool:
 
 
 _LARGEST = 1e6
-"""No limit means anything beyond it."""
+"""Limits are below this value."""
 
 
 def _limit(value: Any) -> float | None:

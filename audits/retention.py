@@ -1,4 +1,4 @@
-"""How long lines of a log are kept: closed segments go after some years, the hashes of their entries stay.
+"""Deletes lines of a log after the retention period: closed segments go, the hashes of their entries stay.
 
 The machine's clock alone never makes a line expire: it may be wrong by years. Times that other parties signed have to
 show that the retention has passed, or a person has to give today's date, which the log then says.
@@ -35,7 +35,7 @@ _NO_TIME = "an entry of the audit log has no time: have the log verified"
 
 @dataclass(frozen=True)
 class ExpiryResult:
-    """What came of an expiry, in closed files of the log."""
+    """The result of an expiry, as numbers of closed files."""
 
     deleted: int
     waiting: int

@@ -1,4 +1,4 @@
-"""A log as it is at one moment while processes write it, and which of them count bytes on the network at that moment.
+"""A snapshot of a log while processes write it, and of the jobs that count bytes on the network at that moment.
 
 Each process of a site keeps its newest counts in a journal, a file in the folder `wire` beside the log, and holds that
 file locked while it lives. A journal goes only after its counts are in the log. Looking at the journals while nobody
@@ -40,7 +40,7 @@ class Counting:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All of them."""
+        """The running and the ended jobs together."""
         return self.running | self.ended
 
 

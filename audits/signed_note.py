@@ -1,4 +1,4 @@
-"""Signed notes, and the keys that sign them: texts that people and tools outside this project can check as well.
+"""Signed notes and the keys that sign them; people and tools outside of this project can check them as well.
 
 Sources: C2SP signed-note (Ed25519, type 1) and C2SP tlog-cosignature (timestamped Ed25519, type 4), both version 1.
 """
@@ -35,7 +35,7 @@ def key_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class VerifierKey:
-    """A public key and whose it is; as text `NAME+ID+KEY`, as other tools for signed notes take it."""
+    """A public key and its owner's name; its text form is `NAME+ID+KEY`, which other tools for signed notes accept."""
 
     name: str
     raw: bytes
@@ -72,12 +72,12 @@ class VerifierKey:
 
     @property
     def hint(self) -> str:
-        """Name and id, by which a signature says whose it is; as text of the key, without the key itself."""
+        """The key's name and id, as they stand in a signature and in the key's text form."""
         return f"{self.name}+{self._id(_SIGNED).hex()}"
 
     @property
     def ids(self) -> frozenset[bytes]:
-        """By which signatures and cosignatures say that they are this key's."""
+        """The key ids that this key's signatures and cosignatures carry."""
         return frozenset((self._id(_SIGNED), self._id(_COSIGNED)))
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
@@ -169,7 +169,7 @@ class Note:
         return frozenset(raw[:_ID_BYTES] for signer, raw in self.signatures if signer == name)
 
     def joined(self, other: "Note") -> "Note":
-        """With the signatures of another note of the same text, each once."""
+        """This note with the signatures of another note of the same text added, each once."""
         return replace(self, signatures=tuple(dict.fromkeys((*self.signatures, *other.signatures))))
 
 

@@ -1,4 +1,4 @@
-"""What fixes a log from outside its chain: the tree over its entries, and the checkpoints that the site signs."""
+"""The Merkle tree over a log's entries, and the checkpoints of it that the site signs."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ class Anchor:
         self._cosigned: OrderedDict[str, set[str]] = OrderedDict()
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Closes the files."""
         self._tree.close()
 
     def last(self) -> Checkpoint | None:
@@ -63,16 +63,16 @@ class Anchor:
         return note
 
     def publish(self, note: Note, lines: Lines, lag: int = 1, anew: bool = False) -> bool:
-        """Brings the public form of the log up to a checkpoint, if that covers `lag` entries more; whether it did.
+        """Updates the log's public form to a checkpoint of at least `lag` more entries; returns whether it did.
 
-        `anew`: all of it is made again. `lines` gives those of the log from an entry on. Raises `LogError`, `OSError`.
+        `anew`: rebuilds all of it. `lines`: gives the log's lines from an entry on. Raises `LogError`, `OSError`.
         """
         if anew:
             self._tiles.remove()
         return self._tiles.publish(note, self._tree, lines, lag)
 
     def drop_expired(self) -> None:
-        """Removes from the public form the lines that the log has no more. Raises `LogError`, `OSError`."""
+        """Removes expired lines from the public form. Raises `LogError`, `OSError`."""
         self._tiles.drop_expired()
 
     def _leaf_before(self, index: int) -> bytes:
@@ -87,19 +87,19 @@ class Anchor:
             before = leaf
 
     def sync(self) -> None:
-        """The tree is on disk when this returns: from now on lines may go."""
+        """Writes the tree to disk; afterwards lines may be deleted."""
         self._tree.sync()
 
     def proof(self, old: int, new: int) -> list[bytes]:
-        """That the first `old` entries are those of the first `new`, for which there is a checkpoint."""
+        """The proof that the log of `new` entries, which has a checkpoint, begins with the log of `old` entries."""
         return consistency_proof(self._tree.node, old, new)
 
     def contradicts(self, other: Checkpoint, size: int) -> bool:
-        """Whether a checkpoint of this log, which has `size` signed entries, is not of these."""
+        """Whether a checkpoint of this log contradicts its `size` signed entries."""
         return other.size > size or not (other.size == 0 or self._tree.holds(other.size, other.root))
 
     def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
-        """Stores cosignatures of this log's checkpoints, each witness's once; how many were new."""
+        """Stores cosignatures of this log's checkpoints, each witness's once; returns how many were new."""
         keys_by_name = {key.name: key for key in keys if key.name != self.key.public.name}
         new_notes = [new_note for note in notes if (new_note := self._new(note, keys_by_name))]
         if new_notes:

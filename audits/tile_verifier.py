@@ -30,8 +30,8 @@ _ANEW = "make the public form anew with 'medfedvqa audit publish --anew'"
 
 
 class TileVerifier(Frontier):
-    """The tree of a log that is read; each tile that is full, and each that the published checkpoint ends in, is read
-    and compared as the tree comes to its end. Memory does not grow with the log.
+    """Builds a log's tree while the log is read, and compares each full tile, and each last tile of the published
+    checkpoint, once the tree reaches its end. Memory does not grow with the log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class TileVerifier(Frontier):
         self._note: Note | None = None
         self._root, self._published = b"", 0
         self._rows: list[list[bytes]] = [[]]
-        """By level the nodes of the tile that is not full yet."""
+        """Nodes of the tile that is not full yet, by level."""
         self._fault: VerdictPart | None = None
         try:
             self._note = published_note(self._home)
@@ -51,7 +51,7 @@ class TileVerifier(Frontier):
             self._published, self._root = checkpoint.size, checkpoint.root
 
     def append(self, leaf: bytes) -> list[bytes]:
-        """See `Frontier.append`."""
+        """Like `Frontier.append`, and also compares the tiles that this leaf completes."""
         complete = super().append(leaf)
         if self.size <= self._published and self._fault is None:
             self._rows[0].append(leaf)

@@ -1,4 +1,4 @@
-"""What is said of the times in a log. Nothing of it is called broken but text that is no time.
+"""Verdicts on the times in a log. Only text that is not a time is reported as broken.
 
 A wrong clock, the site's own or another party's, looks like an entry that was dated anew.
 """
@@ -49,7 +49,7 @@ def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
 
 
 def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart]:
-    """Of a log whose first entries are gone: whether others' times show that they were old enough."""
+    """Whether others' times show that the expired first entries of a log were old enough."""
     if not walk.first or walk.expiry is None:
         return
     days, existed_since = walk.expiry.days, cosigned.existed(walk.first - 1)

@@ -35,7 +35,7 @@ class Frontier:
 
     @classmethod
     def of(cls, nodes: Nodes, size: int) -> "Frontier":
-        """That of a tree whose nodes can be asked for."""
+        """The frontier of a tree of that size, from its nodes."""
         levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
         return cls(size, [nodes(level, (size >> level) - 1) for level in levels])
 
@@ -160,11 +160,11 @@ class TreeFile:
                 self._file = os.dup(file.fileno())
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Closes the file."""
         os.close(self._file)
 
     def node(self, level: int, index: int) -> bytes:
-        """See `Nodes`. Raises `ValueError` if the file does not hold it."""
+        """The hash of a node, as `Nodes` describes it. Raises `ValueError` if the file does not hold it."""
         last = (index + 1 << level) - 1
         digest = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
         if len(digest) != HASH_BYTES or digest == _HOLE:
@@ -179,7 +179,7 @@ class TreeFile:
             return False
 
     def extend(self, size: int, leaves: Iterable[bytes]) -> int:
-        """Puts leaves behind the first `size`; how many there are then. What stood behind these is overwritten."""
+        """Writes leaves after the first `size`, over whatever followed these; returns the new number of leaves."""
         frontier = Frontier.of(self.node, size)
         at, block = HASH_BYTES * nodes_before(size), bytearray()
         for leaf in leaves:
@@ -190,7 +190,7 @@ class TreeFile:
         return frontier.size
 
     def sync(self) -> None:
-        """Returns once all of it is on disk."""
+        """Writes the file to disk."""
         os.fsync(self._file)
 
     def _write_block(self, at: int, block: bytearray) -> int:
@@ -202,7 +202,7 @@ class TreeFile:
 
 
 def nodes_before(leaf: int) -> int:
-    """How many nodes are whole before the leaf of that number is added."""
+    """The number of complete nodes before this leaf is added."""
     return 2 * leaf - leaf.bit_count()
 
 
@@ -212,7 +212,7 @@ def _split(count: int) -> int:
 
 
 def _over(nodes: Nodes, begin: int, end: int) -> bytes:
-    """The hash of these leaves, which lie as a split of the whole tree has them."""
+    """The hash over these leaves, which are one side of a split of the tree."""
     count = end - begin
     if count & (count - 1) == 0:
         level = count.bit_length() - 1
@@ -222,7 +222,7 @@ def _over(nodes: Nodes, begin: int, end: int) -> bytes:
 
 
 def _past_left(at: int, last: int) -> tuple[int, int]:
-    """Up to where this node is a right one, or the first."""
+    """Moves up to the first node that is a right child, or the first of its level."""
     while at and not at & 1:
         at, last = at >> 1, last >> 1
     return at, last

@@ -61,7 +61,7 @@ class TensorTotal:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a log tells in sum; bytes are those of tensors' values."""
+    """Sums over a log; bytes are those of tensors' values."""
 
     entries: int
     messages_out: int
@@ -86,7 +86,7 @@ class Walk:
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier() if tree is None else tree
         self.expiry: Expiry | None = None
-        """The farthest that the entries so far say."""
+        """The expiry that reaches farthest, of the entries so far."""
         self.newer: int | None = None
         """The first entry that holds what only a newer version of this software knows."""
 
@@ -120,7 +120,7 @@ class Walk:
             )
 
     def verdict(self) -> Verdict:
-        """What was found."""
+        """The verdict on the entries so far."""
         if self.bad:
             return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad, newer=self.newer)
         return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes, newer=self.newer)
@@ -175,7 +175,7 @@ def read(folder: Path) -> Iterator[Entry]:
 
 
 def describe(folder: Path) -> Iterator[EntryRow]:
-    """What passed, tensor by tensor, in order. Raises `LogError` as `read` does."""
+    """The logged messages, tensor by tensor, in order. Raises `LogError` as `read` does."""
     for entry in read(folder):
         for tensor in entry.tensors or (None,):
             yield EntryRow(entry, tensor)

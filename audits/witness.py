@@ -1,7 +1,7 @@
-"""What a site or the server keeps of others' logs, so that none of these can be rewritten unnoticed.
+"""The witness: a site or the server cosigns others' logs, so that none of these can be rewritten unnoticed.
 
-For each log the last checkpoint that was cosigned here is remembered, and a newer one cosigned only if it is shown to
-continue it. Whoever shows two heads of one log that do not fit is refused, and both notes are kept.
+A witness stores the last checkpoint of each log that it cosigned, and cosigns a newer one only with a proof that it
+continues the stored one. It refuses a log that shows two contradicting checkpoints, and stores both notes.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Witness:
                     self._write(folder, keys)
 
     def known_keys(self) -> dict[str, VerifierKey]:
-        """All keys that are known here, by name."""
+        """The stored keys, by name."""
         with _log_errors(), self._locked() as keys:
             return keys
 
@@ -58,7 +58,7 @@ class Witness:
         return self._last()
 
     def introduce(self, key: VerifierKey) -> None:
-        """Takes a key for that of its name, if it is the first one. Raises `ForkFound` if it is another one."""
+        """Stores the first key of a name. Raises `ForkFound` if another key of that name is stored."""
         with _log_errors(), self._locked() as keys:
             self._introduce(keys, key)
 
@@ -74,7 +74,7 @@ class Witness:
         return result
 
     def cosign_all(self, requests: Iterable[tuple[Note, Sequence[bytes]]]) -> list[Note | NoteError]:
-        """As `cosign` for several notes at the price of one: what it returns or raises for each. Raises `LogError`."""
+        """Like `cosign`, for several notes with one write: each result is the note or the error. Raises `LogError`."""
         results: list[Note | NoteError] = []
         with _log_errors(), self._locked() as keys:
             last = self._last()
@@ -101,13 +101,13 @@ class Witness:
         return last[checkpoint.origin]
 
     def export(self, folder: Path) -> None:
-        """Lays the keys that are known here, and what was cosigned last, into another folder. Raises `LogError`."""
+        """Writes the stored keys and the last cosigned notes into another folder. Raises `LogError`."""
         with _log_errors(), self._locked() as keys:
             self._write(folder, keys)
             replace_durably(folder / WITNESSED, "".join(f"{note}\n" for note in self._last().values()))
 
     def accuse(self, first: Note, second: Note) -> None:
-        """Keeps two notes that are not shown to fit together, once. Raises `LogError`."""
+        """Stores two notes that contradict each other, once. Raises `LogError`."""
         text = "".join(f"{note}\n" for note in (first, second))
         name = EVIDENCE + hashlib.sha256("".join(sorted((first.text, second.text))).encode()).hexdigest()[:16]
         with _log_errors():
@@ -145,7 +145,7 @@ class Witness:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, VerifierKey]]:
-        """Shuts other processes out; yields the known keys."""
+        """Locks out other processes; yields the stored keys."""
         with open(self._folder / ".witness", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield read_keys(self._folder / KEYS) | self._pinned
@@ -167,7 +167,7 @@ def read_keys(path: Path) -> dict[str, VerifierKey]:
 
 
 def replace_durably(path: Path, text: str) -> None:
-    """Puts a text in the place of a file, whole or not at all. Raises `OSError`."""
+    """Replaces a file's content by a text, atomically. Raises `OSError`."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         file.write(text)

@@ -43,7 +43,7 @@ Canonical = tuple[DPEvent, ...]
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """What events have cost together.
+    """The composed privacy cost of events.
 
     `epsilon` binds: the smaller of two upper bounds at `delta`, `rdp` (Renyi accountant) and `prv` (privacy random
     variables, discretisation error included; infinite where it cannot be computed).
@@ -159,7 +159,7 @@ def _prv(history: Canonical, delta: float, rdp: float) -> float:
 
 
 def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
-    """As Opacus' PRVAccountant, which knows one mechanism; here each brings the variable of its own loss."""
+    """Like Opacus' PRVAccountant, but for several mechanisms: each brings the random variable of its own loss."""
 
     def losses(least: float, most: float) -> list[PrivacyLoss]:
         return [event.loss(least, most) for event in history]

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import torch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
-"""By trained value."""
+"""Sums of gradients by trained value."""
 
 Terms = TypeVar("Terms", float, torch.Tensor)
 
@@ -42,7 +42,7 @@ class Segments:
 
     @property
     def runs(self) -> list[tuple[int, slice]]:
-        """Of each patient with rows: its number, and where its rows are."""
+        """Yields the number of each patient with rows, and the place of these rows."""
         ends = self.counts.cumsum(0).tolist()
         return [
             (p, slice(end - n, end)) for p, (n, end) in enumerate(zip(self.counts.tolist(), ends, strict=True)) if n
@@ -129,7 +129,7 @@ class Products:
 
     @property
     def _many(self) -> torch.Tensor:
-        """Whose rows are numerous enough that their sum costs less than Gram products, bool [patients]."""
+        """The patients with so many rows that a sum costs less than Gram products, bool [patients]."""
         left, right = self.left.shape[1], self.right.shape[1]
         return self.segments.counts * (left + right) >= left * right
 

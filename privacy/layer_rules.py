@@ -174,7 +174,7 @@ def _view(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any
 
 
 def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
-    """Of a value to items: nothing but its first dimension, of length 1 or new, may grow."""
+    """Expands a value to items: only its first dimension, of length 1 or new, may grow."""
     of = recorder.range_of(tensor)
     output = function(_still(tensor) if of else tensor, *shape)
     before = (1,) * (output.dim() - tensor.dim()) + tuple(tensor.shape)
@@ -186,7 +186,7 @@ def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: A
 
 
 def _sum(recorder: "Recorder", function: Any, first: Any, second: Any) -> torch.Tensor:
-    """Of items and a value that is the same for all items."""
+    """Adds items and a value that is the same for all items."""
     (value, items) = (first, second) if recorder.range_of(first) else (second, first)
     of = recorder.range_of(value)
     if of is None or not isinstance(items, torch.Tensor) or recorder.range_of(items):
@@ -234,4 +234,4 @@ RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.__add__: _sum,
     }
 )
-"""By torch function; called with the recorder, the function and its arguments."""
+"""Rules by torch function; each is called with the recorder, the function and its arguments."""

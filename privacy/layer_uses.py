@@ -22,7 +22,7 @@ class LayerUse:
     of: Range
     output: torch.Tensor
     owners: torch.Tensor
-    """Whose each item of the output is, int64 [items]."""
+    """The owner of each item of the output, int64 [items]."""
     terms: Callable[[torch.Tensor], "Outer | RowGradients | Lookup"]
     """From the gradient of the output, [items, ...]."""
     read: tuple[tuple[torch.Tensor, int], ...]

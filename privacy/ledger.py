@@ -70,7 +70,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Gives the file back; all is on disk already."""
+        """Closes the file; all records are on disk already."""
         self._journal.close()
 
     @property
@@ -87,11 +87,11 @@ class Ledger:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this ledger from every other: the fingerprint of its key."""
+        """The fingerprint of the ledger's key, which identifies the ledger."""
         return self._origin[1]
 
     def bind(self) -> None:
-        """Notes, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
+        """Records, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
 
         def draft() -> list[Record]:
             if self._store is None:
@@ -171,7 +171,7 @@ class Ledger:
         return self._book.charges[row.hash]
 
     def settle(self, job: str, task: str, round: int) -> LedgerCharge:
-        """Notes that the task's result is saved; its charge. Raises `BudgetRefused` if it has not begun."""
+        """Records that the task's result is saved; returns its charge. Raises `BudgetRefused` if it has not begun."""
 
         def draft() -> list[Record]:
             self._last(job, task, round)
@@ -188,7 +188,7 @@ class Ledger:
         return None
 
     def free(self, job: str) -> int:
-        """Gives back what the job reserved and never began; how many tasks that were."""
+        """Frees what the job reserved and never began; returns the number of these tasks."""
 
         def draft() -> list[Record]:
             book_job = self._job(job)
@@ -197,7 +197,7 @@ class Ledger:
         return sum(row.record["tasks"] for row in self._commit(draft))
 
     def take_back(self, job: str) -> int:
-        """Gives back all that the job reserved or was charged, for a job of which nothing was released; how many tasks.
+        """Returns all reservations and charges of a job that released nothing; returns the number of these tasks.
 
         The caller also forgets what the job's tasks computed: a result of theirs has no charge any more.
         """
@@ -258,7 +258,7 @@ class Ledger:
             write_export(path, self._journal.rows(Head()))
 
     def import_(self, path: Path) -> int:
-        """Takes over what `export` wrote, under the same key; how many records that wrote.
+        """Imports what `export` wrote, under the same key; returns the number of new records.
 
         Into an empty ledger, the journal as it is. Else the charges that this ledger does not have, with their
         cohorts; a charge is known by the record that began it, so none is taken twice.
@@ -279,7 +279,7 @@ class Ledger:
         return len(self._commit(draft))
 
     def take_over(self, other: "Ledger", patients: Iterable[str]) -> int:
-        """Takes over all charges of a ledger under another key; how many records that wrote. None is taken twice.
+        """Imports all charges of a ledger under another key, each once; returns the number of new records.
 
         `patients`: the keys of all patients whom both may know. Charges on a patient who is not among them are kept
         under the other ledger's digest, and meet nobody.

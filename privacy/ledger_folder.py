@@ -22,7 +22,7 @@ class LedgerFolder:
 
     @property
     def fingerprint(self) -> str:
-        """As `Ledger.fingerprint`."""
+        """The fingerprint of the ledger's key, like `Ledger.fingerprint`."""
         return self.key.fingerprint()
 
 
@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> LedgerFolder | None:
 
 
 def make_folder(folder: Path) -> LedgerFolder:
-    """As `read_folder`, with a new key where there is none. Raises `LedgerError`."""
+    """Like `read_folder`, but makes a key where there is none. Raises `LedgerError`."""
     with disk_errors("opened"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return read_folder(folder) or LedgerFolder(load_key(folder, create=True), None, Head())

@@ -35,7 +35,7 @@ SCHEMA = (
 
 
 class LedgerError(PrivacyError):
-    """The ledger is damaged, rolled back, locked, or of another site or key: nothing may be trained under it."""
+    """The ledger is damaged, rolled back, locked, or belongs to another site or key: no training may use it."""
 
 
 class NewerRecord(LedgerError):
@@ -50,7 +50,7 @@ class NewerRecord(LedgerError):
 
 
 class BudgetRefused(PrivacyError):
-    """The site does not grant what was asked for. The sentence may be shared: it names no patient and no path."""
+    """The site's budget does not cover a request. The sentence may be shared: it names no patient and no path."""
 
 
 class Head(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from audits.field_types import Fit, members_of
 
 FORMAT = 1
-"""Of the records that this version writes."""
+"""The format number of the records that this version writes."""
 _OPTIONAL = {"optional": True}
 
 

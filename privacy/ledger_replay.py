@@ -1,4 +1,4 @@
-"""What the ledger's records mean: replayed in order, they give every cohort, job and charge, and what each spent."""
+"""Replays the ledger's records in order into cohorts, jobs and charges, and what each has spent."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,7 +225,7 @@ class Book:
         self.debits[row.record["began"]] = Debit(**{**debit_json, "events": decode_events(debit_json["events"])})
 
     def _key(self, row: JournalRow) -> JobKey:
-        """Whose job a record is about; records of the site that opened the ledger do not name it."""
+        """The site and job of a record; records of the site that opened the ledger do not name the site."""
         site = row.record.get("site", self._opener)
         if site not in self.sites:
             raise KeyError("a site is bound to the store before it uses the ledger")

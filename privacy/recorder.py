@@ -27,7 +27,7 @@ class Recorder(TorchFunctionMode):
     """What is trained and not expanded: leaves that require gradients."""
     _uses: list[LayerUse] = field(default_factory=list)
     _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
-    """By id of a tensor that is a trained value or shows some rows of it; the tensor itself keeps the id its own."""
+    """Ranges by the id of a tensor that is a trained value or a view of its rows; the tensor reserves the id."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Recorder(TorchFunctionMode):
         return parts.contributions(separate)
 
     def range_of(self, tensor: Any) -> Range | None:
-        """What of a trained value a tensor shows."""
+        """The range of a trained value that a tensor shows, if any."""
         entry = self._ranges.get(id(tensor))
         return entry[1] if entry else None
 
     def show(self, tensor: torch.Tensor, range_: Range) -> torch.Tensor:
-        """Remember that a tensor shows this range."""
+        """Registers a tensor as a view of this range."""
         self._ranges[id(tensor)] = tensor, range_
         return tensor
 
@@ -98,7 +98,7 @@ class Recorder(TorchFunctionMode):
 
 
 class _Parts:
-    """Uses of one pass, brought together by value."""
+    """The uses of one pass, grouped by trained value."""
 
     def __init__(self, patients: int, device: torch.device) -> None:
         self._patients = patients
@@ -115,7 +115,7 @@ class _Parts:
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
     def contributions(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
-        """All parts; what is not sound is zero in them."""
+        """The contributions of all parts; gradients of unsound patients are zero in them."""
         for part in separate:
             self._sound &= part.each.flatten(1).isfinite().all(1)
         gradients: list[GradientContribution] = [
@@ -201,7 +201,7 @@ def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `torch.cat`, which copies a single part."""
+    """Like `torch.cat`, but does not copy a single part."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 

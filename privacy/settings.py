@@ -9,12 +9,12 @@ from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
 MOST_EPSILON = 1e5
 MOST_LEVEL = 1e6
-"""Of noise and of the clipping norm."""
+"""The largest noise multiplier and clipping norm."""
 LEAST_RATE = 1e-5
 """Smallest sampling rate: an epoch takes one over the rate steps."""
 MOST_PATIENTS = 10_000_000
 MOST_ROWS = 4_096
-"""Of a patient, and patients in memory at once."""
+"""The largest number of rows of a patient, and of patients in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DPSettings:
     sample_rate: float = 0.25
     """Probability of each patient to take part in a step (q)."""
     expected_patients: int = 32
-    """By how many the noisy sum is divided: a public figure in place of the site's own number of patients times q."""
+    """The divisor of the noisy sum: a public figure in place of the site's own number of patients times q."""
     patient_rows: int = 8
     """Most rows of one patient in a step."""
     physical_patients: int = 32

@@ -121,7 +121,7 @@ class _SampledGaussianLoss:
         return np.where(t < self._ends[0], 0.0, np.where(t < self._ends[1], inside, 1.0))
 
     def mean(self) -> float:
-        """By quadrature over x, in panels that are narrow beside the Gaussians and beside the bend of the loss."""
+        """Integrates over x in panels that are narrow compared with the Gaussians and the bend of the loss."""
         rate, noise = self._rate, self._noise
         least, most = (self._z(self._ends) * noise**2 + 0.5).tolist()
         start, stop = max(least, -WIDTHS * noise), min(most, 1 + WIDTHS * noise)

@@ -56,7 +56,7 @@ def _sections(facts: ReportFacts) -> Sections:
 
 
 def report_of(evidence: ReportEvidence) -> Report:
-    """As `sections_of`, with the evidence; every field of the sections that this version knows is in it."""
+    """The report: the sections with all their fields, and the evidence."""
     sections = sections_of(evidence)
     checked_sections = Sections.model_validate(sections.model_dump())
     return Report(format=FORMAT, sections=checked_sections, evidence=evidence)

@@ -73,7 +73,7 @@ def identity(facts: ReportFacts) -> ReportIdentity:
 
 
 def settings(run: Run) -> dict[str, object]:
-    """What the job was told."""
+    """The job's settings."""
     names = ("method", "options", "data", "split", "backbone", "seed", "rounds_planned", "secagg", "dp")
     return {name: getattr(run, name) for name in names}
 
@@ -253,6 +253,6 @@ def _mechanism_figures(event: DPEvent) -> Mechanism:
 
 
 def figures(event: DPEvent) -> EventFigures:
-    """As a report holds it."""
+    """The event in the form that a report holds."""
     parameters = tuple(Parameter(name=name, value=value) for name, value in event.parameters.items())
     return EventFigures(mechanism=event.mechanism, use=event.use, parameters=parameters, steps=event.steps)

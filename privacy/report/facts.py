@@ -1,4 +1,4 @@
-"""Evidence, read once: entries, releases and charges of the job, after their proofs were found to hold."""
+"""Facts of a report: the job's entries, releases and charges, whose proofs hold."""
 
 import json
 from dataclasses import dataclass
@@ -65,14 +65,14 @@ class ReportFacts:
 
     @cached_property
     def releases(self) -> tuple[Entry, ...]:
-        """What left for the job."""
+        """The job's releases."""
         return tuple(
             entry for entry in self.job_entries if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT
         )
 
     @cached_property
     def charges(self) -> tuple[ReplayedCharge, ...]:
-        """Of the job."""
+        """The charges of the job."""
         return tuple(charge for charge in self.replay.charges if charge.debit.key == self.job)
 
     @property
@@ -87,13 +87,13 @@ class ReportFacts:
 
     @property
     def delta(self) -> float:
-        """Of the job's last charge; without one, the site's."""
+        """The delta of the job's last charge, or the site's if there is none."""
         deltas = [charge.charge.delta for charge in self.charges if charge.charge]
         return deltas[-1] if deltas else self.evidence.policy.delta
 
     @property
     def state(self) -> Literal["running", "closed", "refused", "expired"]:
-        """As the last entry about it tells, if there is one yet."""
+        """The job's state according to the last entry about it."""
         about = [entry for entry in self.job_entries if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
         if not about:
             return "expired"
@@ -103,13 +103,13 @@ class ReportFacts:
 
     @property
     def method(self) -> str:
-        """As the log names it, or else the ledger."""
+        """The job's method according to the log, or else to the ledger."""
         book_job = self.replay.book.jobs.get(self.job)
         return self.latest("method") or (book_job.method if book_job else "")
 
     @cached_property
     def spent(self) -> PrivacyCost:
-        """By the job, so far."""
+        """The privacy cost of the job so far."""
         return spent(self.replay.events(self.job), self.delta)
 
     @cached_property

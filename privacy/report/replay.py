@@ -23,7 +23,7 @@ def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
 
 
 def same(first: float | None, second: float | None) -> bool:
-    """Whether two figures are one, but for the last digits that machines may differ in."""
+    """Whether two figures are equal up to the last digits, in which machines may differ."""
     if first is None or second is None:
         return first is second
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-12)
@@ -40,7 +40,7 @@ class ReplayedCharge(NamedTuple):
 
 
 class Replay:
-    """What quoted records come to.
+    """The state of the ledger after its quoted records.
 
     A record that is withheld can only be the registration of a cohort: there are as many as cohorts, each before the
     first record that names its cohort, so that none can stand for a charge that is kept back.

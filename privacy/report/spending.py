@@ -50,7 +50,7 @@ def accounting(facts: ReportFacts) -> Accounting:
 
 
 def refusal(entry: Entry) -> ReportRefusal:
-    """Of a job, a release or a receipt."""
+    """The refusal of a job, a release or a receipt."""
     return ReportRefusal(
         entry=entry.seq,
         time=entry.time,

@@ -143,7 +143,7 @@ def _charged(facts: ReportFacts) -> RuleVerdict:
 
 
 def _events(entry: Entry) -> tuple[DPEvent, ...]:
-    """Of the charge, as the log has them; none if this version cannot read them."""
+    """The charge's events as the log holds them; none if this version cannot read them."""
     try:
         return decode_events((entry.dp_event or {})["events"])
     except (AccountingError, KeyError, TypeError, ValueError):

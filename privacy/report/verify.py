@@ -44,7 +44,7 @@ def verify_report(
     withdrawn: Path | None = None,
     code_digest: str = "",
 ) -> Judgement:
-    """What is shown of a report, and what is not.
+    """Judges a report: what it shows and what it does not.
 
     `path`: its folder, or its JSON in the folder of the others. `key`: the site's, where it is known for sure.
     `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
@@ -143,7 +143,7 @@ def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
 
 
 def _digest(page: Path) -> str:
-    """Of a page; empty if it cannot be read as one."""
+    """The SHA-256 of a page; empty if the page cannot be read."""
     try:
         return sha256(read_bounded(page, MAX_DOCUMENT)).hexdigest()
     except OSError:
@@ -231,7 +231,7 @@ def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
 
 
 def _tool_withdrawal(content: bytes, listing: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
-    """Of a report of another version: whether the version that it says made it is withdrawn."""
+    """A part if a report of another version names a withdrawn version as its maker."""
     try:
         tool = json.loads(content)["evidence"]["tool"]
         withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listing)
@@ -295,7 +295,7 @@ def _rules(report: Report) -> VerdictPart:
 
 
 def as_record(judgement: Judgement) -> dict[str, Any]:
-    """As plain JSON."""
+    """The judgement as plain JSON."""
     parts = [
         {"name": part.name, "state": part.state, "said": part.said, "entry": part.entry} for part in judgement.parts
     ]

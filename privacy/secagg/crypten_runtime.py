@@ -71,7 +71,7 @@ class Party:
             return [ring(values) for values in _crypten.mpc.primitives.ArithmeticSharedTensor.reveal_batch(tensors)]
 
     def open_bits(self, shares: Ring) -> Ring:
-        """Of secrets that are shared by exclusive or; one exchange."""
+        """Opens secrets that are shared by exclusive or; one exchange."""
         with self._at_work():
             return ring(_binary(tensor(shares)).reveal())
 

@@ -114,7 +114,7 @@ def deal_mix(
 
 
 def _mixtures(party: Party, masked_values: Ring, layout: TensorLayout) -> Ring:
-    """Of each owner's mixture this member's share, [owners, layout.size], from masked inputs, [owners, inputs]."""
+    """This member's shares of each owner's mixture, [owners, layout.size], from masked inputs, [owners, inputs]."""
     masks = party.tuples.masks(*masked_values.shape)
     vectors = OwnedVectors(party, masked_values[:, : layout.size], masks[:, : layout.size], layout.segments)
     figures, figure_masks = masked_values[:, layout.size :].T, masks[:, layout.size :].T

@@ -15,7 +15,7 @@ COSINE_BITS = 52
 NORM_BITS = 20
 ACCURACY_BITS = 24
 WEIGHT_BITS = 26
-"""Of what is put in, and of what comes out."""
+"""Fractional bits of inputs and of results."""
 
 NEGLIGIBLE_LOG2 = -16
 """A sum of scores, or of accuracies, below 2^-16 counts as none. In clear the limit is 1e-8: between the two, sites
