@@ -186,9 +186,9 @@ class WireFinding:
 class Reconciliation:
     """Bytes that left the site, by kind, and the bytes among them that nothing explains.
 
-    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator). `running` counts
-    processes whose counts may not all be in the log yet: their jobs are not compared. `pending` holds findings that the
-    counts of running jobs may still explain.
+    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator). `running`
+    counts processes whose counts may not all be in the log yet: their jobs are not compared. `pending` holds findings
+    that the counts of running jobs may still explain.
     """
 
     left: Mapping[str, int]

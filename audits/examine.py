@@ -307,7 +307,7 @@ def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool)
     elif total.pending:
         jobs = len(walk.counting.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
-        text = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
+        text = f"{when}: not all of its counts are in the log yet; bytes are compared once they are"
         yield VerdictPart("wire", NOT_SHOWN, text)
     else:
         nbytes, kinds = sum(total.left.values()), len(total.left)
@@ -353,7 +353,7 @@ def _others_checkpoints(walk: Walk, claims: Claims, facts: _LogFacts) -> Verdict
     parties = quantity(len(claims.parties), "party", "parties")
     who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
     if claims.covered <= facts.last_release:
-        return VerdictPart("checkpoints", NOT_SHOWN, f"{who}; releases after that are not in their hands")
+        return VerdictPart("checkpoints", NOT_SHOWN, f"{who}; they do not hold the releases after it")
     return VerdictPart("checkpoints", SHOWN, f"{who}, with every release in it")
 
 

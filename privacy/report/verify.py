@@ -88,7 +88,7 @@ def _read(path: Path) -> bytes:
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
     site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
     if site_key is None:
-        return VerdictPart("key", NOT_SHOWN, "whose key it is: give the one that you have from the site (--key)")
+        return VerdictPart("key", NOT_SHOWN, "the key stands in the report itself: pass --key with the key that the site gave you")
     if str(site_key) != report.evidence.log.key:
         return VerdictPart("key", BROKEN, "the report is signed with another key than the site's")
     return VerdictPart("key", SHOWN, "the report is about the log of the key that was given")
@@ -192,7 +192,7 @@ def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
 def _wording(report: Report, fresh: Sections, code_digest: str) -> VerdictPart:
     """Sentences and titles, of which no figure depends."""
     if report.evidence.tool.code_digest != code_digest:
-        text = "other code than this made the sentences: no figure depends on them, and the signature covers them"
+        text = "other code wrote the sentences: no figure depends on them, and the signature covers them"
         return VerdictPart("wording", NOT_COMPARED, text)
     sections = report.sections.model_dump(mode="json", exclude_unset=True)
     if where := next(differences(sections, fresh.model_dump(mode="json"), ""), None):
@@ -290,7 +290,7 @@ def _complete(report: Report, log: Path | None) -> VerdictPart:
 def _rules(report: Report) -> VerdictPart:
     broken_rules = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
     if broken_rules:
-        return VerdictPart("rules", BROKEN, f"the report itself says that rules were broken: {', '.join(broken_rules)}")
+        return VerdictPart("rules", BROKEN, f"the report states broken rules: {', '.join(broken_rules)}")
     return VerdictPart("rules", SHOWN, "no rule is reported broken; section L has what is not shown")
 
 
