@@ -88,7 +88,7 @@ def _read(path: Path) -> bytes:
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
     site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
     if site_key is None:
-        return VerdictPart("key", NOT_SHOWN, "the key stands in the report itself: pass --key with the key that the site gave you")
+        return VerdictPart("key", NOT_SHOWN, "pass --key with the key that the site gave you; this key is the report's")
     if str(site_key) != report.evidence.log.key:
         return VerdictPart("key", BROKEN, "the report is signed with another key than the site's")
     return VerdictPart("key", SHOWN, "the report is about the log of the key that was given")

@@ -63,11 +63,13 @@ def states(found: Examination) -> dict[str, VerdictState]:
 
 def test_an_untouched_log_is_shown_in_all_three(place: Path) -> None:
     """With the witness's copy; the examination says how many entries, up to which head."""
-    found = judged(place)
+    result = judged(place)
     assert (
-        found.state is VerdictState.SHOWN and found.entries == 7 and set(states(found).values()) == {VerdictState.SHOWN}
+        result.state is VerdictState.SHOWN
+        and result.entries == 7
+        and set(states(result).values()) == {VerdictState.SHOWN}
     )
-    assert found.record()["consistency"]["state"] == "shown" and json.dumps(found.record())
+    assert result.record()["consistency"]["state"] == "shown" and json.dumps(result.record())
 
 
 def test_what_nobody_says_is_not_shown(place: Path) -> None:
@@ -75,11 +77,11 @@ def test_what_nobody_says_is_not_shown(place: Path) -> None:
     assert states(judged(place, against=False))["checkpoints"] is VerdictState.NOT_SHOWN
     assert states(examine(place / "audit", "chest", [place / "head"]))["wire"] is VerdictState.NOT_SHOWN
     (place / "audit" / "keys").unlink()
-    found = judged(place, against=False)
-    assert states(found)["signature"] is VerdictState.NOT_SHOWN and found.state is VerdictState.NOT_SHOWN
+    result = judged(place, against=False)
+    assert states(result)["signature"] is VerdictState.NOT_SHOWN and result.state is VerdictState.NOT_SHOWN
     (place / "audit" / "checkpoints").unlink()
-    found = states(judged(place))
-    assert found["tree"] is found["tail"] is VerdictState.NOT_SHOWN and found["chain"] is VerdictState.SHOWN
+    result = states(judged(place))
+    assert result["tree"] is result["tail"] is VerdictState.NOT_SHOWN and result["chain"] is VerdictState.SHOWN
 
 
 def counted(payload: int) -> dict[str, Any]:
@@ -128,26 +130,26 @@ def written(place: Path, change: Callable[[Lines], Lines]) -> None:
 def test_tampering_is_found_without_others(place: Path, change: str) -> None:
     """Changed, deleted, inserted, reordered and cut entries, by chain or checkpoint."""
     written(place, CHANGES[change])
-    found = judged(place, against=False)
-    assert VerdictState.BROKEN in (found.integrity.state, found.completeness.state)
+    result = judged(place, against=False)
+    assert VerdictState.BROKEN in (result.integrity.state, result.completeness.state)
 
 
 def chained_anew(lines: Lines) -> Lines:
     """With the numbers and hashes that they should have."""
-    found: Lines = []
+    result: Lines = []
     before = "0" * 64
     for number, line in enumerate(lines):
-        found.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
-        before = json.loads(found[-1])["leaf_hash"]
-    return found
+        result.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
+        before = json.loads(result[-1])["leaf_hash"]
+    return result
 
 
 @pytest.mark.parametrize("change", ["changed", "deleted", "inserted", "reordered", "cut"])
 def test_a_chain_that_is_made_anew_is_found_by_the_checkpoints(place: Path, change: str) -> None:
     """All hashes fit, and the roots that were signed do not."""
     written(place, lambda lines: chained_anew(CHANGES[change](lines)))
-    found = judged(place, against=False)
-    assert states(found)["chain"] is VerdictState.SHOWN and found.state is VerdictState.BROKEN
+    result = judged(place, against=False)
+    assert states(result)["chain"] is VerdictState.SHOWN and result.state is VerdictState.BROKEN
     (place / "audit" / "checkpoints").unlink()
     assert states(judged(place, against=False))["tiles"] is VerdictState.BROKEN
     shutil.rmtree(place / "audit" / "tlog")
@@ -190,11 +192,12 @@ def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:
     log = opened(tmp_path, 1500)
     assert expired(log).deleted
     log.close()
-    found = judged(tmp_path)
+    result = judged(tmp_path)
     assert (
-        found.state is VerdictState.NOT_SHOWN and found.integrity.state is found.consistency.state is VerdictState.SHOWN
+        result.state is VerdictState.NOT_SHOWN
+        and result.integrity.state is result.consistency.state is VerdictState.SHOWN
     )
-    assert [part.name for part in found.completeness.parts if part.state is not VerdictState.SHOWN] == ["retention"]
+    assert [part.name for part in result.completeness.parts if part.state is not VerdictState.SHOWN] == ["retention"]
     with (tmp_path / "audit" / "tree").open("r+b") as file:
         file.write(bytes(64))
     assert judged(tmp_path).state is VerdictState.BROKEN

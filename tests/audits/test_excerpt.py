@@ -45,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_excerpt_shows_its_entries_and_who_cosigned_the_log(folder: Path) -> None:
     """Only what was wanted, under the newest checkpoint, which continues the cosigned one."""
-    found = quote(folder, SITE, wanted)
-    shown = check_excerpt(found, SITE)
-    assert [entry.seq for entry in quoted_entries(found)] == [1, 3, 5, 7, 8, 9, 10]
+    result = quote(folder, SITE, wanted)
+    shown = check_excerpt(result, SITE)
+    assert [entry.seq for entry in quoted_entries(result)] == [1, 3, 5, 7, 8, 9, 10]
     assert (shown.checkpoint.size, shown.cosigned, shown.cosigners) == (11, 7, (origin_of("head"),))
 
 
@@ -71,9 +71,9 @@ def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> No
     later = datetime.now(UTC) + timedelta(days=2)
     assert expire(log, 1, date=later.date(), now=later).deleted
     log.close()
-    found = quote(tmp_path, SITE, wanted)
-    assert found.first > 0 and quoted_entries(found)[0].seq == found.first
-    assert check_excerpt(found, SITE).cosigned == 0
+    result = quote(tmp_path, SITE, wanted)
+    assert result.first > 0 and quoted_entries(result)[0].seq == result.first
+    assert check_excerpt(result, SITE).cosigned == 0
 
 
 def test_a_log_without_checkpoint_cannot_be_quoted(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def altered(found: Excerpt) -> dict[str, Excerpt]:
 
 def test_whatever_is_changed_in_an_excerpt_is_refused(folder: Path) -> None:
     """Each of these by itself; unchanged it holds, but not for another site."""
-    found = quote(folder, SITE, wanted)
+    result = quote(folder, SITE, wanted)
     accepted = []
-    for name, one in altered(found).items():
+    for name, item in altered(result).items():
         try:
-            check_excerpt(one, SITE)
+            check_excerpt(item, SITE)
             accepted.append(name)
         except NoteError:
             pass
     assert accepted == []
     with pytest.raises(NoteError):
-        check_excerpt(found, "head")
+        check_excerpt(result, "head")

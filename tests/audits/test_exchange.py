@@ -135,15 +135,15 @@ def test_names_are_unique_within_a_message_and_tasks_within_an_exchange() -> Non
 
 
 def spoil(path: list[Any], value: Any) -> str:
-    found = json.loads(example().to_json())
-    place = found
+    result = json.loads(example().to_json())
+    place = result
     for step in path[:-1]:
         place = place[step]
     if value is None:
         del place[path[-1]]
     else:
         place[path[-1]] = value
-    return json.dumps(found)
+    return json.dumps(result)
 
 
 @pytest.mark.parametrize(

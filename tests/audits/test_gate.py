@@ -300,8 +300,8 @@ def test_the_gate_passes_exactly_the_declared_messages(
         elif tensors[name].dtype.kind == "f" and tensors[name].size:
             tensors[name].flat[data.draw(st.integers(0, tensors[name].size - 1))] = np.nan
     declared = {(spec.name, spec.shape, np.dtype(spec.dtype)) for spec in specs}
-    found = {(name, array.shape, array.dtype.newbyteorder("=")) for name, array in tensors.items()}
-    due = declared == found and all(np.isfinite(array).all() for array in tensors.values())
+    result = {(name, array.shape, array.dtype.newbyteorder("=")) for name, array in tensors.items()}
+    due = declared == result and all(np.isfinite(array).all() for array in tensors.values())
 
     with tempfile.TemporaryDirectory() as folder:
         site = border(Path(folder), Exchange("prompt_pfl", (TaskSpec("t", up=tuple(specs), down=()),)))

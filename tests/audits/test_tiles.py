@@ -54,8 +54,8 @@ def lines(place: Path) -> list[bytes]:
 
 
 def tiles_part(place: Path) -> VerdictPart | None:
-    found = examine(place / "audit", "chest", network=False)
-    return next((part for part in found.integrity.parts if part.name == "tiles"), None)
+    result = examine(place / "audit", "chest", network=False)
+    return next((part for part in result.integrity.parts if part.name == "tiles"), None)
 
 
 def assert_published(place: Path, size: int) -> None:
@@ -98,9 +98,9 @@ def test_a_checkpoint_is_published_after_all_that_it_needs_is_on_disk(
         synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_mtime_ns
 
     def published(path: Path, text: str) -> None:
-        for found in (home, *home.rglob("*")):
-            if synced.get(found.stat().st_ino) != found.stat().st_mtime_ns:
-                unsynced.append(found)
+        for result in (home, *home.rglob("*")):
+            if synced.get(result.stat().st_ino) != result.stat().st_mtime_ns:
+                unsynced.append(result)
         replace_durably(path, text)
 
     monkeypatch.setattr(os, "fsync", spy)
@@ -157,8 +157,8 @@ def test_damage_to_the_public_form_is_found_and_repaired(place: Path, damage: st
     before = {path: (home / path).read_bytes() for path in NEEDED}
     for path in NEEDED:
         DAMAGES[damage](home / path)
-        found = examine(place / "audit", "chest", network=False)
-        bad = [part for _, verdict in found.verdicts() for part in verdict.parts if part.state is VerdictState.BROKEN]
+        result = examine(place / "audit", "chest", network=False)
+        bad = [part for _, verdict in result.verdicts() for part in verdict.parts if part.state is VerdictState.BROKEN]
         assert [part.name for part in bad] == ["tiles"], path
         assert "audit publish --anew" in bad[0].said or path == "checkpoint"
         assert path == "checkpoint" or (path in bad[0].said and str(place) not in bad[0].said)
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_other_entries_is_found(place: Path) -> None:
     other = AuditKey.at(place / "other.key", origin_of("chest"))
     head = AuditKey.at(place / "head.key", origin_of("head"))
     root = Checkpoint.parse(path.read_text().split("\n\n")[0] + "\n").root
-    for note, said in (
+    for note, text in (
         (signed_checkpoint(key_of(place), ENTRIES, bytes(32)), "other entries"),
         (signed_checkpoint(key_of(place), ENTRIES + 1, root), "more entries"),
         (signed_checkpoint(other, ENTRIES, root), "not signed by the site's key"),
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_other_entries_is_found(place: Path) -> None:
     ):
         path.write_text(str(note))
         part = tiles_part(place)
-        assert part and part.state is VerdictState.BROKEN and said in part.said
+        assert part and part.state is VerdictState.BROKEN and text in part.said
 
 
 def test_a_chain_that_breaks_says_nothing_of_the_tiles(place: Path) -> None:

@@ -66,8 +66,8 @@ def times(place: Path) -> tuple[VerdictState, int | None]:
 def test_entries_that_nobody_cosigned_and_that_are_dated_anew_are_not_shown(place: Path) -> None:
     """All else of the log holds: without the times, a log whose last entries are of 1999 would be shown."""
     redate(place, COVERED, lambda number: dated(datetime(1999, 1, 1, number, tzinfo=UTC)))
-    found = judged(place)
-    assert {name: state for name, state in states(found).items() if state is not VerdictState.SHOWN} == {
+    result = judged(place)
+    assert {name: state for name, state in states(result).items() if state is not VerdictState.SHOWN} == {
         "findings": VerdictState.NOT_SHOWN,
         "times": VerdictState.NOT_SHOWN,
         "cosigned times": VerdictState.NOT_SHOWN,
@@ -124,8 +124,8 @@ def test_an_entry_may_not_be_dated_before_a_checkpoint_that_precedes_it(tmp_path
     log.append(Event.CLOSE, job="j")
     log.close()
     redate(tmp_path, 1, lambda number: "1999-01-01T00:00:01.000000Z")
-    found = examine(tmp_path / "audit", "chest", network=False)
-    assert states(found)["times"] is VerdictState.NOT_SHOWN
+    result = examine(tmp_path / "audit", "chest", network=False)
+    assert states(result)["times"] is VerdictState.NOT_SHOWN
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
 def verdict_on(hospital: Hospital, *others: Path) -> dict[str, tuple[VerdictState, int | None]]:
     """What is said of times, with the entry."""
     hospital.log.close()
-    found = examine(hospital.place / "audit", "chest", others, network=False)
-    parts = {part.name: (part.state, part.entry) for _, one in found.verdicts() for part in one.parts}
+    result = examine(hospital.place / "audit", "chest", others, network=False)
+    parts = {part.name: (part.state, part.entry) for _, item in result.verdicts() for part in item.parts}
     return {name: parts[name] for name in ("times", "cosigned times") if name in parts}
 
 
@@ -160,9 +160,9 @@ def test_entries_of_2032_and_2026_and_2016_are_found(hospital: Hospital, cosigne
         hospital.write(moment, 2)
     if cosigned:
         hospital.cosign(NOW)
-    found = verdict_on(hospital)
-    assert found["times"] == (VerdictState.NOT_SHOWN, 2)
-    assert found.get("cosigned times") == ((VerdictState.NOT_SHOWN, 1) if cosigned else None)
+    result = verdict_on(hospital)
+    assert result["times"] == (VerdictState.NOT_SHOWN, 2)
+    assert result.get("cosigned times") == ((VerdictState.NOT_SHOWN, 1) if cosigned else None)
 
 
 def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found(hospital: Hospital) -> None:
@@ -173,8 +173,8 @@ def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found
     hospital.write(NOW - days(32))
     hospital.write(NOW - days(29))
     hospital.log.checkpoint()
-    found = verdict_on(hospital)
-    assert found == {"times": (VerdictState.NOT_SHOWN, 4), "cosigned times": (VerdictState.NOT_SHOWN, 4)}
+    result = verdict_on(hospital)
+    assert result == {"times": (VerdictState.NOT_SHOWN, 4), "cosigned times": (VerdictState.NOT_SHOWN, 4)}
 
 
 def test_a_log_that_is_dated_back_as_a_whole_is_found_by_a_witness(hospital: Hospital) -> None:
@@ -290,8 +290,8 @@ def test_the_key_that_others_know_binds_where_none_lies_with_the_log(tmp_path: P
     (tmp_path / "aside").rename(tmp_path / "audit" / "keys")
     fresh(tmp_path)
     assert states(judged(tmp_path))["signature"] is VerdictState.BROKEN
-    found = examine(tmp_path / "audit", "chest", [notes], network=False)
-    assert states(found)["key"] is VerdictState.BROKEN
+    result = examine(tmp_path / "audit", "chest", [notes], network=False)
+    assert states(result)["key"] is VerdictState.BROKEN
     assert examine(tmp_path / "audit", "chest", [], network=False).state is VerdictState.NOT_SHOWN
 
 

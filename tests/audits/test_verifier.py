@@ -225,11 +225,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_totals_are_the_sums_of_what_passed(run: Path) -> None:
     """Bytes and messages per direction and per tensor; refused messages count as refused only."""
-    found = totals(run / "sites" / "chest" / "audit")
-    assert (found.entries, found.refused) == (5, 1)
-    assert (found.messages_out, found.bytes_out) == (2, 2 * (24 + 8))
-    assert (found.messages_in, found.bytes_in) == (1, 24)
-    assert found.tensors == (
+    result = totals(run / "sites" / "chest" / "audit")
+    assert (result.entries, result.refused) == (5, 1)
+    assert (result.messages_out, result.bytes_out) == (2, 2 * (24 + 8))
+    assert (result.messages_in, result.bytes_in) == (1, 24)
+    assert result.tensors == (
         TensorTotal("in", "server", "prompt", 1, 24),
         TensorTotal("out", "server", "prompt", 2, 48),
         TensorTotal("out", "server", "rows", 2, 16),

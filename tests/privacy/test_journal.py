@@ -268,9 +268,9 @@ def test_all_files_are_the_owners_alone(journal: LedgerJournal, path: Path, tmp_
 def test_positions_are_found_by_hash(journal: LedgerJournal) -> None:
     """A head is contained as long as that very record stands there; the empty journal's head always is."""
     fill(journal, 1, 2)
-    one, two = (Head(row.seq, row.hash) for row in journal.rows(Head()))
-    assert all(journal.contains(head) for head in (Head(), one, two))
-    assert not any(journal.contains(head) for head in (Head(1, two.hash), Head(3, two.hash), Head(0, one.hash)))
+    item, two = (Head(row.seq, row.hash) for row in journal.rows(Head()))
+    assert all(journal.contains(head) for head in (Head(), item, two))
+    assert not any(journal.contains(head) for head in (Head(1, two.hash), Head(3, two.hash), Head(0, item.hash)))
 
 
 def test_an_export_holds_the_chain(journal: LedgerJournal, tmp_path: Path) -> None:

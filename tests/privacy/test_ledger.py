@@ -285,12 +285,12 @@ def test_accounts_tell_each_jobs_part(ledger: Ledger) -> None:
     ledger.begin("running", "train", 2, LIMITS)
     ledger.reserve("gone", "prompt_pfl", ["r"], rounds(1), LIMITS)
     ledger.free("gone")
-    one, two, three = ledger.accounts(DELTA)
-    done = JobAccount("done", "prompt_pfl", one.cohort, 2, 0, ChargeState.CHARGED, False, "chest")
-    waiting = JobAccount("waiting", "fedavg", one.cohort, 0, 2, ChargeState.RESERVED, True, "chest")
+    item, two, three = ledger.accounts(DELTA)
+    done = JobAccount("done", "prompt_pfl", item.cohort, 2, 0, ChargeState.CHARGED, False, "chest")
+    waiting = JobAccount("waiting", "fedavg", item.cohort, 0, 2, ChargeState.RESERVED, True, "chest")
     running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, ChargeState.BEGUN, False, "chest")
-    assert one == Account(one.cohort, 1, PrivacyCost(3, 3, 3, 3, DELTA), PrivacyCost(6, 6, 6, 6, DELTA), one.jobs)
-    assert one.jobs == two.jobs == (done, waiting, running)
+    assert item == Account(item.cohort, 1, PrivacyCost(3, 3, 3, 3, DELTA), PrivacyCost(6, 6, 6, 6, DELTA), item.jobs)
+    assert item.jobs == two.jobs == (done, waiting, running)
     assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, ChargeState.FREED, False, "chest"),)
 
 

@@ -37,8 +37,8 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
         with closing(AuditLog(config.audit, site, key)) as log:
             Attester(config, log, key, "study-1", "prompt_pfl")
             for code in codes:
-                said = digest or (code.digest if code else "ff" * 32)
-                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", said, code=code)
+                text = digest or (code.digest if code else "ff" * 32)
+                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", text, code=code)
                 gate = Gate(quick_job().exchange(), config.policy, log, context)
                 gate.open()
             gate.close()
@@ -49,13 +49,13 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
 
 def rule(report: Report) -> str | None:
     """The state of the rule about code."""
-    return next((one.state for one in report.sections.verdicts.rules if one.rule == "code"), None)
+    return next((item.state for item in report.sections.verdicts.rules if item.rule == "code"), None)
 
 
 def test_the_report_lists_what_the_log_names(reported: Callable[..., Report], tmp_path: Path) -> None:
     """In section A, on the page, and in what is written, which can be read and verified again."""
     report = reported([CODE])
-    named = [(one.kind, one.name, one.sha256) for one in report.sections.identity.code_parts]
+    named = [(item.kind, item.name, item.sha256) for item in report.sections.identity.code_parts]
     assert named == [(part.kind.value, part.name, part.sha256) for part in CODE.parts]
     assert rule(report) == "shown" and "acme-federated" in page(compose(report))
     (tmp_path / JSON).write_bytes(report_bytes(report))
@@ -110,4 +110,4 @@ def test_sites_of_one_job_agree_on_project_and_plug_ins_and_need_not_on_dependen
     """A site with a graphics card has another torch than one without."""
     reports = [reported([CODE]), reported([JobCode(other)], site="head")]
     joined = join(SourceReport(report, "ab" * 32) for report in reports)
-    assert {one.what: one.state for one in joined.agreements}["code"] == state
+    assert {item.what: item.state for item in joined.agreements}["code"] == state

@@ -95,7 +95,7 @@ def everyone() -> Everyone:
         identities = {name: Identity(X25519PrivateKey.generate()) for name in names}
         relay = InProcessRelay()
 
-        def one(name: str) -> Run:
+        def item(name: str) -> Run:
             pinned = {peer: identities[peer].fingerprint for peer in names if peer != name}
             end = Recorder(relay.of(name))
             links = connect(identities[name], "job 1", name, pinned, end, 20)
@@ -105,7 +105,7 @@ def everyone() -> Everyone:
             return Run(work(party), party, taps, end.sent)
 
         with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(one, names))
+            return list(pool.map(item, names))
 
     return run
 
@@ -148,7 +148,7 @@ def in_group(
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def one(me: str) -> Any:
+    def item(me: str) -> Any:
         peers = [site for site in (sites if me in members else members) if site != me]
         pinned = {peer: identities[peer].fingerprint for peer in peers}
         end = Recorder(relay.of(me))
@@ -156,4 +156,4 @@ def in_group(
         return work(Group(me, sites, members), {peer: Tap(link) for peer, link in links.items()})
 
     with ThreadPoolExecutor(len(sites)) as pool:
-        return dict(zip(sites, pool.map(one, sites), strict=True))
+        return dict(zip(sites, pool.map(item, sites), strict=True))

@@ -186,9 +186,9 @@ def test_the_measured_soundness_is_the_stated_one() -> None:
 
 def test_the_coin_chooses_every_dealing_alike() -> None:
     """20,000 hashes as coins: chi-square over SETS; a coin of another length is none."""
-    found = [choice(hashlib.sha256(b"%d" % number).digest()) for number in range(20_000)]
-    assert stats.chisquare(np.bincount(found, minlength=SETS)).pvalue > 1e-4
-    assert len(np.bincount(found)) == SETS
+    result = [choice(hashlib.sha256(b"%d" % number).digest()) for number in range(20_000)]
+    assert stats.chisquare(np.bincount(result, minlength=SETS)).pvalue > 1e-4
+    assert len(np.bincount(result)) == SETS
     with pytest.raises(SecureAggregationError, match="32 bytes"):
         choice(b"0")
 

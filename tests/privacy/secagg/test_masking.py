@@ -40,7 +40,7 @@ def attempt(sites: Sequence[str], members: Sequence[str], dead: Collection[str] 
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def one(me: str) -> Masks | SiteError:
+    def item(me: str) -> Masks | SiteError:
         group = Group(me, tuple(sites), tuple(members))
         peers = set(sites if group.is_member else members) - {me}
         pinned = {peer: identities[peer].fingerprint for peer in sorted(peers)}
@@ -52,7 +52,7 @@ def attempt(sites: Sequence[str], members: Sequence[str], dead: Collection[str] 
 
     living = [site for site in sites if site not in dead]
     with ThreadPoolExecutor(len(living)) as pool:
-        return dict(zip(living, pool.map(one, living), strict=True))
+        return dict(zip(living, pool.map(item, living), strict=True))
 
 
 def uploads_of(masks: dict[str, Any], values: dict[str, Ring], hidden: bool = False) -> dict[str, Upload]:
@@ -157,11 +157,11 @@ def test_uploads_are_uniform_and_two_attempts_have_nothing_in_common() -> None:
     """Of the same values, in another attempt: other bytes, and their difference is as uniform."""
     sites, rng = named(3), np.random.default_rng(2)
     values = {site: some(rng) for site in sites}
-    one, other = (uploads_of(attempt(sites, sites), values) for _ in range(2))
+    item, other = (uploads_of(attempt(sites, sites), values) for _ in range(2))
     for site in sites:
         assert chi_square(values[site]) > 10_000
-        assert chi_square(one[site].values) < 400 and chi_square(one[site].values - other[site].values) < 400
-        assert one[site].public != other[site].public
+        assert chi_square(item[site].values) < 400 and chi_square(item[site].values - other[site].values) < 400
+        assert item[site].public != other[site].public
 
 
 def test_what_colluding_members_and_the_server_hold_fits_any_inputs_of_the_others_with_the_same_sum() -> None:

@@ -21,12 +21,12 @@ def uploads(seed: int, size: int, shapes: dict[str, tuple[int, ...]], log_norm: 
     rng = np.random.default_rng(seed)
     common = {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
-    def one(name: str) -> np.ndarray:
+    def item(name: str) -> np.ndarray:
         prompt = common[name] + rng.normal(size=shapes[name])
         lengths = np.linalg.norm(prompt.reshape(len(prompt), -1), axis=1).reshape(-1, *[1] * (prompt.ndim - 1))
         return np.float32(prompt / lengths * 2.0 ** (log_norm + rng.uniform(-0.3, 0.3)))
 
-    return [{name: one(name) for name in shapes} for _ in range(size)]
+    return [{name: item(name) for name in shapes} for _ in range(size)]
 
 
 def assert_as_in_clear(
@@ -51,8 +51,8 @@ def test_the_mixture_is_that_of_the_plain_computation(
 ) -> None:
     """3 to 8 sites that all compute, random shapes, whole prompts and blocks, norms over the range."""
     tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
-    found = together(tensors, accuracy[:size], layout)
-    assert_as_in_clear(found, tensors, accuracy[:size], by_block)
+    result = together(tensors, accuracy[:size], layout)
+    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
 
 
 @FEW
@@ -62,9 +62,9 @@ def test_a_committee_of_three_gives_every_site_the_same_mixture(
 ) -> None:
     """4 to 12 sites of which 3 compute; the others send one message to each of these and receive one."""
     tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
-    found = together(tensors, accuracy[:size], layout, members=3)
-    assert_as_in_clear(found, tensors, accuracy[:size], by_block)
-    for site in list(found.values())[3:]:
+    result = together(tensors, accuracy[:size], layout, members=3)
+    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
+    for site in list(result.values())[3:]:
         assert [len(tap.received) for tap in site.taps.values()] == [1, 1, 1]
 
 
@@ -113,10 +113,10 @@ def test_small_sums_of_scores_are_divided_as_exactly_as_large_ones(
     """Down to the threshold below which they count as none, 2^-16, with a factor of 2 to spare here."""
     prompts = [np.float32(row).reshape(1, 1, 3) for row in ([1, 0, 0], [cosine, 1, 0], [0.3 * cosine, 0, 1])]
     tensors, values = [{"p": prompt} for prompt in prompts], [accuracy] * 3
-    found = together(tensors, values, TensorLayout.of({"p": (1, 1, 3)}))
-    plain = mix(dict(zip(found, tensors, strict=True)), dict(zip(found, values, strict=True)), Reliability())
+    result = together(tensors, values, TensorLayout.of({"p": (1, 1, 3)}))
+    plain = mix(dict(zip(result, tensors, strict=True)), dict(zip(result, values, strict=True)), Reliability())
     expected = plain.shared["s000"]["p"]
-    assert np.linalg.norm(found["s000"].mixture["p"] - expected) <= 1e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(result["s000"].mixture["p"] - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
 class NoLink(dict[str, Any]):
@@ -154,8 +154,8 @@ def test_what_is_revealed_is_blurred_below_the_precision_stated(together: Any) -
 def test_ten_exchanges_among_the_members(together: Any) -> None:
     """And one message to each of them with the input, one from each with the mixture: over FLARE each costs 60 ms."""
     shapes = {"p": (2, 4, 8)}
-    found = together(uploads(1, 5, shapes), [0.5] * 5, TensorLayout.of(shapes))
-    assert {len(tap.received) for site in found.values() for tap in site.taps.values()} == {12}
+    result = together(uploads(1, 5, shapes), [0.5] * 5, TensorLayout.of(shapes))
+    assert {len(tap.received) for site in result.values() for tap in site.taps.values()} == {12}
 
 
 def test_more_sites_than_fit_the_ring_are_refused() -> None:
@@ -180,9 +180,9 @@ def test_two_hundred_sites_with_a_committee_of_three(together: Any) -> None:
     for size in (50, 200):
         tensors = uploads(size, size, shapes)
         accuracy = np.random.default_rng(size).uniform(0.2, 0.9, size).tolist()
-        found = together(tensors, accuracy, layout, members=3)
-        assert_as_in_clear(found, tensors, accuracy)
-        outsiders = list(found.values())[3:]
+        result = together(tensors, accuracy, layout, members=3)
+        assert_as_in_clear(result, tensors, accuracy)
+        outsiders = list(result.values())[3:]
         received = {sum(len(part) for tap in site.taps.values() for part in tap.received) for site in outsiders}
         seen.append((received, {sent_bytes(site) for site in outsiders}, {len(site.dealt) for site in outsiders}))
         assert all(len(figure) == 1 for figure in seen[-1])

@@ -44,15 +44,15 @@ def received(site: Any, peer: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("members", [3, 4])
 def test_all_that_a_member_receives_and_all_that_is_opened_is_uniform(together: Any, kind: str, members: int) -> None:
     """Whatever the others hold: inputs, every message of every member, their sums and exclusive ors, but the result."""
-    found = together([{"p": np.float32(KINDS[kind])}] * 4, [1.0] * 4, LAYOUT, members)
-    me, *others = list(found)[:members]
-    from_each = [received(found[me], other) for other in others]
+    result = together([{"p": np.float32(KINDS[kind])}] * 4, [1.0] * 4, LAYOUT, members)
+    me, *others = list(result)[:members]
+    from_each = [received(result[me], other) for other in others]
     for messages in from_each:
         assert len(messages) == 12
         assert_uniform(messages)
-    for owner in list(found)[members:]:
-        assert_uniform(received(found[me], owner))
-    own = received(found[others[0]], me)
+    for owner in list(result)[members:]:
+        assert_uniform(received(result[me], owner))
+    own = received(result[others[0]], me)
     # Without the inputs, which are not shares, and the last messages, which are for one reader.
     exchanged = [np.stack(parts) for parts in zip(own[1:-1], *[each[1:-1] for each in from_each], strict=True)]
     for opened in (np.sum, np.bitwise_xor.reduce):
@@ -61,8 +61,8 @@ def test_all_that_a_member_receives_and_all_that_is_opened_is_uniform(together: 
 
 def test_what_an_owner_receives_is_uniform_but_for_the_sum(together: Any) -> None:
     """The members' shares of its mixture, and the sums of any two of them, with its correction or without."""
-    found = together([{"p": np.float32(KINDS["ones"])}] * 5, [1.0] * 5, LAYOUT, members=3)
-    owner = list(found.values())[-1]
+    result = together([{"p": np.float32(KINDS["ones"])}] * 5, [1.0] * 5, LAYOUT, members=3)
+    owner = list(result.values())[-1]
     shares = [received(owner, peer)[0] for peer in owner.taps]
     correction = np.frombuffer(owner.dealt[3 * KEY_BYTES :], "<u8")
     parts = [*shares, correction]
@@ -77,29 +77,29 @@ def test_all_members_but_one_and_any_outsiders_see_nothing_of_another_input(toge
 
     So does, of what the honest member sends, everything. With the last member's shares as well nothing is hidden.
     """
-    found = together([{"p": np.float32(KINDS["spread"])}] * 6, [0.5] * 6, LAYOUT, members)
-    sites = list(found)
-    seeds = {site: found[site].seed for site in sites[:members]}
+    result = together([{"p": np.float32(KINDS["spread"])}] * 6, [0.5] * 6, LAYOUT, members)
+    sites = list(result)
+    seeds = {site: result[site].seed for site in sites[:members]}
     for honest in sites[:members]:
         known = [seed for site, seed in seeds.items() if site != honest]
         coalition = next(site for site in sites[:members] if site != honest)
         for owner in {honest, sites[-1]}:
-            masked = received(found[coalition], owner)[0].copy()
+            masked = received(result[coalition], owner)[0].copy()
             for seed in known:
                 masked += Stream(mask_key(seed, sites.index(owner))).ring(masked.shape)
                 assert chi_square(masked) < 400
             bare = masked + Stream(mask_key(seeds[honest], sites.index(owner))).ring(masked.shape)
             assert chi_square(bare) > 10_000
-        assert_uniform(received(found[coalition], honest))
+        assert_uniform(received(result[coalition], honest))
 
 
 def test_the_relay_carries_no_marker(together: Any) -> None:
     """A number that fills a site's prompt shows in nothing that the relay sees, as float or in fixed point."""
     layout, value = TensorLayout.of({"p": (4, 64)}), np.float32(0.123456)
-    found = together([{"p": np.full((4, 64), value)}] * 4, [0.5] * 4, layout, 3)
+    result = together([{"p": np.full((4, 64), value)}] * 4, [0.5] * 4, layout, 3)
     markers = [value.tobytes(), np.float64(value).tobytes()]
     markers += [FixedPoint(bits).encode(number).tobytes() for bits in (20, 24, 26) for number in (value, 1 / 16)]
-    relayed = b"".join(message for site in found.values() for message in site.relayed)
+    relayed = b"".join(message for site in result.values() for message in site.relayed)
     assert len(relayed) > 10_000 and not any(marker in relayed for marker in markers)
 
 

@@ -53,8 +53,8 @@ def test_with_the_same_seeds_a_second_mixture_shows_differences_of_inputs(linked
     """The attack that fresh seeds end: with the same inputs, the same tuples give the same masked inputs."""
     seeds = fresh()
     dealt = deal_mix(SITES, MEMBERS, LAYOUT, seeds)
-    (one, _), (other, _) = (mixed(linked, dealt, seeds) for _ in range(2))
-    assert not any(difference.any() for difference in differences(one, other))
+    (item, _), (other, _) = (mixed(linked, dealt, seeds) for _ in range(2))
+    assert not any(difference.any() for difference in differences(item, other))
 
 
 @pytest.mark.parametrize("honest", ["s1", "s2"])
