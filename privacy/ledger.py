@@ -36,13 +36,13 @@ from privacy.patient_keys import load_key
 __all__ = [
     "Account",
     "BudgetRefused",
-    "LedgerCharge",
+    "ChargeState",
     "JobAccount",
     "Ledger",
+    "LedgerCharge",
     "LedgerError",
     "Limits",
     "PlannedTask",
-    "ChargeState",
 ]
 
 
@@ -125,12 +125,7 @@ class Ledger:
 
         def draft() -> list[Record]:
             mine = self._job(job)
-            if mine and (mine.plan, mine.cohort, mine.method, mine.void) != (
-                events,
-                cohort,
-                method,
-                void,
-            ):
+            if mine and (mine.plan, mine.cohort, mine.method, mine.void) != (events, cohort, method, void):
                 raise BudgetRefused(
                     f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
                 )
