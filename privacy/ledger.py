@@ -34,14 +34,7 @@ from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
 __all__ = [
-    "Account",
-    "BudgetRefused",
-    "ChargeState",
-    "JobAccount",
-    "Ledger",
-    "LedgerCharge",
-    "LedgerError",
-    "Limits",
+    *("Account", "BudgetRefused", "ChargeState", "JobAccount", "Ledger", "LedgerCharge", "LedgerError", "Limits"),
     "PlannedTask",
 ]
 

@@ -86,7 +86,7 @@ def test_what_is_no_envelope_is_refused(said: bytes) -> None:
 
 def test_a_signed_text_that_is_no_statement_is_refused() -> None:
     """The right key is not enough."""
-    with pytest.raises(NoteError, match="no statement"):
+    with pytest.raises(NoteError, match="does not contain a statement"):
         open_envelope(
             json.dumps(seal_statement({"_type": "other", "subject": [], "predicate": {}}, KEY)).encode(), KEY.public
         )
