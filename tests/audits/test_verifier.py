@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line longer than any entry is bad at once, terminated or not."""
-    for module in ("verifier", "segments"):
+    for module in ("verifier", "log_files"):
         monkeypatch.setattr(f"audits.{module}.MAX_LINE", 2000)
     for end in (b"", b"\n"):
         stored(tmp_path, [*chain(2), b"x" * 2_000_000 + end])
