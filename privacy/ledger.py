@@ -33,10 +33,8 @@ from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, en
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
-__all__ = [
-    *("Account", "BudgetRefused", "ChargeState", "JobAccount", "Ledger", "LedgerCharge", "LedgerError", "Limits"),
-    "PlannedTask",
-]
+__all__ = ["Account", "BudgetRefused", "ChargeState", "JobAccount", "Ledger"]
+__all__ += ["LedgerCharge", "LedgerError", "Limits", "PlannedTask"]
 
 
 class Ledger:
