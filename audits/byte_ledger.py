@@ -1,11 +1,11 @@
-"""The byte ledger in the audit log: what `wire` entries hold, and whether releases and named overhead explain it.
+"""The byte ledger in the audit log: counts of bytes on the network, compared with releases and named overhead.
 
-Every process of a site counts the frames that it hands to the network. The site's own process is the border: all that
-leaves passes it. The process of a job says besides what it meant to send: results of tasks, and shares for other sites.
+Every process of a site counts the frames that it hands to the network. All that leaves the site passes the site's
+own process. A job's process also records what it meant to send: results of tasks, and shares for other sites.
 
 An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
 within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
-`sent` and `refused` (see `FrameCount`), `results` (see `Submitted`), `mailed` (bytes of sealed parts for other sites).
+`sent` and `refused` (`FrameCount`), `results` (`ResultCount`), `mailed` (bytes of sealed parts for other sites).
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -43,7 +43,7 @@ PREFIX = 16
 HEADER = 2048
 ENVELOPE = 2048
 PER_TENSOR = 512
-BESIDE = 1 << 15
+LOG_BYTES = 1 << 15
 MAIL_PART = 1 << 20
 
 LIMITS: Mapping[Traffic, int | None] = {
@@ -63,7 +63,7 @@ LIMITS: Mapping[Traffic, int | None] = {
 """Bytes that one frame of a kind may have, headers included; None where its payload is held against what was released.
 
 A task's result may have `PREFIX + HEADER` bytes around each frame's payload, and its payload `ENVELOPE` bytes a message
-and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `BESIDE`
+and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `LOG_BYTES`
 bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
 """
 
@@ -86,7 +86,7 @@ class FrameCount:
     announced: int = 0
 
     def add(self, nbytes: int, payload: int) -> None:
-        """One frame more."""
+        """Counts one frame."""
         self.frames += 1
         self.nbytes += nbytes
         self.payload += payload
@@ -94,8 +94,8 @@ class FrameCount:
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """A task's result that a job's process encoded: how often, with how many tensors.
+class ResultCount:
+    """Counts of one task's result: how often a job's process encoded it, and with how many tensors.
 
     `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
     sums over the messages.
@@ -121,7 +121,7 @@ class WireWindow:
     gap: bool = False
     sent: tuple[FrameCount, ...] = ()
     refused: tuple[FrameCount, ...] = ()
-    results: tuple[Submitted, ...] = ()
+    results: tuple[ResultCount, ...] = ()
     mailed: int = 0
 
     def record(self) -> dict[str, Any]:
@@ -133,49 +133,49 @@ class WireWindow:
     def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
         """The window that `record` describes. Raises `LogError` if it is none, `NewerFormat` if it has more."""
         try:
-            _check_known(record)
+            _check_names(record)
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
-            results = tuple(_submitted(part) for part in record["results"])
-            found = cls(**{**record, "sent": sent, "refused": refused, "results": results})
-            check_types(found, str, ("session",))
-            check_types(found, bool, ("last", "gap"))
-            check_counts(found, ("number", "mailed"))
-            if found.process in (SITE, JOB):
-                return found
+            results = tuple(_result_count(part) for part in record["results"])
+            window = cls(**{**record, "sent": sent, "refused": refused, "results": results})
+            check_types(window, str, ("session",))
+            check_types(window, bool, ("last", "gap"))
+            check_counts(window, ("number", "mailed"))
+            if window.process in (SITE, JOB):
+                return window
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         raise LogError("the entry's counts do not have the fields of this version's format")
 
 
-def _check_known(record: Mapping[str, Any]) -> None:
+def _check_names(record: Mapping[str, Any]) -> None:
     """Raises `NewerFormat` for members and kinds of traffic that this version does not know."""
     counts = [*record["sent"], *record["refused"]]
     check_members(WireWindow, [record], "the entry of counted bytes")
-    check_members(Submitted, record["results"], "the entry of counted bytes")
+    check_members(ResultCount, record["results"], "the entry of counted bytes")
     check_members(FrameCount, counts, "the entry of counted bytes", {"traffic": Traffic})
 
 
 def _count(record: Mapping[str, Any]) -> FrameCount:
-    found = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
-    check_types(found, str | None, ("job",))
-    check_types(found, bool, ("leaves",))
-    check_counts(found, (one.name for one in fields(FrameCount)[3:]))
-    return found
+    count = FrameCount(**{**record, "traffic": Traffic(record["traffic"])})
+    check_types(count, str | None, ("job",))
+    check_types(count, bool, ("leaves",))
+    check_counts(count, (member.name for member in fields(FrameCount)[3:]))
+    return count
 
 
-def _submitted(record: Mapping[str, Any]) -> Submitted:
-    found = Submitted(**record)
-    check_types(found, str, ("task",))
-    check_types(found, int, ("round",))
-    check_counts(found, (one.name for one in fields(Submitted)[2:]))
-    if not found.messages:
+def _result_count(record: Mapping[str, Any]) -> ResultCount:
+    result = ResultCount(**record)
+    check_types(result, str, ("task",))
+    check_types(result, int, ("round",))
+    check_counts(result, (member.name for member in fields(ResultCount)[2:]))
+    if not result.messages:
         raise ValueError
-    return found
+    return result
 
 
 @dataclass(frozen=True)
 class WireFinding:
-    """Bytes that nothing explains, or counts that are missing (then 0 bytes); `seq` of the entry that shows it."""
+    """Unexplained bytes, or missing counts (then 0 bytes); `seq` is the number of the entry that shows them."""
 
     seq: int | None
     nbytes: int
@@ -184,11 +184,11 @@ class WireFinding:
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """What left the site, by kind, in bytes; and what of it nothing explains.
+    """Bytes that left the site, by kind, and the bytes among them that nothing explains.
 
-    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator): nothing is
-    said then. `running` counts processes whose counts may not all be in the log yet: their jobs are not yet compared.
-    `pending`: what may be explained once the counts of jobs that are known to run are in the log.
+    `covered` is False where no process kept a byte ledger (the in-process engine and FLARE's simulator). `running`
+    counts processes whose counts may not all be in the log yet: their jobs are not compared. `pending` holds findings
+    that the counts of running jobs may still explain.
     """
 
     left: Mapping[str, int]
@@ -200,7 +200,7 @@ class Reconciliation:
 
     @property
     def unexplained(self) -> int:
-        """Bytes."""
+        """Number of unexplained bytes."""
         return sum(finding.nbytes for finding in self.findings)
 
     @property
@@ -210,7 +210,7 @@ class Reconciliation:
 
 
 def reconcile(entries: Iterable[Entry]) -> Reconciliation:
-    """Hold a log's `wire` entries against its releases; other entries are passed over. Entries come in the log's order.
+    """Compares a log's `wire` entries with its releases and ignores other entries. Entries come in the log's order.
 
     Raises `LogError` for a `wire` entry that is not of this format.
     """
@@ -248,7 +248,7 @@ class _Job:
 
 
 _RESULTS, _VALUES = "encoding of task results", "values of released tensors"
-_BESIDE = "checkpoints and cosignatures of audit logs"
+_LOG_BYTES = "checkpoints and cosignatures of audit logs"
 
 
 _Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]
@@ -273,24 +273,24 @@ class Reconciler:
         self._refused = 0
 
     def add(self, entry: Entry) -> None:
-        """Take one entry in. Raises `LogError`."""
+        """Adds one entry. Raises `LogError`."""
         if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT and entry.job is not None:
-            self.released(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
+            self.add_release(entry.job, entry.round, entry.peer, entry.nbytes, len(entry.tensors))
         if entry.event is Event.WIRE:
-            self.counted(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
+            self.add_window(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
-    def released(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
-        """A release of so many tensors with so many bytes of values is in the log, sent to `peer`."""
+    def add_release(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
+        """Adds a logged release to `peer`: its number of tensors, and of bytes of their values."""
         if peer == SITES:
             self._jobs[job].shared = True
         else:
-            known = self._released[job]
-            known[round, nbytes, tensors] = None
-            if len(known) > _RECENT:
-                known.popitem(last=False)
+            recent = self._released[job]
+            recent[round, nbytes, tensors] = None
+            if len(recent) > _RECENT:
+                recent.popitem(last=False)
 
-    def counted(self, seq: int, job: str | None, window: WireWindow) -> None:
-        """A `wire` entry is in the log."""
+    def add_window(self, seq: int, job: str | None, window: WireWindow) -> None:
+        """Adds the counts of a `wire` entry."""
         if window.session not in self._sessions:
             partial = self.expired and window.number > 0
             first = window.number if partial else 0
@@ -304,22 +304,22 @@ class Reconciler:
         if job is not None and (missing or session.partial):
             self._jobs[job].compared = False
         session.next, session.over = window.number + 1, window.last
-        for refused in window.refused:
-            self._refused += refused.frames
+        for count in window.refused:
+            self._refused += count.frames
         for count in window.sent:
             self._frames(seq, window, count)
         if window.process == JOB and job is not None and not session.partial:
             self._job(seq, job, window)
 
     def result(self, counting: Collection[str] = ()) -> Reconciliation:
-        """What the entries so far tell. `counting`: jobs of which the log does not have all counts yet."""
+        """The result over the entries so far. `counting`: jobs whose counts are not all in the log yet."""
         running = {session.job for session in self._sessions.values() if session.process == JOB and not session.over}
         across = list(self._across(running))
         findings = [*self._findings, *(finding for job, finding in across if job not in counting)]
-        left = self._left + Counter({_VALUES: self._values, _BESIDE: self._beside})
-        left[_RESULTS] -= self._values + self._beside
+        by_kind = self._left + Counter({_VALUES: self._values, _LOG_BYTES: self._beside})
+        by_kind[_RESULTS] -= self._values + self._beside
         return Reconciliation(
-            left={name: nbytes for name, nbytes in sorted(left.items()) if nbytes},
+            left={name: nbytes for name, nbytes in sorted(by_kind.items()) if nbytes},
             findings=tuple(findings),
             pending=tuple(finding for job, finding in across if job in counting),
             refused_frames=self._refused,
@@ -334,9 +334,9 @@ class Reconciler:
         limit = LIMITS[count.traffic]
         if limit is not None and count.largest > limit:
             self._find(seq, count.largest - limit, f"a frame of the kind '{count.traffic}' is longer than such may be")
-        around = count.nbytes - count.payload
-        if around > count.frames * (PREFIX + 2 * HEADER):
-            self._find(seq, around, f"frames of the kind '{count.traffic}' have longer headers than such may have")
+        overhead = count.nbytes - count.payload
+        if overhead > count.frames * (PREFIX + 2 * HEADER):
+            self._find(seq, overhead, f"frames of the kind '{count.traffic}' have longer headers than such may have")
         if count.traffic is not Traffic.HANDSHAKE:
             key = window.session, count.traffic, count.job, count.leaves
             self._handed[key] += count.announced - count.payload
@@ -365,25 +365,25 @@ class Reconciler:
         if (more := sums.sent[Traffic.MAIL] - sums.mailed) > 0:
             self._find(seq, more, "more was sent to other sites than was sealed for them")
             sums.mailed += more
-        if window.last and all(one.over for one in self._sessions.values() if one.job == job):
+        if window.last and all(session.over for session in self._sessions.values() if session.job == job):
             self._released.pop(job, None)
 
-    def _result(self, seq: int, job: str, result: Submitted) -> None:
-        """A result must be a release's: its tensors' bytes, as often as it was sent, and little more around them."""
-        released = result.round, result.nbytes // result.messages, result.tensors
-        if result.nbytes % result.messages == 0 and released in self._released[job]:
+    def _result(self, seq: int, job: str, result: ResultCount) -> None:
+        """Requires a result to match a release: its bytes, as often as it was sent, and little around them."""
+        release = result.round, result.nbytes // result.messages, result.tensors
+        if result.nbytes % result.messages == 0 and release in self._released[job]:
             self._values += result.nbytes
         elif result.tensors:
             self._find(seq, result.nbytes, "a task's result holds tensors that no release logged before it holds")
         self._beside += result.beside
-        if (more := result.beside - result.messages * BESIDE) > 0:
+        if (more := result.beside - result.messages * LOG_BYTES) > 0:
             self._find(seq, more, "a task's result tells more of audit logs than there can be to tell")
-        around = result.encoded - result.nbytes - result.beside
-        if around > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
-            self._find(seq, around - most, "a task's result holds more around its tensors than their encoding needs")
+        overhead = result.encoded - result.nbytes - result.beside
+        if overhead > (most := result.messages * (ENVELOPE + PER_TENSOR * result.tensors)):
+            self._find(seq, overhead - most, "a task's result holds more around its tensors than their encoding needs")
 
     def _across(self, running: set[str | None]) -> Iterator[tuple[str, WireFinding]]:
-        """By job: what the site's own process passed on for it, against what the job's processes sent."""
+        """Findings by job: bytes that the site's own process passed on beyond those that the job's processes sent."""
         for name, job in self._jobs.items():
             if job.sent[Traffic.MAIL] and not job.shared:
                 reason = "shares went to other sites, and no release says of what"

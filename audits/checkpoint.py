@@ -20,7 +20,7 @@ from audits.tree import HASH_BYTES
 
 ORIGIN = "medfedvqa/audit/"
 FORMAT = 1
-"""Of the extension lines that this version writes."""
+"""The format number of the extension lines that this version writes."""
 CHECKPOINTS = "checkpoints"
 TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
 MAX_LINES = 1000
@@ -39,41 +39,46 @@ def origin_of(site: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a log had come to: its number of entries and their root; `said` are the extension lines."""
+    """The state of a log: its number of entries and their root; `extension_lines` follow the root."""
 
     origin: str
     size: int
     root: bytes
-    said: tuple[str, ...] = ()
+    extension_lines: tuple[str, ...] = ()
 
     @property
     def extensions(self) -> dict[str, str]:
         """The extension lines by their first words; none if a newer version wrote them in a format of its own."""
-        found = [match for line in self.said if (match := _EXTENSION.fullmatch(line))]
-        known = {match[1]: match[2] for match in found}
-        return known if known.get("format", "0") in ("0", str(FORMAT)) else {}
+        matches = [match for line in self.extension_lines if (match := _EXTENSION.fullmatch(line))]
+        values = {match[1]: match[2] for match in matches}
+        return values if values.get("format", "0") in ("0", str(FORMAT)) else {}
 
     @property
     def text(self) -> str:
-        """As it is signed; `parse` reads it."""
-        lines = self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.said
+        """The signed text; `parse` reads it back."""
+        lines = self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.extension_lines
         return "".join(f"{line}\n" for line in lines)
 
     @classmethod
     def parse(cls, text: str) -> "Checkpoint":
         """Raises `NoteError` unless the text is a checkpoint, written in the one way."""
         try:
-            origin, size, root, *said = text.removesuffix("\n").split("\n")
-            found = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(said))
+            origin, size, root, *extensions = text.removesuffix("\n").split("\n")
+            note = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(extensions))
         except (ValueError, binascii.Error):
-            raise NoteError("this note is no checkpoint") from None
-        if not _SIZE.fullmatch(size) or len(found.root) != HASH_BYTES or not all((origin, *said)) or found.text != text:
-            raise NoteError("this note is no checkpoint")
-        return found
+            raise NoteError("this note is not a checkpoint") from None
+        if (
+            not _SIZE.fullmatch(size)
+            or len(note.root) != HASH_BYTES
+            or not all((origin, *extensions))
+            or note.text != text
+        ):
+            raise NoteError("this note is not a checkpoint")
+        return note
 
 
 def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
-    """A checkpoint of the log that has the key's name, of now."""
+    """A checkpoint, with the present time, of the log that has the key's name."""
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     return key.sign(Checkpoint(key.public.name, size, root, (f"format {FORMAT}", f"time {now}")).text)
 
@@ -83,7 +88,7 @@ class NoteFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # As they were when this object last read or wrote.
+        # The file's size and latest note when this object last read or wrote it.
         self._size = -1
         self._latest: Note | None = None
 
@@ -102,14 +107,14 @@ class NoteFile:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
     def heads(self) -> Iterator[tuple[int, bytes, int, bytes]]:
-        """Size, root and number of signatures of each note, and the note as it is written; the same otherwise."""
+        """Size, root, number of signatures and text of each note. Raises `NoteError`."""
         rest = b""
         for block in self._blocks():
             rest, at = rest + block, 0
-            while found := _NOTE.match(rest, at):
-                size, root, signatures = found.groups()
-                yield int(size), binascii.a2b_base64(root), signatures.count(b"\n"), rest[at : found.end() - 1]
-                at = found.end()
+            while match := _NOTE.match(rest, at):
+                size, root, signatures = match.groups()
+                yield int(size), binascii.a2b_base64(root), signatures.count(b"\n"), rest[at : match.end() - 1]
+                at = match.end()
             rest = rest[at:]
             if len(rest) > MAX_NOTE:
                 raise NoteError("the file of checkpoints holds what is no note of a checkpoint")
@@ -123,28 +128,28 @@ class NoteFile:
             records = [block[start:end] for start, end in zip(ends, ends[1:], strict=False)]
             notes = [Note.parse(record[:-1].decode(errors="replace")) for record in records]
             self._latest = max(notes, key=_size_of, default=None)
-            self._size = -1 if len(block) > ends[-1] else self._found()
+            self._size = -1 if len(block) > ends[-1] else self._file_size()
         return self._latest
 
     def append(self, notes: Iterable[Note]) -> None:
         """Adds notes and returns once they are on disk; cuts off what a crash left. Raises `NoteError`, `OSError`."""
-        added = list(notes)
+        new_notes = list(notes)
         latest = self.latest()
         with open(self.path, "ab") as file:
             if self._size < 0:
                 block, ends = self._tail()
                 file.truncate(file.tell() - (len(block) - ends[-1]))
             self._size = -1
-            file.write("".join(f"{note}\n" for note in added).encode())
+            file.write("".join(f"{note}\n" for note in new_notes).encode())
             file.flush()
             os.fsync(file.fileno())
             self._size = file.tell()
-        self._latest = max([latest, *added] if latest else added, key=_size_of)
+        self._latest = max([latest, *new_notes] if latest else new_notes, key=_size_of)
 
     def _changed(self) -> bool:
-        return self._size < 0 or self._found() != self._size
+        return self._size < 0 or self._file_size() != self._size
 
-    def _found(self) -> int:
+    def _file_size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def _blocks(self) -> Iterator[bytes]:
@@ -168,7 +173,7 @@ class NoteFile:
             raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
 
     def _tail(self) -> tuple[bytes, list[int]]:
-        """The end of the file, and where in it notes begin or end; what follows the last of these was torn."""
+        """The end of the file and the offsets where notes begin or end in it; a torn note may follow the last."""
         try:
             with open_plain(self.path) as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - TAIL)

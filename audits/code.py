@@ -15,7 +15,7 @@ from audits.exchange import canonical
 
 
 class CodeKind(StrEnum):
-    """What a part is, and so what its SHA-256 is of."""
+    """The kind of a part, which decides what its SHA-256 covers."""
 
     PROJECT = "project"
     """This project's packages: over the name and content of their Python files."""
@@ -49,9 +49,9 @@ class CodePart:
         forms = ((_NAME, self.name), (_VERSION, self.version), (_DIGEST, self.sha256))
         if not all(value is None or fits(value) for fits, value in forms):
             raise ValueError("no name, version or digest of a distribution")
-        named = self.name is not None and self.version is not None and self.sha256 is not None
-        bare = self.name is None and self.version is None
-        if not (bare if self.kind is CodeKind.MODULE else named):
+        is_named = self.name is not None and self.version is not None and self.sha256 is not None
+        is_bare = self.name is None and self.version is None
+        if not (is_bare if self.kind is CodeKind.MODULE else is_named):
             raise ValueError("all parts but a module have a name, a version and a digest")
 
     @property
@@ -75,12 +75,12 @@ class JobCode:
         return hashlib.sha256(canonical(self.record())).hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The parts as plain JSON."""
         return {"parts": [vars(part) | {"kind": part.kind.value} for part in self.parts]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "JobCode":
-        """What an entry's `code` says. Raises `LogError` if it is not what `record` makes."""
+        """Reads an entry's `code`. Raises `LogError` unless it is what `record` writes."""
         try:
             if any(part["kind"] not in list(CodeKind) for part in record["parts"]):
                 raise NewerFormat("the entry that names a job's code")

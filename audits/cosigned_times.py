@@ -46,13 +46,13 @@ class CosignedTimes:
     """What the cosigned times of one log show together."""
 
     def __init__(self, times: Iterable[CosignedTime] = ()) -> None:
-        found = sorted(set(times), key=lambda one: (one.size, one.time, one.party))
+        ordered = sorted(set(times), key=lambda cosigned: (cosigned.size, cosigned.time, cosigned.party))
         self._by_size: defaultdict[int, list[datetime]] = defaultdict(list)
-        for one in found:
-            self._by_size[one.size].append(one.time)
-        self.newest = max((one.time for one in found), default=None)
+        for cosigned in ordered:
+            self._by_size[cosigned.size].append(cosigned.time)
+        self.newest = max((cosigned.time for cosigned in ordered), default=None)
         """The latest of all; None if there is none."""
-        self.backwards = _first_backwards(found)
+        self.backwards = _first_backwards(ordered)
         """The last entry below the first checkpoint that a party cosigned before a smaller one; None if there is none.
         """
 
@@ -74,12 +74,12 @@ class CosignedTimes:
         return min((times[0] for size, times in self._by_size.items() if size > entry), default=None)
 
 
-def _first_backwards(found: Iterable[CosignedTime]) -> int | None:
+def _first_backwards(ordered: Iterable[CosignedTime]) -> int | None:
     latest: dict[str, tuple[int, datetime]] = {}
-    for one in found:
-        size, time = latest.get(one.party, (one.size, one.time))
-        if size < one.size and time - one.time > TOLERANCE:
-            return one.size - 1
-        if one.time >= time:
-            latest[one.party] = one.size, one.time
+    for cosigned in ordered:
+        size, time = latest.get(cosigned.party, (cosigned.size, cosigned.time))
+        if size < cosigned.size and time - cosigned.time > TOLERANCE:
+            return cosigned.size - 1
+        if cosigned.time >= time:
+            latest[cosigned.party] = cosigned.size, cosigned.time
     return None

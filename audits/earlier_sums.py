@@ -51,10 +51,10 @@ class EarlierSums:
     def cohorts(self, method: str, round: int, but_last_of: str | None = None) -> set[frozenset[str]]:
         """Those of a method and round. `but_last_of`: a job whose last one does not count. Raises `LogError`."""
         self._catch_up()
-        found = set()
+        cohorts_of_round = set()
         for job, cohorts in self._sums[method, round].items():
-            found |= set(cohorts[:-1] if job == but_last_of else cohorts)
-        return found
+            cohorts_of_round |= set(cohorts[:-1] if job == but_last_of else cohorts)
+        return cohorts_of_round
 
     def _catch_up(self) -> None:
         """Reads what the log holds beyond the last time; a closed segment is the same file under another name."""

@@ -49,7 +49,7 @@ class TensorRecord:
 
 
 FORMAT = 1
-"""Of the entries that this version writes. Format 0 is of versions that were never released, and has no number."""
+"""The format number of entries that this version writes. Format 0, which was never released, has no number."""
 _OPTIONAL = {"optional": True}
 
 
@@ -93,13 +93,13 @@ class Entry:
     format: int = field(default=FORMAT, metadata={"since": 1})
     wire: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     admission: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
-    """Of a job that was opened or refused: the code of a refusal, the digest of the job's definition, its nonce."""
+    """How a job was opened or refused: the refusal's code, the digest of the job's definition, its nonce."""
     code: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
-    """Of a job that is opened: the parts that `code_digest` is made of, see `JobCode`."""
+    """The parts behind `code_digest`, where a job is opened; see `JobCode`."""
     sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
-    """Of what belongs to a computation on shares: the attempt, its sites and how far it is, see `Sharing`."""
+    """The computation on shares that the entry belongs to: its attempt, sites and stage; see `Sharing`."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
-    """Of entries that expired: how many, after how many days, and what shows that these have passed."""
+    """The expiry of entries: how many, after how many days, and what shows that these have passed."""
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
@@ -189,5 +189,5 @@ def _fit(record: dict[str, Any]) -> Fit:
 
 
 def _tensor(record: Mapping[str, Any]) -> TensorRecord:
-    typed = {"kind": Kind(record["kind"]), "protection": Protection(record["protection"])}
-    return TensorRecord(**{**record, "shape": tuple(record["shape"]), **typed})
+    enums = {"kind": Kind(record["kind"]), "protection": Protection(record["protection"])}
+    return TensorRecord(**{**record, "shape": tuple(record["shape"]), **enums})

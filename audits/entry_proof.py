@@ -1,4 +1,4 @@
-"""One entry of a log, shown to somebody who has no log: the entry, its place in the tree, and who signed the tree."""
+"""A proof of one entry for readers without the log: the entry, its inclusion proof, and the signed checkpoint."""
 
 import base64
 import binascii
@@ -26,8 +26,8 @@ _NEWEST = 64
 
 
 @dataclass(frozen=True)
-class Proven:
-    """What a bundle shows: the entry, how much of which log was signed, and by whom of the keys that were given."""
+class ProofResult:
+    """The result of checking a proof: the entry, the signed checkpoint, and which of the given keys signed it."""
 
     record: dict[str, Any]
     checkpoint: Checkpoint
@@ -41,68 +41,68 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
     """
     present_segments(folder)
     note = _checkpoint(folder, seq)
-    found = Checkpoint.parse(note.text)
+    checkpoint = Checkpoint.parse(note.text)
     try:
         line = next(islice(lines_from(folder, seq), 1), b"")
         record, _ = parse_any(line)
         tree = TreeFile(folder / TREE, write=False)
         try:
-            proof = inclusion_proof(tree.node, seq, found.size)
+            proof = inclusion_proof(tree.node, seq, checkpoint.size)
         finally:
             tree.close()
     except (OSError, ValueError):
         raise LogError("the log's tree is missing: copy the whole audit folder, or let the site sign again") from None
     leaf = bytes.fromhex(record["leaf_hash"])
-    if record["seq"] != seq or not includes(leaf, seq, found.size, proof, found.root):
+    if record["seq"] != seq or not includes(leaf, seq, checkpoint.size, proof, checkpoint.root):
         raise LogError("the entry is not the one that was signed: have the log verified")
-    known = read_keys(folder / KEYS)
-    names = dict.fromkeys((found.origin, *(name for name, _ in note.signatures)))
+    keys = read_keys(folder / KEYS)
+    names = dict.fromkeys((checkpoint.origin, *(name for name, _ in note.signatures)))
     return {
         "format": FORMAT,
         "entry": line.decode().removesuffix("\n"),
         "proof": [base64.b64encode(node).decode() for node in proof],
         "checkpoint": str(note),
-        "keys": [str(known[name]) for name in names if name in known],
+        "keys": [str(keys[name]) for name in names if name in keys],
     }
 
 
-def check(bundle: bytes, keys: Collection[VerifierKey]) -> Proven:
-    """What the bundle shows to somebody who trusts these keys, each of which must have signed or cosigned.
+def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
+    """Checks a bundle for a reader who trusts these keys, each of which must have signed or cosigned.
 
-    The keys in the bundle itself are for people to compare; nothing is believed for their sake. Raises `NoteError`, or
+    The keys in the bundle itself are for people to compare; they prove nothing. Raises `NoteError`, or
     `NewerFormat`.
     """
     try:
         if len(bundle) > MAX_BUNDLE:
             raise NoteError("this is no proof of an audit log's entry: it is longer than any")
-        said = json.loads(bundle)
-        if not check_number(said["format"], FORMAT, "the proof"):
+        bundle_json = json.loads(bundle)
+        if not check_number(bundle_json["format"], FORMAT, "the proof"):
             raise NoteError("this is no proof of an audit log's entry")
-        record, _ = parse_any(said["entry"].encode() + b"\n")
-        proof = [base64.b64decode(node, validate=True) for node in said["proof"]]
-        note = Note.parse(said["checkpoint"])
+        record, _ = parse_any(bundle_json["entry"].encode() + b"\n")
+        proof = [base64.b64decode(node, validate=True) for node in bundle_json["proof"]]
+        note = Note.parse(bundle_json["checkpoint"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
         raise NoteError("this is no proof of an audit log's entry") from None
-    found = Checkpoint.parse(note.text)
-    if not includes(bytes.fromhex(record["leaf_hash"]), record["seq"], found.size, proof, found.root):
+    checkpoint = Checkpoint.parse(note.text)
+    if not includes(bytes.fromhex(record["leaf_hash"]), record["seq"], checkpoint.size, proof, checkpoint.root):
         raise NoteError("the proof does not show the entry to be in the log that was signed")
     signers = tuple(key.name for key in keys if key.signed(note) or key.cosigned(note) is not None)
     if not keys or len(signers) != len(keys):
         raise NoteError("the log's checkpoint is not signed with every key that was given")
-    return Proven(record, found, signers)
+    return ProofResult(record, checkpoint, signers)
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:
     """Among the newest checkpoints over an entry the one that most have signed, with all their signatures."""
-    found: OrderedDict[str, Note] = OrderedDict()
+    newest: OrderedDict[str, Note] = OrderedDict()
     for note in NoteFile(folder / CHECKPOINTS):
         if Checkpoint.parse(note.text).size > seq:
-            found[note.text] = found[note.text].joined(note) if note.text in found else note
-            if len(found) > _NEWEST:
-                found.popitem(last=False)
-    if not found:
+            newest[note.text] = newest[note.text].joined(note) if note.text in newest else note
+            if len(newest) > _NEWEST:
+                newest.popitem(last=False)
+    if not newest:
         raise LogError("the entry is under no checkpoint yet: there is none, or the log is shorter")
-    return max(found.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
+    return max(newest.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
 
 
 def _size_of(note: Note) -> int:

@@ -23,20 +23,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """What is signed: type and payload, each after its number of bytes (DSSE's pre-authentication encoding)."""
+    """The signed bytes: type and payload, each after its length (DSSE's pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def statement(files: Mapping[str, bytes], predicate_type: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
     """An in-toto statement about files, given by name; it holds their SHA-256."""
-    digests = ({"name": name, "digest": {"sha256": hashlib.sha256(said).hexdigest()}} for name, said in files.items())
+    digests = ({"name": name, "digest": {"sha256": hashlib.sha256(data).hexdigest()}} for name, data in files.items())
     return {"_type": STATEMENT, "subject": list(digests), "predicateType": predicate_type, "predicate": dict(predicate)}
 
 
-def sealed(said: Mapping[str, Any], key: AuditKey) -> dict[str, Any]:
+def seal_statement(statement_json: Mapping[str, Any], key: AuditKey) -> dict[str, Any]:
     """The envelope of a statement, signed, as plain JSON."""
-    payload = canonical(said)
+    payload = canonical(statement_json)
     signature = key.signature(pae(PAYLOAD_TYPE, payload))
     return {
         "payload": base64.b64encode(payload).decode(),
@@ -45,33 +45,33 @@ def sealed(said: Mapping[str, Any], key: AuditKey) -> dict[str, Any]:
     }
 
 
-def opened(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
-    """The statement in an envelope that this key has signed; who else has does not matter. Raises `NoteError`."""
+def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
+    """The statement in an envelope that this key has signed, whoever else signed it. Raises `NoteError`."""
     try:
         if len(envelope) > MAX_ENVELOPE:
             raise ValueError
-        found = json.loads(envelope)
-        payload = base64.b64decode(found["payload"], validate=True)
-        signed = pae(found["payloadType"], payload)
-        signatures = [base64.b64decode(one["sig"], validate=True) for one in found["signatures"]]
+        parts = json.loads(envelope)
+        payload = base64.b64decode(parts["payload"], validate=True)
+        signed_bytes = pae(parts["payloadType"], payload)
+        signatures = [base64.b64decode(raw["sig"], validate=True) for raw in parts["signatures"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
-        raise NoteError("this is no signed envelope (DSSE)") from None
-    if found["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(one, signed) for one in signatures):
+        raise NoteError("this is not a signed envelope (DSSE)") from None
+    if parts["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(raw, signed_bytes) for raw in signatures):
         raise NoteError("the envelope is not signed with the key that is asked for")
     try:
-        said = json.loads(payload)
-        if said["_type"] == STATEMENT and isinstance(said["predicate"], dict) and subjects(said):
-            return dict(said)
+        content = json.loads(payload)
+        if content["_type"] == STATEMENT and isinstance(content["predicate"], dict) and subjects(content):
+            return dict(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    raise NoteError("what the envelope holds is no statement about files (in-toto)")
+    raise NoteError("the envelope does not contain a statement about files (in-toto)")
 
 
-def subjects(said: Mapping[str, Any]) -> dict[str, str]:
+def subjects(content: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 by the name of each file that a statement is about. Raises `ValueError` for what is no name or digest."""
-    found = {one["name"]: one["digest"]["sha256"] for one in said["subject"]}
-    for name, digest in found.items():
+    digests = {subject["name"]: subject["digest"]["sha256"] for subject in content["subject"]}
+    for name, digest in digests.items():
         if not isinstance(name, str) or not _DIGEST.fullmatch(digest):
             raise ValueError
         name.encode()
-    return found
+    return digests

@@ -47,13 +47,13 @@ class Guesses:
         return Guesses(self.canaries + other.canaries, self.guessed + other.guessed, self.correct + other.correct)
 
 
-def guess(scores: Sequence[float], inserted: Sequence[bool], share: float) -> Guesses:
+def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Guesses:
     """Guess "in" for the highest and "out" for the lowest scores, `share` of all canaries together, half of it each.
 
-    `scores`: the attack's, larger where a canary looks trained with, [canaries]. `inserted`: the truth. Equal scores
+    `scores`: the attack's, larger where a canary looks trained with, [canaries]. `members`: the truth. Equal scores
     are taken in order. Raises `EmpiricalError` for scores that are not finite, or a share outside of (0, 1].
     """
-    values, truth = np.asarray(scores, np.float64), np.asarray(inserted, bool)
+    values, truth = np.asarray(scores, np.float64), np.asarray(members, bool)
     if values.shape != truth.shape or values.ndim != 1 or not np.isfinite(values).all():
         raise EmpiricalError("an attack gives each canary one finite score: check the attack")
     if not 0 < share <= 1:
@@ -138,8 +138,8 @@ def binomial(trials: int, rate: float) -> NDArray[np.float64]:
     successes = np.arange(trials + 1)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
     ways = factorials[-1] - factorials - factorials[::-1]
-    found: NDArray[np.float64] = np.exp(ways + successes * math.log(rate) + successes[::-1] * math.log1p(-rate))
-    return found
+    likelihoods: NDArray[np.float64] = np.exp(ways + successes * math.log(rate) + successes[::-1] * math.log1p(-rate))
+    return likelihoods
 
 
 def _root(before: Callable[[float], bool]) -> float:

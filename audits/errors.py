@@ -1,4 +1,4 @@
-"""What can go wrong at a site's border, and the only sentences in which a refusal is explained."""
+"""The errors at a site's border, and the fixed sentences that explain a refusal."""
 
 from enum import StrEnum
 
@@ -10,11 +10,11 @@ class AuditError(Exception):
 
 
 class ReleaseRefused(AuditError):
-    """A message was not what the site may send; nothing of it left."""
+    """The site may not send this message; no part of it left."""
 
 
 class ReceiptRefused(AuditError):
-    """A message was not what the site may take in; nothing of it was used."""
+    """The site may not accept this message; no part of it was used."""
 
 
 class MessageRefused(AuditError):
@@ -22,7 +22,7 @@ class MessageRefused(AuditError):
 
 
 class JobRefused(AuditError):
-    """A site does not run a job; `code` is what others are told, the text is for the site's own people."""
+    """A site refuses a job; others receive `code`, and the text is for the site's own people."""
 
     def __init__(self, code: Refusal, detail: str = "") -> None:
         super().__init__(f"the job was refused: {detail or code.sentence}")
@@ -38,7 +38,7 @@ class LogError(AuditError):
 
 
 class NewerFormat(LogError):
-    """What was to be read is sound, and holds what only a newer version of this software knows."""
+    """The data are sound but contain something that only a newer version of this software knows."""
 
     def __init__(self, what: str = "the entry") -> None:
         super().__init__(f"{what} was written by a newer version of this software: use that version, or a later one")
@@ -52,7 +52,7 @@ class ForkFound(NoteError):
     """Two signed checkpoints of one log that cannot both be true: it was forked, rewritten or rolled back."""
 
 
-class Reason(StrEnum):
+class ReleaseFault(StrEnum):
     """The closed set of sentences that explain a refusal.
 
     They are filled with declared facts only. An undeclared name, and the shape that a tensor was found to have,

@@ -26,7 +26,7 @@ _BLANK = frozenset(
     + "".join(map(chr, range(0xFE00, 0xFE10)))
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
-"""Printable by their category, and yet nothing is seen of them."""
+"""Characters that are printable by their category but show nothing."""
 _SPACES = (" ", "\u00a0")
 """A space, and the one at which no line is broken, which the program itself writes between figures."""
 _MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
@@ -34,13 +34,13 @@ _MARKDOWN_BEGIN = re.compile(r"^(\d*)(?=[#+=.)-])")
 _SYSLOG = re.compile(r'(["\\\]])')
 
 
-def visible(text: str, kept: str = "") -> str:
-    """The whole text, each character that would not show itself written as its number. `kept` stay as they are."""
-    return text if text.isascii() and text.isprintable() else "".join(_pieces(text, kept, runs=True))
+def visible(text: str, allowed: str = "") -> str:
+    """The whole text, each character that would not show itself written as its number. `allowed` stay as they are."""
+    return text if text.isascii() and text.isprintable() else "".join(_pieces(text, allowed, runs=True))
 
 
-def bounded(text: str, most: int, kept: str = "", runs: bool = False) -> str:
-    """As `visible`, in at most `most` characters: from a longer text the middle is left out.
+def bounded(text: str, most: int, allowed: str = "", runs: bool = False) -> str:
+    """Like `visible`, but at most `most` characters long: a longer text loses its middle.
 
     `runs`: whether of several spaces in a row all stay as they are. Else the first does, so that they cannot move what
     follows to where something else is expected.
@@ -48,12 +48,12 @@ def bounded(text: str, most: int, kept: str = "", runs: bool = False) -> str:
     if len(text) <= most:
         if text.isascii() and text.isprintable() and (runs or "  " not in text):
             return text
-        whole = "".join(_pieces(text, kept, runs))
-        if len(whole) <= most:
-            return whole
+        escaped = "".join(_pieces(text, allowed, runs))
+        if len(escaped) <= most:
+            return escaped
     room = max(most - _MARK, 0)
-    head = _fitting(_pieces(text[:most], kept, runs), room - room // 3)
-    tail = _fitting(_pieces(text[len(head) :][-most:], kept, runs)[::-1], room // 3)[::-1]
+    head = _fitting(_pieces(text[:most], allowed, runs), room - room // 3)
+    tail = _fitting(_pieces(text[len(head) :][-most:], allowed, runs)[::-1], room // 3)[::-1]
     return "".join((*head, f"[… {len(text) - len(head) - len(tail):,} characters …]", *tail))
 
 
@@ -93,7 +93,7 @@ def for_fhir(text: str) -> str:
 
 
 def _fitting(pieces: list[str], room: int) -> list[str]:
-    """As many pieces, from the first on, as fit."""
+    """The first pieces, as many as fit."""
     for place, piece in enumerate(pieces):
         room -= len(piece)
         if room < 0:
@@ -101,20 +101,20 @@ def _fitting(pieces: list[str], room: int) -> list[str]:
     return pieces
 
 
-def _pieces(text: str, kept: str, runs: bool) -> list[str]:
-    """What is shown of each character."""
+def _pieces(text: str, allowed: str, runs: bool) -> list[str]:
+    """The visible form of each character."""
     pieces, marks, before = list[str](), 0, ""
     for letter in text:
         marks = marks + 1 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Mn", "Me") else 0
         if letter in _SPACES:
-            hidden = before in _SPACES and not runs
+            escape = before in _SPACES and not runs
         else:
-            hidden = not letter.isprintable() or letter in _BLANK or marks > _MOST_MARKS or (marks > 0 and not pieces)
-        pieces.append(number(letter) if hidden and letter not in kept else letter)
+            escape = not letter.isprintable() or letter in _BLANK or marks > _MOST_MARKS or (marks > 0 and not pieces)
+        pieces.append(number(letter) if escape and letter not in allowed else letter)
         before = letter
     return pieces
 
 
 def number(letter: str) -> str:
-    """A character as it stands where it would not show itself."""
+    """The escape sequence of a character that would not be visible."""
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"

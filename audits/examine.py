@@ -1,5 +1,5 @@
-"""The three verdicts on a log: is it whole (integrity), does it say everything (completeness), do others agree
-(consistency)? Each says what is shown, what is not shown, and what is broken; none vouches for another.
+"""The three verdicts on a log: is it intact (integrity), is nothing missing (completeness), do others hold the same
+(consistency)? Each lists what is shown, not shown and broken. No verdict implies another.
 """
 
 import json
@@ -13,11 +13,11 @@ from audits.byte_ledger import Reconciler, WireWindow
 from audits.checkpoint import Checkpoint, origin_of
 from audits.cosigned_times import CosignedTimes, cosigned_times
 from audits.errors import LogError, NewerFormat
-from audits.external_evidence import Claims, Evidence, claims_on, matching, receipts_of
-from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, Line
-from audits.judgement import Judgement, Part, State, worst
+from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
+from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
 from audits.own_checkpoints import OwnCheckpoints
-from audits.plurals import counted
+from audits.plurals import quantity
 from audits.signed_note import VerifierKey
 from audits.tile_verifier import TileVerifier
 from audits.time_order import Times
@@ -28,7 +28,7 @@ from audits.witness import KEYS, read_keys
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found about one log."""
+    """The verdicts on one log."""
 
     site: str
     entries: int
@@ -40,17 +40,17 @@ class Examination:
     consistency: Judgement
 
     @property
-    def state(self) -> State:
+    def state(self) -> VerdictState:
         """The worst of the three."""
         return worst(verdict.state for _, verdict in self.verdicts())
 
     def verdicts(self) -> Iterator[tuple[str, Judgement]]:
-        """By name."""
+        """The three verdicts with their names."""
         for name in ("integrity", "completeness", "consistency"):
             yield name, getattr(self, name)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, with the state of each verdict."""
+        """The examination as plain JSON, with the state of each verdict."""
         record = asdict(self) | {"state": self.state}
         for name, verdict in self.verdicts():
             record[name]["state"] = verdict.state
@@ -73,17 +73,19 @@ def examine(
 
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
-    evidence = Evidence.gather(against, folder)
+    evidence = ExternalEvidence.gather(against, folder)
     tiles = TileVerifier(folder)
     walk = Walk(folder, tiles)
-    own = OwnCheckpoints(folder, walk.first_entry())
-    known = key or _known_key(folder, site, evidence)
-    claims = claims_on(site, known, [*own.cosigned, *([own.newest] if own.newest else [])], evidence)
-    times = Times(own.dated(), _cosigned_times(folder, site, known, own, evidence))
-    seen = _Seen(own, times, claims, _receipts(site, evidence))
-    seen.compare(walk)
+    checkpoints = OwnCheckpoints(folder, walk.first_entry())
+    site_key = key or _known_key(folder, site, evidence)
+    claims = claims_on(
+        site, site_key, [*checkpoints.cosigned, *([checkpoints.newest] if checkpoints.newest else [])], evidence
+    )
+    times = Times(checkpoints.dated(), _cosigned_times(folder, site, site_key, checkpoints, evidence))
+    facts = _LogFacts(checkpoints, times, claims, _receipts(site, evidence))
+    facts.compare(walk)
     for line in walk:
-        seen.take(line, walk)
+        facts.take(line, walk)
     times.end(walk.entries)
     return Examination(
         site=site,
@@ -96,45 +98,45 @@ def examine(
                 _chain(walk),
                 *_format(walk),
                 times_part(times),
-                _tree(own, seen),
-                _signature(own, known, site),
-                *tiles.parts(site, known, bool(walk.bad)),
+                _tree(checkpoints, facts),
+                _signature(checkpoints, site_key, site),
+                *tiles.parts(site, site_key, bool(walk.bad)),
             )
         ),
         completeness=Judgement(
             (
                 *retention_parts(walk, times.cosigned),
-                _tail(walk, own),
-                _jobs(seen, walk, running),
-                *_wire(seen, walk, running, network),
+                _tail(walk, checkpoints),
+                _jobs(facts, walk, running),
+                *_wire(facts, walk, running, network),
             )
         ),
-        consistency=Judgement((*_agreement(walk, claims, seen, evidence), *cosigned_times_parts(times))),
+        consistency=Judgement((*_agreement(walk, claims, facts, evidence), *cosigned_times_parts(times))),
     )
 
 
-def _known_key(folder: Path, site: str, evidence: Evidence) -> VerifierKey | None:
+def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierKey | None:
     """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
     others = evidence.keys.get(origin_of(site), set())
     return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
 
 
 def _cosigned_times(
-    folder: Path, site: str, key: VerifierKey | None, own: OwnCheckpoints, evidence: Evidence
+    folder: Path, site: str, key: VerifierKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
-    """By the keys that lie with the log, and those that others vouch for."""
+    """Cosigned times, by the keys that lie with the log and the keys that others vouch for."""
     if key is None:
         return CosignedTimes()
-    others = {*read_keys(folder / KEYS).values(), *(one for keys in evidence.keys.values() for one in keys)}
-    notes = [*own.over_expired, *own.cosigned, *evidence.notes[origin_of(site)]]
+    others = {*read_keys(folder / KEYS).values(), *(other for keys in evidence.keys.values() for other in keys)}
+    notes = [*checkpoints.over_expired, *checkpoints.cosigned, *evidence.notes[origin_of(site)]]
     return CosignedTimes(cosigned_times(notes, key, others))
 
 
 @dataclass
-class _Seen:
-    """What the walk has come by."""
+class _LogFacts:
+    """Facts that the walk over a log collects."""
 
-    own: OwnCheckpoints
+    checkpoints: OwnCheckpoints
     times: Times
     claims: Claims
     receipts: dict[bytes, int]
@@ -144,7 +146,7 @@ class _Seen:
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
     uncounted: int | None = None
-    """The first entry of counts that are none."""
+    """The first entry whose counts of bytes are malformed."""
     unread: int | None = None
     """The first entry of which only a newer version can read everything."""
     findings: int = 0
@@ -152,7 +154,7 @@ class _Seen:
     unlike_others: list[int] = field(default_factory=list)
     compared: int = 0
 
-    def take(self, line: Line, walk: Walk) -> None:
+    def take(self, line: LogLine, walk: Walk) -> None:
         self.compare(walk)
         self.times.take(line)
         self.ledger.expired = walk.first > 0
@@ -162,8 +164,8 @@ class _Seen:
         if line.event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             round = None if line.round == b"null" else int(line.round)
-            named = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
-            self.ledger.released(*named, line.tensors.count(b'"dtype":'))
+            release = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
+            self.ledger.add_release(*release, line.tensors.count(b'"dtype":'))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
         elif line.event == OPEN and line.outcome != REFUSED:
@@ -173,7 +175,7 @@ class _Seen:
         elif line.event == WIRE:
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
-                self.ledger.counted(line.seq, json.loads(line.job), window)
+                self.ledger.add_window(line.seq, json.loads(line.job), window)
             except NewerFormat:
                 self.unread = line.seq if self.unread is None else self.unread
             except LogError:
@@ -182,9 +184,9 @@ class _Seen:
             self.findings += 1
 
     def compare(self, walk: Walk) -> None:
-        """The log so far with the checkpoints that are signed of it."""
+        """Compares the log so far with the signed checkpoints of this size."""
         size = walk.entries
-        roots = self.own.due(size)
+        roots = self.checkpoints.roots_at(size)
         if roots:
             self.compared += len(roots)
             if self.unlike_own is None and set(roots) != {walk.tree.root()}:
@@ -199,171 +201,179 @@ def _shared(value: bytes) -> Any:
     return json.loads(value)
 
 
-def _receipts(site: str, evidence: Evidence) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
+def _receipts(site: str, evidence: ExternalEvidence) -> dict[bytes, int]:
+    digests: dict[bytes, int] = {}
     for folder in evidence.receipts:
-        found |= receipts_of(site, folder)
-    return found
+        digests |= receipts_of(site, folder)
+    return digests
 
 
-def _chain(walk: Walk) -> Part:
+def _chain(walk: Walk) -> VerdictPart:
     if walk.bad:
-        return Part("chain", State.BROKEN, walk.bad, walk.entries)
-    return Part(
+        return VerdictPart("chain", BROKEN, walk.bad, walk.entries)
+    return VerdictPart(
         "chain",
-        State.SHOWN,
-        f"{counted(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
+        SHOWN,
+        f"{quantity(walk.entries, 'entry holds', 'entries hold')}, none changed, removed, added or moved",
     )
 
 
-def _format(walk: Walk) -> Iterator[Part]:
+def _format(walk: Walk) -> Iterator[VerdictPart]:
     if walk.newer is not None:
-        said = (
+        text = (
             "written by a newer version: chain and tree cover the entry, and what it says is for that version to read"
         )
-        yield Part("format", State.NOT_SHOWN, said, walk.newer)
+        yield VerdictPart("format", NOT_SHOWN, text, walk.newer)
 
 
 def _entries(number: int) -> str:
-    return counted(number, "entry", "entries")
+    return quantity(number, "entry", "entries")
 
 
-def _tree(own: OwnCheckpoints, seen: _Seen) -> Part:
-    if seen.unlike_own is not None:
-        said = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
-        return Part("tree", State.BROKEN, said, max(seen.unlike_own - 1, 0))
-    if own.newest is None:
-        return Part("tree", State.NOT_SHOWN, "there is no checkpoint to compare the entries with")
-    return Part("tree", State.SHOWN, f"{counted(seen.compared, 'checkpoint is', 'checkpoints are')} of these entries")
+def _tree(checkpoints: OwnCheckpoints, facts: _LogFacts) -> VerdictPart:
+    if facts.unlike_own is not None:
+        text = "a checkpoint is of other entries than the log has: it was rewritten after it was signed"
+        return VerdictPart("tree", BROKEN, text, max(facts.unlike_own - 1, 0))
+    if checkpoints.newest is None:
+        return VerdictPart("tree", NOT_SHOWN, "there is no checkpoint to compare the entries with")
+    return VerdictPart(
+        "tree", SHOWN, f"{quantity(facts.compared, 'checkpoint is', 'checkpoints are')} of these entries"
+    )
 
 
-def _signature(own: OwnCheckpoints, key: VerifierKey | None, site: str) -> Part:
-    if own.unreadable:
-        return Part("signature", State.BROKEN, own.unreadable)
-    if own.newest is None or key is None:
-        missing = "checkpoint is signed" if key else "key of the site is known"
-        return Part("signature", State.NOT_SHOWN, f"no {missing}")
-    if Checkpoint.parse(own.newest.text).origin != origin_of(site) or not key.signed(own.newest):
-        return Part("signature", State.BROKEN, "the newest checkpoint is not signed by the site's key")
-    said = f"the newest checkpoint, of {_entries(own.size)}, is signed by the site"
-    return Part("signature", State.SHOWN, said)
+def _signature(checkpoints: OwnCheckpoints, key: VerifierKey | None, site: str) -> VerdictPart:
+    if checkpoints.unreadable:
+        return VerdictPart("signature", BROKEN, checkpoints.unreadable)
+    if checkpoints.newest is None or key is None:
+        what = "checkpoint is signed" if key else "key of the site is known"
+        return VerdictPart("signature", NOT_SHOWN, f"no {what}")
+    if Checkpoint.parse(checkpoints.newest.text).origin != origin_of(site) or not key.signed(checkpoints.newest):
+        return VerdictPart("signature", BROKEN, "the newest checkpoint is not signed by the site's key")
+    text = f"the newest checkpoint, of {_entries(checkpoints.size)}, is signed by the site"
+    return VerdictPart("signature", SHOWN, text)
 
 
-def _tail(walk: Walk, own: OwnCheckpoints) -> Part:
-    if own.size > walk.entries:
-        said = f"the log ends before its newest checkpoint, of {_entries(own.size)}: it was cut, or is another one"
-        return Part("tail", State.BROKEN, said, walk.entries)
-    if own.size < walk.entries:
-        return Part(
-            "tail",
-            State.NOT_SHOWN,
-            f"{counted(walk.entries - own.size, 'entry follows', 'entries follow')} the newest checkpoint",
+def _tail(walk: Walk, checkpoints: OwnCheckpoints) -> VerdictPart:
+    if checkpoints.size > walk.entries:
+        text = (
+            f"the log ends before its newest checkpoint, of {_entries(checkpoints.size)}: it was cut, or is another one"
         )
-    return Part("tail", State.SHOWN, "the last entry is under the newest checkpoint")
+        return VerdictPart("tail", BROKEN, text, walk.entries)
+    if checkpoints.size < walk.entries:
+        return VerdictPart(
+            "tail",
+            NOT_SHOWN,
+            f"{quantity(walk.entries - checkpoints.size, 'entry follows', 'entries follow')} the newest checkpoint",
+        )
+    return VerdictPart("tail", SHOWN, "the last entry is under the newest checkpoint")
 
 
-def _jobs(seen: _Seen, walk: Walk, running: Collection[str]) -> Part:
-    opened = {str(json.loads(job)) for job in seen.jobs}
+def _jobs(facts: _LogFacts, walk: Walk, running: Collection[str]) -> VerdictPart:
+    open_jobs = {str(json.loads(job)) for job in facts.jobs}
     now = len(walk.counting.running)
-    if still := opened - walk.counting.running - set(running):
-        jobs = counted(len(still), "job was", "jobs were")
-        said = (
+    if still := open_jobs - walk.counting.running - set(running):
+        jobs = quantity(len(still), "job was", "jobs were")
+        text = (
             f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
         )
-        return Part("jobs", State.NOT_SHOWN, said)
-    said = "every job that was opened is closed, or said to be running"
-    return Part("jobs", State.SHOWN, f"{_running(now)}; {said}" if now else said)
+        return VerdictPart("jobs", NOT_SHOWN, text)
+    text = "every job that was opened is closed, or said to be running"
+    return VerdictPart("jobs", SHOWN, f"{_running(now)}; {text}" if now else text)
 
 
 def _running(jobs: int) -> str:
-    return counted(jobs, "job is running", "jobs are running")
+    return quantity(jobs, "job is running", "jobs are running")
 
 
-def _wire(seen: _Seen, walk: Walk, running: Collection[str], network: bool) -> Iterator[Part]:
+def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
     if not network:
         return
-    found = seen.ledger.result(walk.counting.jobs.union(running))
-    if seen.uncounted is not None:
-        yield Part("wire", State.BROKEN, "counts of bytes on the network are no counts of this format", seen.uncounted)
-    elif seen.unread is not None:
-        yield Part("wire", State.NOT_SHOWN, "entries of a newer version may explain bytes on the network", seen.unread)
-    elif found.findings:
-        first = found.findings[0]
-        bare = counted(found.unexplained, "byte on the network is", "bytes on the network are")
-        said = f"{bare} not explained, in {counted(len(found.findings), 'finding')}, first"
-        yield Part("wire", State.BROKEN, f"{said}: {first.reason}", first.seq)
-    elif not found.covered:
-        yield Part("wire", State.NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
-    elif found.pending:
+    total = facts.ledger.result(walk.counting.jobs.union(running))
+    if facts.uncounted is not None:
+        yield VerdictPart(
+            "wire", BROKEN, "counts of bytes on the network are no counts of this format", facts.uncounted
+        )
+    elif facts.unread is not None:
+        yield VerdictPart(
+            "wire", NOT_SHOWN, "entries of a newer version may explain bytes on the network", facts.unread
+        )
+    elif total.findings:
+        first = total.findings[0]
+        bare = quantity(total.unexplained, "byte on the network is", "bytes on the network are")
+        text = f"{bare} not explained, in {quantity(len(total.findings), 'finding')}, first"
+        yield VerdictPart("wire", BROKEN, f"{text}: {first.reason}", first.seq)
+    elif not total.covered:
+        yield VerdictPart("wire", NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
+    elif total.pending:
         jobs = len(walk.counting.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
-        said = f"{when}: not all that its process counted is in the log yet, and bytes are compared once it is"
-        yield Part("wire", State.NOT_SHOWN, said)
+        text = f"{when}: not all of its counts are in the log yet; bytes are compared once they are"
+        yield VerdictPart("wire", NOT_SHOWN, text)
     else:
-        nbytes, kinds = sum(found.left.values()), len(found.left)
-        said = f"all {nbytes} bytes on the network are explained, in {counted(kinds, 'kind')}"
-        still = f"; {counted(found.running, 'process still counts', 'processes still count')}" if found.running else ""
-        yield Part("wire", State.SHOWN, said + still)
+        nbytes, kinds = sum(total.left.values()), len(total.left)
+        text = f"all {nbytes} bytes on the network are explained, in {quantity(kinds, 'kind')}"
+        still = f"; {quantity(total.running, 'process still counts', 'processes still count')}" if total.running else ""
+        yield VerdictPart("wire", SHOWN, text + still)
 
 
-def _agreement(walk: Walk, claims: Claims, seen: _Seen, evidence: Evidence) -> Iterable[Part]:
+def _agreement(walk: Walk, claims: Claims, facts: _LogFacts, evidence: ExternalEvidence) -> Iterable[VerdictPart]:
     if claims.key or claims.other_keys:
         yield _others_keys(claims)
     if claims.key:
-        yield _others_checkpoints(walk, claims, seen)
+        yield _others_checkpoints(walk, claims, facts)
     else:
-        yield Part("checkpoints", State.NOT_SHOWN, "no key of the site is known")
+        yield VerdictPart("checkpoints", NOT_SHOWN, "no key of the site is known")
     if evidence.receipts:
-        yield _others_receipts(walk, seen)
-    if seen.findings:
-        yield Part(
-            "findings", State.NOT_SHOWN, f"the site itself logged {counted(seen.findings, 'finding')}: see 'audit show'"
+        yield _others_receipts(walk, facts)
+    if facts.findings:
+        yield VerdictPart(
+            "findings", NOT_SHOWN, f"the site itself logged {quantity(facts.findings, 'finding')}: see 'audit show'"
         )
 
 
-def _others_keys(claims: Claims) -> Part:
+def _others_keys(claims: Claims) -> VerdictPart:
     if claims.other_keys:
-        return Part("key", State.BROKEN, "others know this log by another key: it was signed anew, or the key changed")
-    return Part("key", State.SHOWN, "nobody who was asked knows the log by another key")
+        return VerdictPart("key", BROKEN, "others know this log by another key: it was signed anew, or the key changed")
+    return VerdictPart("key", SHOWN, "nobody who was asked knows the log by another key")
 
 
-def _others_checkpoints(walk: Walk, claims: Claims, seen: _Seen) -> Part:
+def _others_checkpoints(walk: Walk, claims: Claims, facts: _LogFacts) -> VerdictPart:
     beyond = [size for size in claims.sizes if size > walk.entries]
     if claims.forks:
-        said = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
-        return Part("checkpoints", State.BROKEN, said, claims.forks[0] - 1)
-    if seen.unlike_others:
-        said = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
-        return Part("checkpoints", State.BROKEN, said, max(seen.unlike_others[0] - 1, 0))
+        text = "two histories of this log are signed by the site: it was forked, or rolled back and written anew"
+        return VerdictPart("checkpoints", BROKEN, text, claims.forks[0] - 1)
+    if facts.unlike_others:
+        text = "others hold a checkpoint, signed by the site, of other entries: the log was rewritten or forked"
+        return VerdictPart("checkpoints", BROKEN, text, max(facts.unlike_others[0] - 1, 0))
     if beyond:
-        said = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
-        return Part("checkpoints", State.BROKEN, said, walk.entries)
+        text = f"others hold a checkpoint of {_entries(max(beyond))}: the log was cut or rolled back"
+        return VerdictPart("checkpoints", BROKEN, text, walk.entries)
     if not claims.sizes:
-        return Part("checkpoints", State.NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
-    parties = counted(len(claims.parties), "party", "parties")
+        return VerdictPart("checkpoints", NOT_SHOWN, "no checkpoint of this log was found with others: give --against")
+    parties = quantity(len(claims.parties), "party", "parties")
     who = f"others hold the log up to entry {claims.covered - 1}, cosigned by {parties}"
-    if claims.covered <= seen.last_release:
-        return Part("checkpoints", State.NOT_SHOWN, f"{who}; releases after that are not in their hands")
-    return Part("checkpoints", State.SHOWN, f"{who}, with every release in it")
+    if claims.covered <= facts.last_release:
+        return VerdictPart("checkpoints", NOT_SHOWN, f"{who}; they do not hold the releases after it")
+    return VerdictPart("checkpoints", SHOWN, f"{who}, with every release in it")
 
 
-def _others_receipts(walk: Walk, seen: _Seen) -> Part:
-    missing = [number for digest, number in seen.receipts.items() if digest not in seen.answered]
+def _others_receipts(walk: Walk, facts: _LogFacts) -> VerdictPart:
+    missing = [number for digest, number in facts.receipts.items() if digest not in facts.answered]
     if not missing:
-        number = len(seen.receipts)
+        number = len(facts.receipts)
         messages = "the only message" if number == 1 else f"all {number} messages"
-        said = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
-        return Part("receipts", State.SHOWN, said)
-    if seen.unread is not None:
-        said = f"{counted(len(missing), 'receipt')} may be of entries of a newer version"
-        return Part("receipts", State.NOT_SHOWN, said, seen.unread)
+        text = f"{messages} that the server received {'is' if number == 1 else 'are'} in the log"
+        return VerdictPart("receipts", SHOWN, text)
+    if facts.unread is not None:
+        text = f"{quantity(len(missing), 'receipt')} may be of entries of a newer version"
+        return VerdictPart("receipts", NOT_SHOWN, text, facts.unread)
     if walk.first:
-        return Part(
-            "receipts", State.NOT_SHOWN, f"{counted(len(missing), 'receipt')} may be of entries that are expired"
+        return VerdictPart(
+            "receipts", NOT_SHOWN, f"{quantity(len(missing), 'receipt')} may be of entries that are expired"
         )
-    messages = counted(len(missing), "message")
-    said = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
-    return Part("receipts", State.BROKEN, said)
+    messages = quantity(len(missing), "message")
+    text = f"the server received {messages} that the log does not hold, first by receipt {min(missing)}"
+    return VerdictPart("receipts", BROKEN, text)
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:

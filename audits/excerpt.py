@@ -1,4 +1,4 @@
-"""The part of a log that somebody is shown who has no log: entries, each proven to be under one signed checkpoint."""
+"""An excerpt of a log for readers who do not have the log: entries with proofs under one signed checkpoint."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.entry import Entry, parse_any, parse_line
 from audits.errors import LogError, NewerFormat, NoteError
 from audits.exchange import canonical
-from audits.external_evidence import Evidence
+from audits.external_evidence import ExternalEvidence
 from audits.log_files import lines_from
 from audits.running_jobs import Snapshot
 from audits.signed_note import Note, VerifierKey
@@ -29,7 +29,7 @@ _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
-class Quoted:
+class QuotedEntry:
     """An entry of the audit log and its inclusion proof."""
 
     __pydantic_config__: ClassVar = _STRICT
@@ -41,7 +41,7 @@ class Quoted:
 
 
 @dataclass(frozen=True)
-class Cosigned:
+class CosignedCheckpoint:
     """The newest checkpoint that others have cosigned, and the proof that the excerpt's continues it."""
 
     __pydantic_config__: ClassVar = _STRICT
@@ -54,7 +54,7 @@ class Cosigned:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Entries of a site's audit log, and what proves them."""
+    """Entries of a site's audit log with their proofs."""
 
     __pydantic_config__: ClassVar = _STRICT
 
@@ -64,15 +64,15 @@ class Excerpt:
     """Verifier keys of those who cosigned, as the site knows them."""
     checkpoint: str
     """The newest signed note over the whole log."""
-    cosigned: Cosigned | None
+    cosigned: CosignedCheckpoint | None
     first: int
     """Number of the first entry that is still in the log; those before it have expired."""
-    entries: tuple[Quoted, ...]
+    entries: tuple[QuotedEntry, ...]
 
 
 @dataclass(frozen=True)
-class Held:
-    """What an excerpt shows once its proofs are found to hold."""
+class ExcerptFacts:
+    """The content of an excerpt whose proofs hold."""
 
     checkpoint: Checkpoint
     cosigned: int
@@ -81,119 +81,119 @@ class Held:
 
 
 def quote(
-    folder: Path, site: str, wanted: Callable[[Mapping[str, Any]], bool], others: Evidence | None = None
+    folder: Path, site: str, matches: Callable[[Mapping[str, Any]], bool], others: ExternalEvidence | None = None
 ) -> Excerpt:
-    """The entries in the folder whose record is `wanted`, up to the newest checkpoint.
+    """The entries in the folder whose record is `matches`, up to the newest checkpoint.
 
     `others`: what others hold of the log, for a newer cosigned checkpoint than the site's own folder has. Raises
     `LogError` if there is no log, checkpoint or tree, and `NoteError` if what is there is no such thing.
     """
     first = Snapshot(folder).first() or 0
-    known = read_keys(folder / KEYS)
-    key, note = known.get(origin_of(site)), NoteFile(folder / CHECKPOINTS).latest()
+    keys = read_keys(folder / KEYS)
+    key, note = keys.get(origin_of(site)), NoteFile(folder / CHECKPOINTS).latest()
     if key is None or note is None:
         raise LogError("the audit log is not signed: let the site sign it first")
     size = Checkpoint.parse(note.text).size
     tree = _tree(folder)
     try:
         notes = [*NoteFile(folder / CHECKPOINTS), *(others.notes[key.name] if others else ())]
-        cosigners = {one for name in others.keys for one in others.keys[name]} if others else set()
-        cosigned, signers = _cosigned(notes, key, {*known.values(), *cosigners}, tree.node, size)
-        quoted = []
-        for number, line in enumerate(lines_from(folder, first), first):
-            if number >= size:
+        cosigners = {entry_key for name in others.keys for entry_key in others.keys[name]} if others else set()
+        cosigned, signers = _newest_cosigned(notes, key, {*keys.values(), *cosigners}, tree.node, size)
+        quotes = []
+        for seq, line in enumerate(lines_from(folder, first), first):
+            if seq >= size:
                 break
-            if wanted(record := parse_line(line)):
-                quoted.append(Quoted(record=record, proof=_coded(inclusion_proof(tree.node, number, size))))
+            if matches(record := parse_line(line)):
+                quotes.append(QuotedEntry(record=record, proof=_encode_proof(inclusion_proof(tree.node, seq, size))))
     except (OSError, ValueError):
         raise LogError("the log or its tree cannot be read: have the log verified") from None
     finally:
         tree.close()
     return Excerpt(
         key=str(key),
-        others=tuple(str(one) for one in signers),
+        others=tuple(str(entry_key) for entry_key in signers),
         checkpoint=str(note),
         cosigned=cosigned,
         first=first,
-        entries=tuple(quoted),
+        entries=tuple(quotes),
     )
 
 
-def held(excerpt: Excerpt, site: str) -> Held:
-    """What the excerpt shows of the log of `site` to somebody who trusts its key.
+def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
+    """Checks an excerpt of the log of `site` for a reader who trusts its key.
 
     Raises `NoteError` if a signature or a proof does not hold, or an entry is not as it was written.
     """
     key, note = VerifierKey.parse(excerpt.key), Note.parse(excerpt.checkpoint)
-    found = Checkpoint.parse(note.text)
-    if key.name != origin_of(site) or found.origin != key.name or not key.signed(note):
+    head = Checkpoint.parse(note.text)
+    if key.name != origin_of(site) or head.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint is not signed by the site's key")
-    if not 0 <= excerpt.first <= found.size:
+    if not 0 <= excerpt.first <= head.size:
         raise NoteError("the first entry that is still there is not one of the log's")
     before = excerpt.first - 1
-    for one in excerpt.entries:
-        number = _checked(one, site, found)
+    for entry in excerpt.entries:
+        number = _check_entry(entry, site, head)
         if number <= before:
             raise NoteError("entries do not stand in the order of the log, each once")
         before = number
     if excerpt.cosigned is None:
         if excerpt.others:
             raise NoteError("keys are given of parties that cosigned nothing")
-        return Held(found, 0, ())
-    return _cosigned_held(excerpt, excerpt.cosigned, key, found)
+        return ExcerptFacts(head, 0, ())
+    return _check_cosigned(excerpt, excerpt.cosigned, key, head)
 
 
 def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
     """The entries, in order. Raises `LogError`, and `NewerFormat` if one holds what this version does not know."""
-    for one in excerpt.entries:
-        if parse_any(canonical(one.record) + b"\n")[1]:
+    for entry in excerpt.entries:
+        if parse_any(canonical(entry.record) + b"\n")[1]:
             raise NewerFormat("an entry of the audit log")
-    return tuple(Entry.from_record(one.record) for one in excerpt.entries)
+    return tuple(Entry.from_record(entry.record) for entry in excerpt.entries)
 
 
-def _checked(one: Quoted, site: str, found: Checkpoint) -> int:
+def _check_entry(entry: QuotedEntry, site: str, head: Checkpoint) -> int:
     """The number of an entry that is as it was written and is under the checkpoint."""
     try:
-        record, _ = parse_any(canonical(one.record) + b"\n")
+        record, _ = parse_any(canonical(entry.record) + b"\n")
     except (LogError, ValueError, TypeError):
         raise NoteError("an entry is not as it was written: its hash is another") from None
     number: int = record["seq"]
     if record["site"] != site:
         raise NoteError(f"entry {number} is of another site's log")
-    if not includes(bytes.fromhex(record["leaf_hash"]), number, found.size, _decoded(one.proof), found.root):
+    if not includes(bytes.fromhex(record["leaf_hash"]), number, head.size, _decode_proof(entry.proof), head.root):
         raise NoteError(f"the proof of entry {number} does not show it to be in the log that was signed")
     return number
 
 
-def _cosigned_held(excerpt: Excerpt, cosigned: Cosigned, key: VerifierKey, found: Checkpoint) -> Held:
-    note = Note.parse(cosigned.checkpoint)
+def _check_cosigned(excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierKey, head: Checkpoint) -> ExcerptFacts:
+    note = Note.parse(newest.checkpoint)
     old = Checkpoint.parse(note.text)
     if old.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint that others cosigned is not signed by the site's key")
-    if not consistent(old.size, found.size, old.root, found.root, _decoded(cosigned.proof)):
+    if not consistent(old.size, head.size, old.root, head.root, _decode_proof(newest.proof)):
         raise NoteError("the log is not shown to continue the checkpoint that others cosigned")
-    others = [VerifierKey.parse(one) for one in excerpt.others]
-    if not others or not all(one != key and one.cosigned(note) is not None for one in others):
+    others = [VerifierKey.parse(cosigner) for cosigner in excerpt.others]
+    if not others or not all(cosigner != key and cosigner.cosigned(note) is not None for cosigner in others):
         raise NoteError("the checkpoint is not cosigned by all who are said to have done so")
-    return Held(found, old.size, tuple(one.name for one in others))
+    return ExcerptFacts(head, old.size, tuple(cosigner.name for cosigner in others))
 
 
-def _cosigned(
-    notes: Iterable[Note], key: VerifierKey, known: Collection[VerifierKey], nodes: Nodes, size: int
-) -> tuple[Cosigned | None, list[VerifierKey]]:
+def _newest_cosigned(
+    notes: Iterable[Note], key: VerifierKey, keys: Collection[VerifierKey], nodes: Nodes, size: int
+) -> tuple[CosignedCheckpoint | None, list[VerifierKey]]:
     """The largest checkpoint that others signed with keys that are known, with all their signatures."""
-    found: OrderedDict[str, Note] = OrderedDict()
+    joined_notes: OrderedDict[str, Note] = OrderedDict()
     for note in notes:
-        found[note.text] = found.pop(note.text).joined(note) if note.text in found else note
-        if len(found) > _NEWEST:
-            found.popitem(last=False)
-    for note in sorted(found.values(), key=lambda one: Checkpoint.parse(one.text).size, reverse=True):
-        others = sorted((one for one in known if one != key and one.cosigned(note) is not None), key=str)
+        joined_notes[note.text] = joined_notes.pop(note.text).joined(note) if note.text in joined_notes else note
+        if len(joined_notes) > _NEWEST:
+            joined_notes.popitem(last=False)
+    for note in sorted(joined_notes.values(), key=lambda other: Checkpoint.parse(other.text).size, reverse=True):
+        others = sorted((other for other in keys if other != key and other.cosigned(note) is not None), key=str)
         if others and key.signed(note) and Checkpoint.parse(note.text).size <= size:
-            kept = {key.name, *(one.name for one in others)}
-            note = Note(note.text, tuple(one for one in note.signatures if one[0] in kept))
+            signers = {key.name, *(other.name for other in others)}
+            note = Note(note.text, tuple(other for other in note.signatures if other[0] in signers))
             proof = consistency_proof(nodes, Checkpoint.parse(note.text).size, size)
-            return Cosigned(checkpoint=str(note), proof=_coded(proof)), others
+            return CosignedCheckpoint(checkpoint=str(note), proof=_encode_proof(proof)), others
     return None, []
 
 
@@ -204,12 +204,12 @@ def _tree(folder: Path) -> TreeFile:
         raise LogError("the log's tree is missing: copy the whole audit folder, or let the site sign again") from None
 
 
-def _coded(proof: list[bytes]) -> tuple[str, ...]:
+def _encode_proof(proof: list[bytes]) -> tuple[str, ...]:
     return tuple(base64.b64encode(node).decode() for node in proof)
 
 
-def _decoded(proof: tuple[str, ...]) -> list[bytes]:
+def _decode_proof(proof: tuple[str, ...]) -> list[bytes]:
     try:
         return [base64.b64decode(node, validate=True) for node in proof]
     except (ValueError, binascii.Error):
-        raise NoteError("a proof holds what is no hash") from None
+        raise NoteError("a proof contains something that is not a hash") from None

@@ -1,4 +1,4 @@
-"""What a method sends, declared once: for each task, exactly which tensors go up and which come down."""
+"""The declaration of what a method sends: for each task, exactly which tensors go up and which come down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from audits.errors import AuditError, MessageRefused, Reason
+from audits.errors import AuditError, MessageRefused, ReleaseFault
 
 if TYPE_CHECKING:  # NumPy takes a third of the time in which a verifier starts, and no log needs it
     import numpy as np
@@ -94,7 +94,7 @@ class TensorSpec:
         if self.bounds is not None:
             object.__setattr__(self, "bounds", _bounds(self.name, self.bounds))
 
-    def copied(self, tensors: Mapping[str, Any]) -> NDArray[Any]:
+    def checked_copy(self, tensors: Mapping[str, Any]) -> NDArray[Any]:
         """This tensor of a message: a read-only, C-contiguous, little-endian copy, made before its values are checked.
 
         Raises `MessageRefused` unless it is a plain array of this dtype and shape whose values are finite and within
@@ -103,21 +103,21 @@ class TensorSpec:
         import numpy as np
 
         if self.name not in tensors:
-            raise MessageRefused(Reason.MISSING.format(name=self.name))
+            raise MessageRefused(ReleaseFault.MISSING.format(name=self.name))
         value, dtype = tensors[self.name], wire_dtype(self)
         # Subclasses may hold more than they show, such as the values under a mask.
         if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
-            raise MessageRefused(Reason.ARRAY.format(name=self.name))
+            raise MessageRefused(ReleaseFault.ARRAY.format(name=self.name))
         if value.dtype.newbyteorder("<") != dtype:
-            raise MessageRefused(Reason.DTYPE.format(name=self.name, dtype=self.dtype))
+            raise MessageRefused(ReleaseFault.DTYPE.format(name=self.name, dtype=self.dtype))
         if value.shape != self.shape:
-            raise MessageRefused(Reason.SHAPE.format(name=self.name, shape=list(self.shape)))
+            raise MessageRefused(ReleaseFault.SHAPE.format(name=self.name, shape=list(self.shape)))
         copy: NDArray[Any] = np.ndarray(self.shape, dtype, buffer=value.astype(dtype, copy=False).tobytes())
         if not np.isfinite(copy).all():
-            raise MessageRefused(Reason.FINITE.format(name=self.name))
+            raise MessageRefused(ReleaseFault.FINITE.format(name=self.name))
         if self.bounds is not None and ((copy < self.bounds[0]) | (copy > self.bounds[1])).any():
             low, high = self.bounds
-            raise MessageRefused(Reason.BOUNDS.format(name=self.name, low=f"{low:g}", high=f"{high:g}"))
+            raise MessageRefused(ReleaseFault.BOUNDS.format(name=self.name, low=f"{low:g}", high=f"{high:g}"))
         return copy
 
     @property
@@ -149,13 +149,13 @@ class TaskSpec:
 
     def parameters(self, upload: Mapping[str, NDArray[Any]]) -> Tensors:
         """The part of an upload whose joint norm is limited."""
-        named = (spec.name for spec in self.up if spec.kind is Kind.PARAMETERS)
-        return {name: upload[name] for name in named if name in upload}
+        names = (spec.name for spec in self.up if spec.kind is Kind.PARAMETERS)
+        return {name: upload[name] for name in names if name in upload}
 
     def check_norm(self, upload: Mapping[str, NDArray[Any]]) -> None:
         """Raises `MessageRefused` if the parameters of an upload are longer than the task allows."""
         if self.most_norm is not None and not joint_norm(self.parameters(upload)) <= self.most_norm:
-            raise MessageRefused(Reason.NORM.format(most=f"{self.most_norm:g}"))
+            raise MessageRefused(ReleaseFault.NORM.format(most=f"{self.most_norm:g}"))
 
     @property
     def bytes_up(self) -> int:
@@ -170,7 +170,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Exchange:
-    """All that one method moves between a site and its peers."""
+    """All messages that one method exchanges between a site and its peers."""
 
     method: str
     tasks: tuple[TaskSpec, ...]
@@ -194,23 +194,23 @@ class Exchange:
         For whoever is at the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
         every reason, in sentences that hold nothing but declared facts.
         """
-        declared = self.task(task)
-        specs = [spec for spec in (declared.up if direction == "up" else declared.down) if peer in spec.recipients]
-        passed, reasons = _copies(specs, tensors)
-        if undeclared := len(tensors.keys() - {spec.name for spec in specs}):
-            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+        task_spec = self.task(task)
+        specs = [spec for spec in (task_spec.up if direction == "up" else task_spec.down) if peer in spec.recipients]
+        copies, reasons = _copies(specs, tensors)
+        if surplus := len(tensors.keys() - {spec.name for spec in specs}):
+            reasons.append(ReleaseFault.UNDECLARED.format(count=surplus))
         if reasons:
             raise MessageRefused("; ".join(reasons))
         if direction == "up":
-            declared.check_norm(passed)
-        return passed
+            task_spec.check_norm(copies)
+        return copies
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hex."""
         return hashlib.sha256(canonical(self._facts())).hexdigest()
 
     def _facts(self) -> dict[str, Any]:
-        """As plain JSON. A limit that is not set is left out: digests of earlier versions stay what they were."""
+        """The exchange as plain JSON. An unset limit is left out, so that digests equal those of earlier versions."""
         facts = asdict(self)
         for task in facts["tasks"]:
             for place in (task, *task["up"], *task["down"]):
@@ -236,15 +236,15 @@ def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
-    """See `TensorSpec.copied`: the tensors that are as declared, and why the others are not."""
-    passed: Tensors = {}
+    """Copies of the tensors that are as declared, by `TensorSpec.checked_copy`, and the reasons why others are not."""
+    copies: Tensors = {}
     reasons = []
     for spec in specs:
         try:
-            passed[spec.name] = spec.copied(tensors)
+            copies[spec.name] = spec.checked_copy(tensors)
         except MessageRefused as error:
             reasons.append(str(error))
-    return passed, reasons
+    return copies, reasons
 
 
 def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
@@ -254,7 +254,7 @@ def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
     return math.hypot(*(float(np.linalg.norm(array.astype(np.float64))) for array in tensors.values()))
 
 
-def clipped(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
+def clip_to_norm(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
     """The tensors, scaled down together if their joint norm exceeds the limit; dtypes stay."""
     import numpy as np
 
@@ -277,10 +277,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_names(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise AuditError(f"{what}: a name has 1 to 200 letters, digits, or _ . : / - after the first character")
-        if name in seen:
+        if name in earlier:
             raise AuditError(f"{what}: '{name}' is declared twice")
-        seen.add(name)
+        earlier.add(name)

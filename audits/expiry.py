@@ -1,4 +1,4 @@
-"""What an entry of the event `expired` says of the lines that were deleted."""
+"""The content of an `expired` entry: which lines were deleted, and what showed that they were old enough."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from audits.fast_lines import Line
+from audits.fast_lines import LogLine
 
 _SENTENCE = re.compile(
     r"the lines of entries 0 to ([0-9]{1,18}) are past the retention of ([0-9]{1,9}) days and .{1,200}"
@@ -37,21 +37,21 @@ class Expiry:
     """The date that a person gave, such as 2032-11-23."""
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, for programs."""
+        """The expiry as plain JSON."""
         return {"entries": self.entries, "days": self.days, "basis": self.basis.value, "date": self.date}
 
     def __str__(self) -> str:
-        shown = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
+        basis = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
         last = self.entries - 1
-        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {shown}"
+        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {basis}"
 
     @classmethod
-    def of(cls, line: Line) -> "Expiry | None":
-        """What an entry of that event says; None if it says nothing of the kind."""
+    def of(cls, line: LogLine) -> "Expiry | None":
+        """Reads an `expired` entry; None if it states no expiry."""
         record = json.loads(line.expiry or b"null")
         if record is None:
-            found = _SENTENCE.fullmatch(json.loads(line.reason) or "")
-            return cls(int(found[1]) + 1, int(found[2]), Basis.CLOCK) if found else None
+            match = _SENTENCE.fullmatch(json.loads(line.reason) or "")
+            return cls(int(match[1]) + 1, int(match[2]), Basis.CLOCK) if match else None
         numbers = record.get("entries"), record.get("days")
         if not all(type(number) is int and number > 0 for number in numbers):
             return None

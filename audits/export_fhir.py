@@ -15,7 +15,7 @@ from audits.refusals import known_code
 DICOM = "http://dicom.nema.org/resources/ontology/DCM"
 ENTITY_TYPES = "http://terminology.hl7.org/CodeSystem/audit-entity-type"
 ENTITY_ROLES = "http://terminology.hl7.org/CodeSystem/object-role"
-OWN = "urn:medfedvqa:"
+URN = "urn:medfedvqa:"
 """Begins the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (names)."""
 
 Json = dict[str, Any]
@@ -52,11 +52,11 @@ _ELSEWHERE = frozenset(
 def audit_event(entry: Entry) -> Json:
     """The entry as an AuditEvent, with every fact of the entry in one place each."""
     kind, action = _TYPES.get(entry.event, (_APPLICATION, "E"))
-    subtypes = [{"system": OWN + "event", "code": str(entry.event)}]
+    subtypes = [{"system": URN + "event", "code": str(entry.event)}]
     if entry.event in _SUBTYPES:
         subtypes.append(_SUBTYPES[entry.event])
     if code := known_code(entry.admission):
-        subtypes.append(_coding(OWN + "refusal", code.value, code.sentence))
+        subtypes.append(_coding(URN + "refusal", code.value, code.sentence))
     event = {
         "resourceType": "AuditEvent",
         "id": entry.leaf_hash,
@@ -74,24 +74,24 @@ def audit_event(entry: Entry) -> Json:
 
 def _agents(entry: Entry) -> list[Json]:
     """The site, who runs the job, and the other end of the message."""
-    own, other = {"out": (_SOURCE, _DESTINATION), "in": (_DESTINATION, _SOURCE)}.get(
+    site_role, peer_role = {"out": (_SOURCE, _DESTINATION), "in": (_DESTINATION, _SOURCE)}.get(
         entry.direction or "", (_PROCESS, _PROCESS)
     )
-    site = {"type": {"coding": [own]}, "who": _reference("site", entry.site), "requestor": False}
+    site = {"type": {"coding": [site_role]}, "who": _reference("site", entry.site), "requestor": False}
     if entry.policy:
-        site["policy"] = [f"{OWN}policy:{for_fhir(entry.policy)}"]
+        site["policy"] = [f"{URN}policy:{for_fhir(entry.policy)}"]
     agents = [site]
     if entry.actor:
         agents.append({"who": _reference("actor", entry.actor), "requestor": True})
     if entry.peer:
-        agents.append({"type": {"coding": [other]}, "who": _reference("peer", entry.peer), "requestor": False})
+        agents.append({"type": {"coding": [peer_role]}, "who": _reference("peer", entry.peer), "requestor": False})
     return agents
 
 
 def _entities(entry: Entry) -> list[Json]:
     facts = vars(entry)
-    logged = {"what": _identifier("entry", entry.leaf_hash), "type": _OTHER, "name": "audit log entry"}
-    entities = [logged | _details({name: facts[name] for name in facts if name not in _ELSEWHERE})]
+    log_entry = {"what": _identifier("entry", entry.leaf_hash), "type": _OTHER, "name": "audit log entry"}
+    entities = [log_entry | _details({name: facts[name] for name in facts if name not in _ELSEWHERE})]
     if entry.job:
         job = {"what": _identifier("job", entry.job), "type": _OTHER, "role": _JOB, "name": "job"}
         entities.append(job | _details({name: facts[name] for name in _OF_JOB}))
@@ -114,7 +114,7 @@ def _details(facts: Mapping[str, Any]) -> Json:
 
 
 def _identifier(what: str, value: str) -> Json:
-    return {"identifier": {"system": OWN + what, "value": for_fhir(value)}}
+    return {"identifier": {"system": URN + what, "value": for_fhir(value)}}
 
 
 def _reference(what: str, value: str) -> Json:

@@ -25,22 +25,22 @@ def syslog_lines(entry: Entry) -> Iterator[str]:
     """The entry's messages without line feeds: the entry, then its tensors in order."""
     facts = vars(entry)
     inside = () if _TIME.fullmatch(entry.time) else ("time",)
-    left_out = {"time", "tensors"}.difference(inside)
-    told = {name: value for name, value in facts.items() if name not in left_out and value is not None}
+    omitted = {"time", "tensors"}.difference(inside)
+    fields = {name: value for name, value in facts.items() if name not in omitted and value is not None}
     text = f"{entry.event} {entry.outcome}" if entry.outcome else str(entry.event)
     if code := known_code(entry.admission):
-        told["code"] = code.value
+        fields["code"] = code.value
         text += f", {code}"
-    yield _message(entry, str(entry.event), "entry", told, f"{text}, {len(entry.tensors)} tensors")
+    yield _message(entry, str(entry.event), "entry", fields, f"{text}, {len(entry.tensors)} tensors")
     for position, tensor in enumerate(entry.tensors):
         about = {"entry": entry.leaf_hash, "seq": entry.seq, "site": entry.site, "position": position}
-        known = {name: value for name, value in vars(tensor).items() if value is not None}
-        yield _message(entry, "tensor", "tensor", about | known, f"{text}, tensor {position + 1}")
+        tensor_fields = {name: value for name, value in vars(tensor).items() if value is not None}
+        yield _message(entry, "tensor", "tensor", about | tensor_fields, f"{text}, tensor {position + 1}")
 
 
 def _message(entry: Entry, message: str, element: str, facts: Mapping[str, Any], text: str) -> str:
     host = entry.site if _NAME.fullmatch(entry.site) else "-"
-    params = " ".join(f'{name}="{_escaped(value)}"' for name, value in facts.items())
+    params = " ".join(f'{name}="{_escape(value)}"' for name, value in facts.items())
     time = entry.time if _TIME.fullmatch(entry.time) else "-"
     header = f"<{8 * LOG_AUDIT + _severity(entry)}>1 {time} {host} medfedvqa - {message}"
     return f"{header} [{element}@{ENTERPRISE} {params}] {text}"
@@ -52,6 +52,6 @@ def _severity(entry: Entry) -> int:
     return _SEVERITIES.get(entry.event, INFO)
 
 
-def _escaped(value: Any) -> str:
+def _escape(value: Any) -> str:
     """A parameter's value, text as it is and anything else as JSON."""
     return for_syslog(value if isinstance(value, str) else canonical(value).decode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from audits.bounded_files import MAX_NOTES
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.errors import LogError, NoteError
-from audits.fast_lines import ACCEPTED, RECEIVE, Line
+from audits.fast_lines import ACCEPTED, RECEIVE, LogLine
 from audits.log_files import segments
 from audits.signed_note import Note, VerifierKey
 from audits.verifier import Walk
@@ -20,23 +20,23 @@ RECEIPTS = "receipts"
 
 
 @dataclass
-class Evidence:
-    """Gathered from folders and files of others; nothing in it is believed before its signature is checked."""
+class ExternalEvidence:
+    """Notes and keys from folders and files of others; nothing here is trusted before its signature is checked."""
 
     keys: defaultdict[str, set[VerifierKey]] = field(default_factory=lambda: defaultdict(set))
-    """By name, as any of them knows it."""
+    """Keys by the name of their log, from all parties."""
     notes: defaultdict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     """Checkpoints by origin."""
     receipts: list[Path] = field(default_factory=list)
     """Folders of logs of what a server received."""
 
     @classmethod
-    def gather(cls, places: Iterable[Path], but: Path) -> "Evidence":
+    def gather(cls, places: Iterable[Path], but: Path) -> "ExternalEvidence":
         """From these files, and all below these folders, but for the log that is to be checked in the folder `but`.
 
         Raises `LogError` if a place does not exist, or a file is not what its name says.
         """
-        found, seen = cls(), set()
+        evidence, taken = cls(), set()
         for place in places:
             if not place.exists():
                 raise LogError("one of the places to compare with does not exist: give a file of notes, or a folder")
@@ -44,16 +44,21 @@ class Evidence:
                 raise LogError("one of the places to compare with is neither a plain file nor a folder")
             files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
             for path in files:
-                if path.resolve() not in seen and path.resolve().parent != but.resolve():
-                    found._take(path, place.is_file())
-                    seen.add(path.resolve())
-        return found
+                if path.resolve() not in taken and path.resolve().parent != but.resolve():
+                    evidence._take(path, place.is_file())
+                    taken.add(path.resolve())
+        return evidence
 
-    def _take(self, path: Path, named: bool) -> None:
+    def _take(self, path: Path, is_given: bool) -> None:
         if path.name == KEYS:
             for key in read_keys(path).values():
                 self.keys[key.name].add(key)
-        elif named or path.name in (WITNESSED, CHECKPOINTS) or path.name.startswith(EVIDENCE) or path.suffix == ".note":
+        elif (
+            is_given
+            or path.name in (WITNESSED, CHECKPOINTS)
+            or path.name.startswith(EVIDENCE)
+            or path.suffix == ".note"
+        ):
             if path.stat().st_size > MAX_NOTES:
                 raise LogError(f"a file of notes has more than {MAX_NOTES} bytes: give the newest of them")
             for note in NoteFile(path):
@@ -83,51 +88,51 @@ class Claims:
         return max(self.sizes, default=0)
 
 
-def claims_on(site: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> Claims:
-    """`own`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
+def claims_on(site: str, key: VerifierKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> Claims:
+    """`own_notes`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
 
     Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
     """
-    origin, own = origin_of(site), list(own)
+    origin, own_notes = origin_of(site), list(own_notes)
     roots: defaultdict[int, set[bytes]] = defaultdict(set)
     parties: set[str] = set()
     for note in evidence.notes[origin] if key else ():
         if key and key.signed(note):
-            found = Checkpoint.parse(note.text)
-            roots[found.size].add(found.root)
+            checkpoint = Checkpoint.parse(note.text)
+            roots[checkpoint.size].add(checkpoint.root)
             parties |= _cosigners(note, evidence)
-    for note in own:
+    for note in own_notes:
         names = _cosigners(note, evidence)
         if names and key and key.signed(note):
-            found = Checkpoint.parse(note.text)
-            roots[found.size].add(found.root)
+            checkpoint = Checkpoint.parse(note.text)
+            roots[checkpoint.size].add(checkpoint.root)
             parties |= names
     return Claims(
-        sizes={size: next(iter(found)) for size, found in roots.items() if len(found) == 1},
-        forks=tuple(sorted(size for size, found in roots.items() if len(found) > 1)),
+        sizes={size: next(iter(checkpoint)) for size, checkpoint in roots.items() if len(checkpoint) == 1},
+        forks=tuple(sorted(size for size, checkpoint in roots.items() if len(checkpoint) > 1)),
         key=key,
-        other_keys=_other_keys(origin, key, own, evidence),
+        other_keys=_other_keys(origin, key, own_notes, evidence),
         parties=tuple(sorted(parties)),
     )
 
 
-def _other_keys(origin: str, key: VerifierKey | None, own: Iterable[Note], evidence: Evidence) -> bool:
+def _other_keys(origin: str, key: VerifierKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> bool:
     """Whether others know the log by another key, or hold notes of it that another key signed.
 
     Where no key is known, that is one which the log's own notes do not have.
     """
-    ids = key.ids if key else _ids(origin, own)
+    ids = key.ids if key else _ids(origin, own_notes)
     others = _ids(origin, evidence.notes[origin])
     strangers = evidence.keys[origin] - {key} if key else ()
     return bool(strangers) or bool(ids and others - ids)
 
 
 def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
-    """Of the keys that signed notes in the log's own name."""
-    return frozenset(found for note in notes for found in note.ids_of(origin))
+    """The ids of the keys that signed notes in the log's own name."""
+    return frozenset(key_id for note in notes for key_id in note.ids_of(origin))
 
 
-def _cosigners(note: Note, evidence: Evidence) -> set[str]:
+def _cosigners(note: Note, evidence: ExternalEvidence) -> set[str]:
     names = {name for name, _ in note.signatures}
     return {name for name in names if any(key.cosigned(note) for key in evidence.keys.get(name, ()))}
 
@@ -137,17 +142,17 @@ def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
 
     Raises `LogError` if the receipts' own chain does not hold.
     """
-    name, found = b'"%s"' % site.encode(), {}
+    name, digests = b'"%s"' % site.encode(), {}
     walk = Walk(folder)
     for line in walk:
         if line.event == RECEIVE and line.outcome == ACCEPTED and line.peer == name:
-            found[matching(line)] = line.seq
+            digests[matching(line)] = line.seq
     if walk.bad:
         raise NoteError("the server's receipts do not hold themselves: ask for another copy")
-    return found
+    return digests
 
 
-def matching(line: Line) -> bytes:
+def matching(line: LogLine) -> bytes:
     """The same for a release in a site's log and its receipt at the server."""
-    said = line.job, line.round, line.task, line.tensors
-    return hashlib.sha256(b"\n".join(said)).digest()[:16]
+    members = line.job, line.round, line.task, line.tensors
+    return hashlib.sha256(b"\n".join(members)).digest()[:16]

@@ -21,7 +21,7 @@ EXPIRED, FINDING = b'"expired"', b'"finding"'
 SENT, ACCEPTED, REFUSED = b'"sent"', b'"accepted"', b'"refused"'
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """What the verifier needs of an entry; bytes are canonical JSON, `null` in an entry of a higher format number."""
 
     seq: int
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     """Whether the entry holds what this version does not know."""
 
 
-_KEPT = ("event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
+_MEMBERS = ("event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
 _OPTIONAL = ("wire", "expiry")
 _SPECIAL = {
     "leaf_hash": rb'(?P<leaf_member>,"leaf_hash":"(?P<leaf_hash>[0-9a-f]{64})")',
@@ -59,14 +59,14 @@ class _Fast:
 
     def __init__(self, number: int) -> None:
         members = GRAMMARS[number]
-        written = [self._member(name, number) for name in members.forms]
-        pattern = re.compile(rb"\{" + b"".join(written).removeprefix(b",") + rb"\}\n", re.DOTALL)
+        members_patterns = [self._member(name, number) for name in members.forms]
+        pattern = re.compile(rb"\{" + b"".join(members_patterns).removeprefix(b",") + rb"\}\n", re.DOTALL)
         places = {name: place - 1 for name, place in pattern.groupindex.items()}
         self.mark = b',"format":%d,' % number if number else b""
         """What stands in every line of the format, and in few others: looked for first, since that is fast."""
         self.match, self.leaf = pattern.fullmatch, places["leaf_member"] + 1
-        self.kept: Callable[[_Groups], Any] = itemgetter(
-            *(places[name] for name in ("seq", "prev_hash", "leaf_hash", *_KEPT, *_OPTIONAL))
+        self.values: Callable[[_Groups], Any] = itemgetter(
+            *(places[name] for name in ("seq", "prev_hash", "leaf_hash", *_MEMBERS, *_OPTIONAL))
         )
         parts = [name for name, form in members.forms.items() if not form.exact]
         self.parts: Callable[[_Groups], _Groups] = itemgetter(*(places[name] for name in parts))
@@ -76,7 +76,7 @@ class _Fast:
         members = GRAMMARS[number]
         form = members.forms[name]
         pattern = b"%d" % number if name == "format" else form.pattern
-        if name == "seq" or name in _KEPT or not form.exact:
+        if name == "seq" or name in _MEMBERS or not form.exact:
             pattern = b"(?P<%s>%s)" % (name.encode(), pattern)
         member = _SPECIAL.get(name, b',"%s":%s' % (name.encode(), pattern))
         return b"(?:%s)?" % member if name in members.optional else member
@@ -85,18 +85,18 @@ class _Fast:
 _FAST = tuple(_Fast(number) for number in sorted(GRAMMARS, reverse=True))
 
 
-def read_line(line: bytes) -> Line:
+def read_line(line: bytes) -> LogLine:
     """What a line says, also one of a newer format. Raises `LogError` where `parse_any` does."""
     for fast in _FAST:
-        if fast.mark in line and (found := fast.match(line)):
-            groups = found.groups()
-            begin, end = found.span(fast.leaf)
-            seq, prev, leaf, *kept = fast.kept(groups)
+        if fast.mark in line and (match := fast.match(line)):
+            groups = match.groups()
+            begin, end = match.span(fast.leaf)
+            seq, prev, leaf, *values = fast.values(groups)
             digest = sha256(b"\0" + line[:begin] + line[end:-1]).hexdigest()
             parts = fast.parts(groups)
             sound = digest == leaf.decode() and (parts == fast.empty or _canonical(parts))
             if sound and (line.isascii() or _utf8(line)):
-                return Line(int(seq), prev.decode(), digest, *kept)
+                return LogLine(int(seq), prev.decode(), digest, *values)
             break
     return _slowly(line)  # which says what is wrong with it, if anything is
 
@@ -122,10 +122,10 @@ def _utf8(line: bytes) -> bool:
     return True
 
 
-def _slowly(line: bytes) -> Line:
+def _slowly(line: bytes) -> LogLine:
     record, newer = parse_any(line)
     if record.get("format", 0) > FORMAT:
         record = {name: record[name] for name in ENVELOPE.forms}
-    kept = (canonical(record.get(name)) for name in _KEPT)
+    values = (canonical(record.get(name)) for name in _MEMBERS)
     optional = (canonical(record[name]) if name in record else None for name in _OPTIONAL)
-    return Line._make((record["seq"], record["prev_hash"], record["leaf_hash"], *kept, *optional, newer))
+    return LogLine._make((record["seq"], record["prev_hash"], record["leaf_hash"], *values, *optional, newer))

@@ -1,6 +1,6 @@
-"""What the fields of an entry may hold: one `Form` for each type that the entry's classes name.
+"""The permitted values of an entry's fields: one `Form` for each type in the annotations of the entry's classes.
 
-How a parsed value is checked and how it looks in a line stand side by side here: both readers of lines are made of it.
+A form holds the check of a parsed value and the pattern of its text. Both readers of lines are built from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,39 +46,41 @@ class Members:
 
     forms: Mapping[str, Form]
     optional: frozenset[str]
-    """These are left out where they do not apply; all others are in every object."""
+    """Names of the members that an object may lack; all others are in every object."""
 
     def fit(self, record: Any) -> Fit:
-        """Of a whole object."""
+        """Whether an object has the members that it must have, each of its form."""
         if type(record) is not dict or not record.keys() >= self.forms.keys() - self.optional:
             return Fit.NO
         least = Fit.YES
         for name, value in record.items():
             form = self.forms.get(name)
-            found = form.fit(value) if form else _yes(bounded(value), Fit.NEWER)
-            if found < least:
-                if not found:
-                    return found
-                least = found
+            member_fit = form.fit(value) if form else _yes(bounded(value), Fit.NEWER)
+            if member_fit < least:
+                if not member_fit:
+                    return member_fit
+                least = member_fit
         return least
 
 
 def members_of(kind: type, number: int) -> Members:
-    """Of the objects that stand for a dataclass in lines of this format.
+    """The members of the objects that stand for a dataclass in lines of this format.
 
     A field whose metadata have `since` is not in formats before that one; one with `optional` is left out where it is
     `None`.
     """
     hints = get_type_hints(kind)
-    known = sorted((one for one in fields(kind) if one.metadata.get("since", 0) <= number), key=lambda one: one.name)
-    optional = frozenset(one.name for one in known if is_optional(one))
-    forms = {one.name: _form(hints[one.name], number, one.name in optional) for one in known}
+    members = sorted(
+        (item for item in fields(kind) if item.metadata.get("since", 0) <= number), key=lambda item: item.name
+    )
+    optional = frozenset(item.name for item in members if is_optional(item))
+    forms = {item.name: _form(hints[item.name], number, item.name in optional) for item in members}
     return Members(forms, optional)
 
 
-def is_optional(one: Field[Any]) -> bool:
+def is_optional(member: Field[Any]) -> bool:
     """Whether a field is left out where it is `None`."""
-    return bool(one.metadata.get("optional"))
+    return bool(member.metadata.get("optional"))
 
 
 def bounded(value: Any, depth: int = MOST_DEPTH) -> bool:
@@ -92,7 +94,7 @@ def bounded(value: Any, depth: int = MOST_DEPTH) -> bool:
 
 
 def _form(hint: Any, number: int, never_null: bool = False) -> Form:
-    """Of values of a type, as the annotations of a class name it."""
+    """The form of values of a type that a class annotation names."""
     if get_origin(hint) in (Union, UnionType):
         (inner,) = set(get_args(hint)) - {NoneType}
         form = _form(inner, number)
@@ -115,12 +117,12 @@ def _or_null(form: Form) -> Form:
 
 def _word(words: Sequence[str]) -> Form:
     """One of a closed vocabulary, to which a newer version may have added."""
-    known = frozenset(words)
+    vocabulary = frozenset(words)
 
     def fit(value: Any) -> Fit:
         if type(value) is not str:
             return Fit.NO
-        return Fit.YES if value in known else Fit.NEWER
+        return Fit.YES if value in vocabulary else Fit.NEWER
 
     return Form(fit, b'"(?:' + b"|".join(word.encode() for word in words) + b')"')
 
@@ -128,15 +130,15 @@ def _word(words: Sequence[str]) -> Form:
 def _object(members: Members) -> Form:
     if members.optional or not all(form.exact for form in members.forms.values()):
         return Form(members.fit, _OBJECT, exact=False)
-    written = b",".join(b'"%s":%s' % (name.encode(), form.pattern) for name, form in members.forms.items())
-    return Form(members.fit, rb"\{" + written + rb"\}")
+    pattern = b",".join(b'"%s":%s' % (name.encode(), form.pattern) for name, form in members.forms.items())
+    return Form(members.fit, rb"\{" + pattern + rb"\}")
 
 
-def _list(one: Form) -> Form:
+def _list(item: Form) -> Form:
     def fit(value: Any) -> Fit:
-        return min(map(one.fit, value), default=Fit.YES) if type(value) is list else Fit.NO
+        return min(map(item.fit, value), default=Fit.YES) if type(value) is list else Fit.NO
 
-    return Form(fit, rb"\[(?:%s(?:,%s)*+)?\]" % (one.pattern, one.pattern) if one.exact else rb"\[.*?\]", one.exact)
+    return Form(fit, rb"\[(?:%s(?:,%s)*+)?\]" % (item.pattern, item.pattern) if item.exact else rb"\[.*?\]", item.exact)
 
 
 def _yes(holds: bool, fit: Fit = Fit.YES) -> Fit:

@@ -1,4 +1,4 @@
-"""The only way out of a site, and the only way in: what is not declared and allowed does not pass."""
+"""The gate is the only way out of a site and the only way in: it passes only what is declared and allowed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from audits.errors import (
     AuditError,
     JobRefused,
     MessageRefused,
-    Reason,
     ReceiptRefused,
+    ReleaseFault,
     ReleaseRefused,
 )
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What every entry says about the job: its id, its method, on which model and code, who submitted it.
+    """The facts about the job in every entry: its id, method, model, code and submitter.
 
     `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
     `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them.
@@ -46,8 +46,8 @@ class JobContext:
 
 
 @dataclass(frozen=True)
-class Charged:
-    """What the site's ledger charged for a message, as its entry says it.
+class LogCharge:
+    """The ledger's charge for a message, as the message's log entry states it.
 
     `event`: the mechanism, its noise and where in the ledger the charge stands, as plain JSON. The epsilons are those
     of the cohort's worst patient over all jobs, in nats.
@@ -86,9 +86,9 @@ class Gate:
         if context.method != exchange.method:
             raise AuditError("the job's method and the exchange's are not the same: build both from one method")
         self._exchange, self._policy, self._log = exchange, policy, log
-        said = {name: value or None for name, value in vars(context).items() if name != "code"}
+        facts = {name: value or None for name, value in vars(context).items() if name != "code"}
         self._code = context.code and context.code.record()
-        self._standing: dict[str, Any] = said | {
+        self._standing: dict[str, Any] = facts | {
             "policy": policy.digest(),
             "exchange": exchange.digest(),
         }
@@ -99,8 +99,8 @@ class Gate:
 
     def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
         """Logs that the site does not go on with the job, and raises `JobRefused`; `detail` stays at the site."""
-        said = {"outcome": Outcome.REFUSED, "reason": detail or code.sentence, "admission": {"code": code.value}}
-        self._log.append(Event.REFUSAL, **self._standing, **said)
+        fields = {"outcome": Outcome.REFUSED, "reason": detail or code.sentence, "admission": {"code": code.value}}
+        self._log.append(Event.REFUSAL, **self._standing, **fields)
         raise JobRefused(code, detail)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Gate:
         round: int,
         tensors: Mapping[str, NDArray[Any]],
         recipient: str = "server",
-        charged: Charged | None = None,
+        charge: LogCharge | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
         """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
@@ -123,7 +123,7 @@ class Gate:
         is declared under differential privacy; `LogError` if the entry cannot be written. `sharing`: the computation
         on shares that the message belongs to.
         """
-        return self._pass(_OUT, task, round, dict(tensors), recipient, charged, sharing)
+        return self._pass(_OUT, task, round, dict(tensors), recipient, charge, sharing)
 
     def share(
         self,
@@ -131,13 +131,13 @@ class Gate:
         round: int,
         tensors: Mapping[str, NDArray[Any]],
         sharing: Sharing,
-        charged: Charged | None = None,
+        charge: LogCharge | None = None,
     ) -> Tensors:
         """The values that a computation on shares may take in, checked and logged as `release` does; call it first.
 
         They are logged without digests: no message holds them, and a digest could be guessed back to them.
         """
-        return self._pass(_OUT, task, round, dict(tensors), SITES, charged, sharing)
+        return self._pass(_OUT, task, round, dict(tensors), SITES, charge, sharing)
 
     def reveal(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sharing: Sharing) -> Tensors:
         """This site's result of a computation on shares, checked and logged as `receive` does, without digests."""
@@ -154,78 +154,80 @@ class Gate:
         round: object,
         message: Mapping[str, Any],
         peer: str,
-        charged: Charged | None = None,
+        charge: LogCharge | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
         number = round_number(round)
-        said: dict[str, Any] = self._standing | {"round": number, "direction": way.direction}
-        if charged is not None:
-            said |= {"dp_event": charged.event} | {name: getattr(charged, name) for name in _EPSILONS}
+        fields: dict[str, Any] = self._standing | {"round": number, "direction": way.direction}
+        if charge is not None:
+            fields |= {"dp_event": charge.event} | {name: getattr(charge, name) for name in _EPSILONS}
         if sharing is not None:
-            said |= {"reason": str(sharing), "sharing": sharing.record()}
+            fields |= {"reason": str(sharing), "sharing": sharing.record()}
         if peer in self._policy.recipients:
-            said["peer"] = peer
+            fields["peer"] = peer
         try:
             task = self._exchange.task(name)
         except AuditError:
-            self._refuse(way, said, [Reason.TASK])
-        said["task"] = task.name
+            self._refuse(way, fields, [ReleaseFault.TASK])
+        fields["task"] = task.name
         if number is None:
-            self._refuse(way, said, [Reason.ROUND])
+            self._refuse(way, fields, [ReleaseFault.ROUND])
         specs = tuple(spec for spec in way.declared(task) if peer in spec.recipients or spec.name in message)
-        passed, reasons = self._checked(specs, message, peer)
+        copies, reasons = self._check_tensors(specs, message, peer)
         if way is _OUT:
-            reasons += self._unprotected(specs, charged)
-            reasons += _too_long(task, passed)
+            reasons += self._missing_protection(specs, charge)
+            reasons += _too_long(task, copies)
         if reasons:
-            said["tensors"] = tuple(_undigested(spec) for spec in specs if spec.name not in passed)
-            self._refuse(way, said, reasons)
-        record = _shared if peer == SITES else _digested
-        records = tuple(record(spec, passed[spec.name]) for spec in specs)
+            fields["tensors"] = tuple(_record_of_refused(spec) for spec in specs if spec.name not in copies)
+            self._refuse(way, fields, reasons)
+        record = _record_without_digest if peer == SITES else _record_with_digest
+        records = tuple(record(spec, copies[spec.name]) for spec in specs)
         nbytes = sum(record.nbytes for record in records)
-        self._log.append(way.event, **said, tensors=records, nbytes=nbytes, outcome=way.passed)
-        return passed
+        self._log.append(way.event, **fields, tensors=records, nbytes=nbytes, outcome=way.passed)
+        return copies
 
-    def _checked(self, specs: Iterable[TensorSpec], message: Mapping[str, Any], peer: str) -> tuple[Tensors, list[str]]:
+    def _check_tensors(
+        self, specs: Iterable[TensorSpec], message: Mapping[str, Any], peer: str
+    ) -> tuple[Tensors, list[str]]:
         """Copies of the tensors that may pass, and the reasons why the message as a whole may not; none if it may."""
-        passed: Tensors = {}
-        reasons = [] if peer in self._policy.recipients else [str(Reason.PEER)]
+        copies: Tensors = {}
+        reasons = [] if peer in self._policy.recipients else [str(ReleaseFault.PEER)]
         if self._exchange.method not in self._policy.methods:  # also where a task sends or receives no tensor
-            reasons.append(Reason.METHOD.format(method=self._exchange.method))
-        undeclared = len(message.keys() - {spec.name for spec in specs})
-        if undeclared:
-            reasons.append(Reason.UNDECLARED.format(count=undeclared))
+            reasons.append(ReleaseFault.METHOD.format(method=self._exchange.method))
+        surplus = len(message.keys() - {spec.name for spec in specs})
+        if surplus:
+            reasons.append(ReleaseFault.UNDECLARED.format(count=surplus))
         for spec in specs:
             try:
                 self._check_allowed(spec, peer)
-                passed[spec.name] = spec.copied(message)
+                copies[spec.name] = spec.checked_copy(message)
             except MessageRefused as error:
                 reasons.append(str(error))
-        return passed, reasons
+        return copies, reasons
 
-    def _unprotected(self, specs: Iterable[TensorSpec], charged: Charged | None) -> Iterator[str]:
+    def _missing_protection(self, specs: Iterable[TensorSpec], charge: LogCharge | None) -> Iterator[str]:
         """Why tensors may not leave with the protection that they carry."""
         for spec in specs:
-            if spec.protection.private and charged is None:
-                yield Reason.UNCHARGED.format(name=spec.name)
+            if spec.protection.private and charge is None:
+                yield ReleaseFault.UNCHARGED.format(name=spec.name)
             if spec.kind is Kind.PUBLIC:
                 continue
             if self._policy.require_dp and not spec.protection.private:
-                yield Reason.UNPROTECTED.format(name=spec.name)
+                yield ReleaseFault.UNPROTECTED.format(name=spec.name)
             if self._policy.require_secagg and not spec.protection.masked:
-                yield Reason.UNMASKED.format(name=spec.name)
+                yield ReleaseFault.UNMASKED.format(name=spec.name)
 
     def _check_allowed(self, spec: TensorSpec, peer: str) -> None:
         reason = self._policy.allows(self._exchange.method, spec)
         if reason:
             raise MessageRefused(reason)
         if peer not in spec.recipients:
-            raise MessageRefused(Reason.ADDRESS.format(name=spec.name))
+            raise MessageRefused(ReleaseFault.ADDRESS.format(name=spec.name))
 
-    def _refuse(self, way: _Way, said: Mapping[str, Any], reasons: list[str]) -> NoReturn:
+    def _refuse(self, way: _Way, fields: Mapping[str, Any], reasons: list[str]) -> NoReturn:
         reason = "; ".join(dict.fromkeys(reasons))
-        self._log.append(way.event, **{**said, "outcome": Outcome.REFUSED, "reason": reason})
-        when = "" if said["round"] is None else f" in round {said['round']}"
+        self._log.append(way.event, **{**fields, "outcome": Outcome.REFUSED, "reason": reason})
+        when = "" if fields["round"] is None else f" in round {fields['round']}"
         raise way.refusal(f"{way.consequence}{when}: {reason}")
 
 
@@ -240,23 +242,23 @@ def round_number(value: object) -> int | None:
     return number if 0 <= number < _ROUNDS else None
 
 
-def _too_long(task: TaskSpec, passed: Tensors) -> Iterator[str]:
+def _too_long(task: TaskSpec, copies: Tensors) -> Iterator[str]:
     """Why the parameters of an upload may not leave together."""
     try:
-        task.check_norm(passed)
+        task.check_norm(copies)
     except MessageRefused as error:
         yield str(error)
 
 
-def _digested(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
+def _record_with_digest(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
     digest = hashlib.sha256(array.data).hexdigest()
     return TensorRecord(spec.name, spec.shape, spec.dtype, array.nbytes, digest, spec.kind, spec.protection)
 
 
-def _shared(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
+def _record_without_digest(spec: TensorSpec, array: NDArray[Any]) -> TensorRecord:
     return TensorRecord(spec.name, spec.shape, spec.dtype, array.nbytes, None, spec.kind, spec.protection)
 
 
-def _undigested(spec: TensorSpec) -> TensorRecord:
-    """What is declared of a refused tensor: a digest of values that stay could be guessed back to them."""
+def _record_of_refused(spec: TensorSpec) -> TensorRecord:
+    """The record of a refused tensor, without a digest: values that stay could be guessed from their digest."""
     return TensorRecord(spec.name, spec.shape, spec.dtype, 0, None, spec.kind, spec.protection)

@@ -25,7 +25,7 @@ class Request:
     def __init__(self, drafts: Sequence[Draft]) -> None:
         self.drafts = drafts
         self.entries: list[Entry] = []
-        """As they are on disk, once the request is settled without an error."""
+        """The entries on disk, once the request is settled without an error."""
         self.error: Exception | None = None
         self.settled = False
         self.writes = False
@@ -34,11 +34,11 @@ class Request:
         self.wake.acquire()
 
     def settle(self, entries: list[Entry]) -> None:
-        """They are on disk."""
+        """Marks the entries as written."""
         self.entries, self.settled = entries, True
 
     def fail(self, error: Exception) -> None:
-        """None of them is written."""
+        """Marks the request as failed: none of its entries is written."""
         self.error, self.settled = error, True
 
 
@@ -105,7 +105,7 @@ class GroupCommit:
             self._last = 1
 
     def _pass_on(self) -> None:
-        """The first who waits writes next."""
+        """Lets the first waiting thread write next."""
         self._busy = bool(self._waiting)
         if self._busy:
             self._waiting[0].writes = True

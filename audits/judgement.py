@@ -1,12 +1,12 @@
-"""What is said of each thing that is checked about a log or a report: shown, not shown or broken."""
+"""The verdict on each part of a log or a report: shown, not shown or broken."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
-    """What can be said of one part of a verdict, and of a verdict: the worst of its parts."""
+class VerdictState(StrEnum):
+    """The state of a part of a verdict; a verdict has the worst state of its parts."""
 
     NOT_COMPARED = "not compared"
     """Nothing depends on it, and so the verdict does not."""
@@ -15,15 +15,16 @@ class State(StrEnum):
     BROKEN = "broken"
 
 
-EXIT_CODES = {State.NOT_COMPARED: 0, State.SHOWN: 0, State.BROKEN: 1, State.NOT_SHOWN: 2}
+NOT_COMPARED, SHOWN, NOT_SHOWN, BROKEN = VerdictState
+EXIT_CODES = {NOT_COMPARED: 0, SHOWN: 0, BROKEN: 1, NOT_SHOWN: 2}
 
 
 @dataclass(frozen=True)
-class Part:
+class VerdictPart:
     """One thing that was checked; `entry` is the first that shows the damage."""
 
     name: str
-    state: State
+    state: VerdictState
     said: str
     entry: int | None = None
 
@@ -32,14 +33,14 @@ class Part:
 class Judgement:
     """One of the three verdicts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[VerdictPart, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> VerdictState:
         """The worst of the parts."""
         return worst(part.state for part in self.parts)
 
 
-def worst(states: Iterable[State]) -> State:
-    """The one that counts for all of them together."""
-    return max(states, key=list(State).index)
+def worst(states: Iterable[VerdictState]) -> VerdictState:
+    """The worst of these states."""
+    return max(states, key=list(VerdictState).index)

@@ -44,7 +44,7 @@ from audits.tiles import WIDTH
 
 GENESIS = "0" * 64
 SEGMENT_BYTES = 1 << 26
-"""A segment that has so many is closed, and the next entry begins another."""
+"""A segment of at least this size is closed, and the next entry begins another."""
 
 
 class AuditLog:
@@ -63,16 +63,16 @@ class AuditLog:
         self._signed = self._published = (0, 0, 0)
         self._thread = threading.Lock()
         self._group = GroupCommit()
-        with _reported("opened"):
-            made = [path for path in (folder, *folder.parents) if not path.exists()]
+        with _log_errors("opened"):
+            new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             self._open()
-            for parent in {folder, *(path.parent for path in made)}:
+            for parent in {folder, *(path.parent for path in new_folders)}:
                 sync_folder(parent)
             self._anchor = Anchor(folder, key) if key else None
 
     def close(self) -> None:
-        """Signs what is not signed yet, if it holds a key, and gives the files back; entries are on disk already."""
+        """Signs the entries that are not signed yet, if the log has a key, and closes the files."""
         if self._closer.alive and self._anchor:
             try:
                 self.publish()
@@ -84,67 +84,67 @@ class AuditLog:
     @property
     def key(self) -> VerifierKey:
         """The key that signs this log. Raises `LogError` without one."""
-        return self._anchored.key.public
+        return self._required_anchor.key.public
 
     def checkpoint(self) -> Note:
-        """The signed checkpoint of the log as it is, on disk. Raises `LogError` if it cannot be, or without a key.
+        """Signs a checkpoint of the current log and writes it to disk. Raises `LogError` without a key, or if it fails.
 
         The public form follows once 256 entries are new, and when the log is closed.
         """
         return self._sign(lag=WIDTH)
 
     def publish(self, anew: bool = False) -> Note:
-        """As `checkpoint`, and the public form is up to it. `anew`: all of it is made again from the lines."""
+        """Like `checkpoint`, and also updates the public form. `anew`: rebuilds all of it from the lines."""
         return self._sign(lag=1, anew=anew)
 
     def _sign(self, lag: int, anew: bool = False) -> Note:
-        with self._thread, _reported("signed"), self._locked():
-            head, _ = self._refreshed()
+        with self._thread, _log_errors("signed"), self._locked():
+            head, _ = self._refresh()
             leaf = bytes.fromhex(head.leaf)
-            note = self._anchored.sign(head.entries, leaf, lambda begin: self._links(begin, head.entries))
+            note = self._required_anchor.sign(head.entries, leaf, lambda begin: self._links(begin, head.entries))
             self._signed = head.entries, os.fstat(self._file).st_ino, head.size
-            if self._anchored.publish(note, self._lines, lag, anew):
+            if self._required_anchor.publish(note, self._lines, lag, anew):
                 self._published = self._signed
             return note
 
     def proof(self, old: int, note: Note) -> list[bytes]:
-        """That a signed checkpoint continues the log as it was with `old` entries."""
-        with self._thread, _reported("read"):
-            return self._anchored.proof(old, Checkpoint.parse(note.text).size)
+        """The proof that a signed checkpoint continues the log of `old` entries."""
+        with self._thread, _log_errors("read"):
+            return self._required_anchor.proof(old, Checkpoint.parse(note.text).size)
 
     def contradicts(self, note: Note) -> bool:
-        """Whether a checkpoint of this log, signed with its key, is of other entries than those signed here."""
-        with self._thread, _reported("read"):
-            last = self._anchored.last()
-            return self._anchored.contradicts(Checkpoint.parse(note.text), last.size if last else 0)
+        """Whether a checkpoint that this log's key has signed covers other entries than those signed here."""
+        with self._thread, _log_errors("read"):
+            last = self._required_anchor.last()
+            return self._required_anchor.contradicts(Checkpoint.parse(note.text), last.size if last else 0)
 
     def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
         """Stores the cosignatures of this log's checkpoints by these keys; how many were new. Raises `LogError`."""
-        with self._thread, _reported("written"), self._locked():
-            return self._anchored.cosigned(notes, keys)
+        with self._thread, _log_errors("written"), self._locked():
+            return self._required_anchor.cosigned(notes, keys)
 
     def keep_hashes(self) -> None:
         """Returns once the leaf hashes of all signed entries are on disk apart from their lines."""
-        with self._thread, _reported("written"):
-            self._anchored.sync()
+        with self._thread, _log_errors("written"):
+            self._required_anchor.sync()
 
     def drop_expired(self) -> None:
         """Removes from the public form the bundles with lines that the log has no more. Raises `LogError`."""
-        with self._thread, _reported("written"), self._locked():
-            self._anchored.drop_expired()
+        with self._thread, _log_errors("written"), self._locked():
+            self._required_anchor.drop_expired()
 
-    def append(self, event: Event, **said: Any) -> Entry:
+    def append(self, event: Event, **fields: Any) -> Entry:
         """Adds an entry with these fields and returns once it is on disk.
 
         Raises `LogError` if it cannot be written, in which case it counts as not written; `TypeError` or `ValueError`
         for a field, event or value that the format does not have.
         """
-        return self.append_all([(event, said)])[0]
+        return self.append_all([(event, fields)])[0]
 
     def append_all(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Adds several entries, in order, at the price of one fsync, and returns once all are on disk.
 
-        Where one cannot be written, none is. Raises as `append` does.
+        Either all are written or none. Raises as `append` does.
         """
         if not drafts:
             return []
@@ -156,24 +156,24 @@ class AuditLog:
 
     def _append_group(self, group: Sequence[Request]) -> None:
         """Writes the entries of all requests with one fsync, or one for each segment that they fill."""
-        with self._thread, _reported("written"), self._locked():
-            head, torn = self._refreshed()
+        with self._thread, _log_errors("written"), self._locked():
+            head, torn = self._refresh()
             block = _Block(head)
             if torn:
                 os.ftruncate(self._file, head.size)
                 reason = f"the last {torn} bytes, left by a crash, were cut off"
-                block.add(self._made(head, (Event.RECOVERED, {"reason": reason})))
+                block.add(self._encode(head, (Event.RECOVERED, {"reason": reason})))
             for request in group:
                 if block.head.size >= self._limit:
                     self._write(block)
                     block = _Block(self._roll())
                 try:
-                    block.take(request, self._made)
+                    block.take(request, self._encode)
                 except (TypeError, ValueError, RecursionError, LogError) as error:
                     request.fail(error)
             self._write(block)
 
-    def _made(self, head: "_Head", draft: Draft) -> tuple[Entry, bytes]:
+    def _encode(self, head: "_Head", draft: Draft) -> tuple[Entry, bytes]:
         """The next entry, and its line; encoded once, since that is most of what an entry costs."""
         unhashed = self._entry(head, *draft)
         before, _, after = canonical(unhashed.record()).partition(b'"leaf_hash":"",')
@@ -184,7 +184,7 @@ class AuditLog:
         _check_readable(line)
         return replace(unhashed, leaf_hash=leaf), line
 
-    def _entry(self, head: "_Head", event: Event, said: Mapping[str, Any]) -> Entry:
+    def _entry(self, head: "_Head", event: Event, fields: Mapping[str, Any]) -> Entry:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return Entry(
             seq=head.entries,
@@ -194,7 +194,7 @@ class AuditLog:
             monotonic=time.monotonic_ns(),
             site=self.site,
             event=Event(event),
-            **said,
+            **fields,
         )
 
     def _write(self, block: "_Block") -> None:
@@ -216,11 +216,11 @@ class AuditLog:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         if not self._closer.alive:
-            raise LogError("the audit log was closed: open it again before the site goes on")
+            raise LogError("the audit log was closed: open it again before the site continues")
         while True:
             file = self._file
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not self._rolled():
+            if not self._was_rolled():
                 break
             self._reopen()  # gives the lock back as well
         try:
@@ -234,18 +234,18 @@ class AuditLog:
         self._head = _Head()
 
     def _reopen(self) -> None:
-        """Goes on with the file that has taken the name; gives the lock of the one before back."""
+        """Opens the file that now has the log's name, and releases the lock of the previous file."""
         before = self._closer
         self._open()
         before()
 
-    def _rolled(self) -> bool:
+    def _was_rolled(self) -> bool:
         """Whether the file has become a closed segment, here or in another process."""
-        found = os.fstat(self._file)
+        status = os.fstat(self._file)
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(found, os.stat(self._path)):
+            if os.path.samestat(status, os.stat(self._path)):
                 return False
-        return any(os.path.samestat(found, path.stat()) for path in closed_segments(self.folder).values())
+        return any(os.path.samestat(status, path.stat()) for path in closed_segments(self.folder).values())
 
     def _roll(self) -> "_Head":
         """Closes the segment and begins another; wherever a crash comes, what is there is the whole log."""
@@ -255,15 +255,15 @@ class AuditLog:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         before()
         sync_folder(self.folder)
-        return self._refreshed()[0]
+        return self._refresh()[0]
 
-    def _refreshed(self) -> tuple["_Head", int]:
+    def _refresh(self) -> tuple["_Head", int]:
         """The head of the chain, and how many bytes of a torn line follow it."""
-        found = os.fstat(self._file)
-        if not os.path.samestat(found, os.stat(self._path)) or found.st_size < self._head.size:
-            raise LogError("the audit log was replaced or shortened while in use: have it verified before going on")
-        if found.st_size > self._head.size:
-            line, end = last_line(self._file, found.st_size)
+        status = os.fstat(self._file)
+        if not os.path.samestat(status, os.stat(self._path)) or status.st_size < self._head.size:
+            raise LogError("the audit log was replaced or shortened while in use: have it verified before you continue")
+        if status.st_size > self._head.size:
+            line, end = last_line(self._file, status.st_size)
             if line:
                 self._head = self._head_after(line, end)
         if not self._head.entries:
@@ -271,7 +271,7 @@ class AuditLog:
         if not self._compared and signed_size(self.folder) > self._head.entries:
             raise LogError("the audit log ends before its last signed checkpoint: it was cut, have it verified")
         self._compared = True
-        return self._head, found.st_size - self._head.size
+        return self._head, status.st_size - self._head.size
 
     def _head_before(self) -> "_Head":
         """Where the last closed segment ends."""
@@ -297,7 +297,7 @@ class AuditLog:
         return lines_from(self.folder, begin)
 
     @property
-    def _anchored(self) -> Anchor:
+    def _required_anchor(self) -> Anchor:
         if self._anchor is None:
             raise LogError("the audit log was opened without a key, and cannot be signed")
         return self._anchor
@@ -332,21 +332,21 @@ class _Block:
         self.lines = bytearray()
         self._entries: list[tuple[Request, list[Entry]]] = []
 
-    def take(self, request: Request, made: Callable[[_Head, Draft], tuple[Entry, bytes]]) -> None:
-        """Adds the entries of a request. Raises what `made` raises, and then adds none."""
+    def take(self, request: Request, make: Callable[[_Head, Draft], tuple[Entry, bytes]]) -> None:
+        """Adds the entries of a request. Raises what `make` raises, and then adds none."""
         head, size, entries = self.head, len(self.lines), []
         try:
             for draft in request.drafts:
-                entries.append(self.add(made(self.head, draft)))
+                entries.append(self.add(make(self.head, draft)))
         except BaseException:
             self.head = head
             del self.lines[size:]
             raise
         self._entries.append((request, entries))
 
-    def add(self, made: tuple[Entry, bytes]) -> Entry:
+    def add(self, entry_and_line: tuple[Entry, bytes]) -> Entry:
         """Adds an entry with its line."""
-        entry, line = made
+        entry, line = entry_and_line
         self.lines += line
         self.head = _Head(self.head.size + len(line), self.head.entries + 1, entry.leaf_hash)
         return entry
@@ -368,7 +368,7 @@ def _check_readable(line: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _reported(what: str) -> Iterator[None]:
+def _log_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -22,8 +22,8 @@ _CLOSED = re.compile(r"log-([0-9]{6,})\.jsonl")
 
 def closed_segments(folder: Path) -> dict[int, Path]:
     """The closed segments by the numbers of their first entries, in order; expired ones are gone."""
-    found = {int(match[1]): path for path in folder.glob("log-*.jsonl") if (match := _CLOSED.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    paths = {int(match[1]): path for path in folder.glob("log-*.jsonl") if (match := _CLOSED.fullmatch(path.name))}
+    return dict(sorted(paths.items()))
 
 
 def segment_name(first: int | None) -> str:
@@ -38,7 +38,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def present_segments(folder: Path) -> list[Path]:
-    """As `segments`. Raises `LogError` if there is no log."""
+    """Like `segments`. Raises `LogError` if there is no log."""
     files = segments(folder)
     if not files:
         raise LogError("the audit log cannot be read: there is none in this folder")
@@ -72,9 +72,9 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
         files.append((growing, folder / LOG_NAME))
     if not files or files[0][0] > begin:
         raise LogError("the audit log lacks entries that are needed: they are expired, or were removed")
-    needed = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
-    for first, path in needed:
-        yield from lines_of(path, skipped=max(0, begin - first))
+    rest = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
+    for first, path in rest:
+        yield from lines_of(path, skip=max(0, begin - first))
 
 
 def last_line(file: int, size: int) -> tuple[bytes, int]:
@@ -95,25 +95,25 @@ def last_line(file: int, size: int) -> tuple[bytes, int]:
         span *= 2
 
 
-def lines_of(path: Path, skipped: int = 0, offset: int = 0) -> Iterator[bytes]:
+def lines_of(path: Path, skip: int = 0, offset: int = 0) -> Iterator[bytes]:
     """Lines of a segment, with their line feeds, none longer than one byte more than an entry may take.
 
-    `skipped`: so many whole lines from `offset` on are left out. Raises `OSError`.
+    `skip`: so many whole lines from `offset` on are left out. Raises `OSError`.
     """
     with open_plain(path, 1 << 18) as file:
         file.seek(offset)
-        yield from islice(lines_in(file), skipped, None)
+        yield from islice(lines_in(file), skip, None)
 
 
 def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
-    """As `lines_of`, of the next `size` bytes of an open file."""
+    """Like `lines_of`, for the next `size` bytes of an open file."""
     while line := file.readline(min(MAX_LINE + 1, size)):
         size -= len(line)
         yield line
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns once the folder's names are on disk."""
+    """Writes the folder's names to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

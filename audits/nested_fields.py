@@ -19,20 +19,20 @@ def check_members(
 
     `words`: members whose texts are of a closed vocabulary.
     """
-    known = {one.name for one in fields(kind)}
+    names = {member.name for member in fields(kind)}
     for part in parts:
         strange = [name for name, vocabulary in words.items() if part.get(name) not in list(vocabulary)]
-        if part.keys() - known or any(isinstance(part.get(name), str) for name in strange):
+        if part.keys() - names or any(isinstance(part.get(name), str) for name in strange):
             raise NewerFormat(what)
 
 
-def check_types(made: object, kind: type | UnionType, names: Iterable[str]) -> None:
+def check_types(record: object, kind: type | UnionType, names: Iterable[str]) -> None:
     """Raises `TypeError` unless these fields have values of that type."""
-    if not all(isinstance(getattr(made, name), kind) for name in names):
+    if not all(isinstance(getattr(record, name), kind) for name in names):
         raise TypeError
 
 
-def check_counts(made: object, names: Iterable[str]) -> None:
+def check_counts(record: object, names: Iterable[str]) -> None:
     """Raises `ValueError` unless these fields are whole numbers that a file's size or a counter may have."""
-    if not all(type(value := getattr(made, name)) is int and 0 <= value < LARGEST for name in names):
+    if not all(type(value := getattr(record, name)) is int and 0 <= value < LARGEST for name in names):
         raise ValueError

@@ -25,25 +25,25 @@ class OwnCheckpoints:
         self._file, self._first = NoteFile(folder / CHECKPOINTS), first
         self.over_expired: list[Note] = []
         """The first cosigned checkpoints that cover all entries that have expired."""
-        self.newest, self.cosigned, self.unreadable = self._gathered()
+        self.newest, self.cosigned, self.unreadable = self._gather()
         self._heads = iter(()) if self.unreadable else self._file.heads()
         self._next = self._advance(0)
 
-    def _gathered(self) -> tuple[Note | None, list[Note], str]:
+    def _gather(self) -> tuple[Note | None, list[Note], str]:
         cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
         over_expired: list[bytes] = []
         try:
-            for size, _, signatures, written in self._file.heads():
+            for size, _, signatures, note_text in self._file.heads():
                 if signatures > 1:
-                    cosigned.append(written)
+                    cosigned.append(note_text)
                     if 0 < self._first <= size and len(over_expired) < _OVER_EXPIRED:
-                        over_expired.append(written)
-            self.over_expired = list(map(_parsed, over_expired))
-            return self._file.latest(), list(map(_parsed, cosigned)), ""
+                        over_expired.append(note_text)
+            self.over_expired = list(map(_parse_note, over_expired))
+            return self._file.latest(), list(map(_parse_note, cosigned)), ""
         except NoteError as error:
             return None, [], str(error)
 
-    def due(self, size: int) -> list[bytes]:
+    def roots_at(self, size: int) -> list[bytes]:
         """The roots of the checkpoints of this size."""
         roots: list[bytes] = []
         while self._next[0] == size:
@@ -53,9 +53,9 @@ class OwnCheckpoints:
 
     def _advance(self, size: int) -> tuple[int, bytes]:
         """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
-        for found, root, _, _ in self._heads:
-            if found >= size:
-                return found, root
+        for next_size, root, _, _ in self._heads:
+            if next_size >= size:
+                return next_size, root
         return -1, b""
 
     @property
@@ -69,5 +69,5 @@ class OwnCheckpoints:
             yield Checkpoint.parse(note.text)
 
 
-def _parsed(written: bytes) -> Note:
-    return Note.parse(written.decode(errors="replace"))
+def _parse_note(note_text: bytes) -> Note:
+    return Note.parse(note_text.decode(errors="replace"))

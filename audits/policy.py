@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from audits.errors import PolicyError, Reason
+from audits.errors import PolicyError, ReleaseFault
 from audits.exchange import SITES, Kind, TensorSpec, canonical
 from audits.refusals import Refusal
 
 MOST_EPSILON = 10.0
-"""The limit of a site that requires differential privacy and writes none: beyond it there is little to promise."""
+"""The default limit of a site that requires differential privacy: a larger epsilon promises little."""
 
 
 @dataclass(frozen=True)
@@ -80,56 +80,56 @@ class SitePolicy:
             raise PolicyError("a policy that limits epsilon also says 'require_dp: true': other jobs have no epsilon")
 
     @classmethod
-    def from_mapping(cls, found: Mapping[str, Any]) -> "SitePolicy":
+    def from_mapping(cls, settings: Mapping[str, Any]) -> "SitePolicy":
         """Reads a site's configuration; what it does not say keeps its default, but for `methods` and `kinds`.
 
         Raises `PolicyError` for a missing or unknown key and for a value of another type or range.
         """
-        known = {field.name: field for field in fields(cls)}
-        if not isinstance(found, Mapping) or not found.keys() <= known.keys():
-            raise PolicyError(f"the policy is a table with the keys {', '.join(known)} and no others")
-        for key, field in known.items():
-            if field.default is MISSING and key not in found:
+        declared = {field.name: field for field in fields(cls)}
+        if not isinstance(settings, Mapping) or not settings.keys() <= declared.keys():
+            raise PolicyError(f"the policy is a table with the keys {', '.join(declared)} and no others")
+        for key, field in declared.items():
+            if field.default is MISSING and key not in settings:
                 raise PolicyError(f"the policy lacks '{key}': give the list of what the site allows")
-        return cls(**{key: _read(key, value) for key, value in found.items()})
+        return cls(**{key: _read_value(key, value) for key, value in settings.items()})
 
     def digest(self) -> str:
         """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter.
 
         Logs name policies by it, and so what version 0.1.0 did not have counts only where it is not the default.
         """
-        told = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
-        said = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in told.items()}
-        return hashlib.sha256(canonical(said)).hexdigest()
+        values = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
+        content = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in values.items()}
+        return hashlib.sha256(canonical(content)).hexdigest()
 
     def allows(self, method: str, spec: TensorSpec) -> str | None:
         """`None` if the method's tensor may cross the border to all the peers it is declared for, else the reason."""
         if method not in self.methods:
-            return Reason.METHOD.format(method=method)
+            return ReleaseFault.METHOD.format(method=method)
         if spec.kind not in self.kinds:
-            return Reason.KIND.format(kind=spec.kind, name=spec.name)
+            return ReleaseFault.KIND.format(kind=spec.kind, name=spec.name)
         if not set(spec.recipients) <= set(self.recipients):
-            return Reason.RECIPIENT.format(name=spec.name)
+            return ReleaseFault.RECIPIENT.format(name=spec.name)
         if SITES in spec.recipients and not spec.protection.masked:
-            return Reason.OPEN.format(name=spec.name)
+            return ReleaseFault.OPEN.format(name=spec.name)
         return None
 
     def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
         """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""
         if self.require_dp and job.delta is None:
-            return Refusal.PRIVACY, Reason.DP
+            return Refusal.PRIVACY, ReleaseFault.DP
         if job.delta is not None and job.delta > self.delta:
-            return Refusal.PRIVACY, Reason.DELTA
+            return Refusal.PRIVACY, ReleaseFault.DELTA
         if job.unit is not None and job.unit != self.unit:
-            return Refusal.PRIVACY, Reason.UNIT.format(unit=self.unit)
+            return Refusal.PRIVACY, ReleaseFault.UNIT.format(unit=self.unit)
         if self.require_secagg and not job.secagg:
-            return Refusal.SECAGG, Reason.SECAGG
+            return Refusal.SECAGG, ReleaseFault.SECAGG
         if job.min_sites < self.min_sites:
-            return Refusal.SITES, Reason.SITES.format(count=self.min_sites)
+            return Refusal.SITES, ReleaseFault.SITES.format(count=self.min_sites)
         if job.secagg and set(job.committee) != set(self.committee):
-            return Refusal.COMMITTEE, Reason.COMMITTEE
+            return Refusal.COMMITTEE, ReleaseFault.COMMITTEE
         if job.secagg and job.members < self.min_committee:
-            return Refusal.COMMITTEE, Reason.MEMBERS.format(count=self.min_committee)
+            return Refusal.COMMITTEE, ReleaseFault.MEMBERS.format(count=self.min_committee)
         return None
 
 
@@ -140,12 +140,12 @@ _FIRST = (
 _LATER = {field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST}
 
 
-def _read(key: str, value: Any) -> Any:
-    read, accepted = _READERS[key]
+def _read_value(key: str, value: Any) -> Any:
+    reader, form = _READERS[key]
     try:
-        return read(value)
+        return reader(value)
     except (TypeError, ValueError, OverflowError):
-        raise PolicyError(f"the policy's '{key}' must be {accepted}") from None
+        raise PolicyError(f"the policy's '{key}' must be {form}") from None
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
 
 
 _MOST = 2**31 - 1
-"""Of a number of sites."""
+"""The largest number of sites that a policy may name."""
 
 
 def _flag(value: Any) -> bool:
@@ -175,7 +175,7 @@ def _flag(value: Any) -> bool:
 
 
 _LARGEST = 1e6
-"""No limit means anything beyond it."""
+"""Limits are below this value."""
 
 
 def _limit(value: Any) -> float | None:

@@ -1,6 +1,6 @@
-"""Why a site does not run a job, or does not go on with one: the closed list of what anybody else is told of it.
+"""The closed list of reasons why a site refuses or stops a job; nobody outside of the site receives anything else.
 
-A code tells nothing of data, environment or job text. What else there is to say stands in the site's own log.
+A code reveals nothing of data, environment or job text. The details stay in the site's own log.
 """
 
 import logging
@@ -52,7 +52,7 @@ class Refusal(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """What is told, to the server and to whoever submitted the job."""
+        """The sentence that the server and the job's submitter receive."""
         return _SENTENCES[self]
 
 

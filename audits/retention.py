@@ -1,4 +1,4 @@
-"""How long lines of a log are kept: closed segments go after some years, the hashes of their entries stay.
+"""Deletes lines of a log after the retention period: closed segments go, the hashes of their entries stay.
 
 The machine's clock alone never makes a line expire: it may be wrong by years. Times that other parties signed have to
 show that the retention has passed, or a person has to give today's date, which the log then says.
@@ -35,7 +35,7 @@ _NO_TIME = "an entry of the audit log has no time: have the log verified"
 
 @dataclass(frozen=True)
 class ExpiryResult:
-    """What came of an expiry, in closed files of the log."""
+    """The result of an expiry, as numbers of closed files."""
 
     deleted: int
     waiting: int
@@ -74,17 +74,17 @@ def expire(
     old = list(_older(log, now - timedelta(days=days)))
     if not old:
         return ExpiryResult(0, 0)
-    known = read_keys(log.folder / KEYS) | {key.name: key for key in keys}
-    times = CosignedTimes(_times(log, known.values(), [segment.end for segment in old]))
-    shown = _shown(old, times, days, now)
-    gone = old if date else old[:shown]
+    others = read_keys(log.folder / KEYS) | {key.name: key for key in keys}
+    times = CosignedTimes(_times(log, others.values(), [segment.end for segment in old]))
+    proven = _count_proven(old, times, days, now)
+    segments_to_delete = old if date else old[:proven]
     if date:
         _check_date(date, now, times)
-    if gone:
-        basis = Basis.COSIGNED if len(gone) == shown else Basis.DATE
-        stated = date.isoformat() if date and basis is Basis.DATE else None
-        _delete(log, gone, Expiry(gone[-1].end + 1, days, basis, stated))
-    return ExpiryResult(len(gone), len(old) - len(gone))
+    if segments_to_delete:
+        basis = Basis.COSIGNED if len(segments_to_delete) == proven else Basis.DATE
+        stated_date = date.isoformat() if date and basis is Basis.DATE else None
+        _delete(log, segments_to_delete, Expiry(segments_to_delete[-1].end + 1, days, basis, stated_date))
+    return ExpiryResult(len(segments_to_delete), len(old) - len(segments_to_delete))
 
 
 def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
@@ -94,33 +94,33 @@ def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
         return
     ends = [begin - 1 for begin in (*closed, _first_of_growing(log))][1:]
     for path, end in zip(closed.values(), ends, strict=True):
-        if _last_time(path) >= oldest or (dated := _latest_time(path)) >= oldest:
+        if _last_time(path) >= oldest or (latest := _latest_time(path)) >= oldest:
             return
-        yield _Segment(path, end, dated)
+        yield _Segment(path, end, latest)
 
 
 def _times(log: AuditLog, others: Collection[VerifierKey], ends: list[int]) -> Iterator[CosignedTime]:
     """The first cosigned time over each of these entries that the file of checkpoints has, and the newest ones."""
     newest: deque[bytes] = deque(maxlen=_NEWEST)
     at = 0
-    for size, _, signatures, written in NoteFile(log.folder / CHECKPOINTS).heads():
+    for size, _, signatures, note_text in NoteFile(log.folder / CHECKPOINTS).heads():
         if signatures < 2:
             continue
-        newest.append(written)
-        if at < len(ends) and size > ends[at] and (found := list(_valid(log, written, others))):
-            yield from found
+        newest.append(note_text)
+        if at < len(ends) and size > ends[at] and (times := list(_valid(log, note_text, others))):
+            yield from times
             at = next((index for index, end in enumerate(ends) if end >= size), len(ends))
-    for written in newest:
-        yield from _valid(log, written, others)
+    for note_text in newest:
+        yield from _valid(log, note_text, others)
 
 
-def _valid(log: AuditLog, written: bytes, others: Collection[VerifierKey]) -> Iterator[CosignedTime]:
-    note = Note.parse(written.decode(errors="replace"))
+def _valid(log: AuditLog, note_text: bytes, others: Collection[VerifierKey]) -> Iterator[CosignedTime]:
+    note = Note.parse(note_text.decode(errors="replace"))
     if not log.contradicts(note):
         yield from cosigned_times([note], log.key, others)
 
 
-def _shown(old: list[_Segment], times: CosignedTimes, days: int, now: datetime) -> int:
+def _count_proven(old: list[_Segment], times: CosignedTimes, days: int, now: datetime) -> int:
     """How many of the segments, from the first on, cosigned times show to be past their retention."""
     for number, segment in enumerate(old):
         existed = times.existed(segment.end)
@@ -138,11 +138,11 @@ def _check_date(date: calendar.date, now: datetime, times: CosignedTimes) -> Non
         raise LogError("others have signed this log's checkpoints after the date that was given: correct the date")
 
 
-def _delete(log: AuditLog, gone: list[_Segment], expiry: Expiry) -> None:
+def _delete(log: AuditLog, expired_segments: list[_Segment], expiry: Expiry) -> None:
     log.keep_hashes()
     log.append(Event.EXPIRED, reason=str(expiry), expiry=expiry.record())
     log.checkpoint()
-    for segment in gone:
+    for segment in expired_segments:
         segment.path.unlink(missing_ok=True)
     sync_folder(log.folder)
     log.drop_expired()
@@ -151,23 +151,23 @@ def _delete(log: AuditLog, gone: list[_Segment], expiry: Expiry) -> None:
 def _last_time(path: Path) -> datetime:
     with open_plain(path) as file:
         line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
-    return _parsed(read_line(line).time)
+    return _parse_time(read_line(line).time)
 
 
 def _latest_time(path: Path) -> datetime:
-    return max(_parsed(read_line(line).time) for line in lines_of(path))
+    return max(_parse_time(read_line(line).time) for line in lines_of(path))
 
 
-def _parsed(time: bytes) -> datetime:
-    found = moment(time)
-    if found is None:
+def _parse_time(time: bytes) -> datetime:
+    parsed_time = moment(time)
+    if parsed_time is None:
         raise LogError(_NO_TIME)
-    return found
+    return parsed_time
 
 
 def _first_of_growing(log: AuditLog) -> int:
     """The number of the first entry that is in no closed segment."""
-    found = first_entry(segments(log.folder)[-1])
-    if found is None:
+    first = first_entry(segments(log.folder)[-1])
+    if first is None:
         raise LogError("the audit log has nothing in its newest segment yet: expire it after the next entry")
-    return found
+    return first

@@ -1,4 +1,4 @@
-"""A log as it is at one moment while processes write it, and which of them count bytes on the network at that moment.
+"""A snapshot of a log while processes write it, and of the jobs that count bytes on the network at that moment.
 
 Each process of a site keeps its newest counts in a journal, a file in the folder `wire` beside the log, and holds that
 file locked while it lives. A journal goes only after its counts are in the log. Looking at the journals while nobody
@@ -40,7 +40,7 @@ class Counting:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All of them."""
+        """The running and the ended jobs together."""
         return self.running | self.ended
 
 
@@ -51,7 +51,7 @@ class Snapshot:
     """
 
     def __init__(self, folder: Path) -> None:
-        with _reported(), contextlib.ExitStack() as stack:
+        with _log_errors(), contextlib.ExitStack() as stack:
             self._growing = _locked(folder, stack)
             self._size = os.fstat(self._growing.fileno()).st_size if self._growing else 0
             self._closed = list(closed_segments(folder).values())
@@ -63,7 +63,7 @@ class Snapshot:
 
     def first(self) -> int | None:
         """The number of the first entry; None if there is none. Raises `LogError`."""
-        with _reported():
+        with _log_errors():
             return first_entry(self._closed[0]) if self._closed else number_of(next(self._newest(), b""))
 
     def lines(self) -> Iterator[bytes]:
@@ -71,7 +71,7 @@ class Snapshot:
 
         Raises `LogError`.
         """
-        with _reported():
+        with _log_errors():
             for path in self._closed:
                 for line in lines_of(path):
                     if not line.endswith(b"\n") and (self._growing or path != self._closed[-1]):
@@ -97,7 +97,7 @@ def _locked(folder: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
             file = open_plain(folder / LOG_NAME, 1 << 18)
         except FileNotFoundError:
             return None
-        while not _shared(file) and time.monotonic() < deadline:
+        while not _is_free(file) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOG_NAME)):
@@ -108,7 +108,7 @@ def _locked(folder: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
             raise LogError("the audit log's newest file is replaced all the time: have a copy verified")
 
 
-def _shared(file: BinaryIO) -> bool:
+def _is_free(file: BinaryIO) -> bool:
     """Whether nobody else holds the file locked for writing; then nobody can until it is given back."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -126,7 +126,7 @@ def _counting(folder: Path) -> Counting:
     ended: set[str] = set()
     for path in islice((path for path in folder.iterdir() if _JOURNAL.fullmatch(path.name)), _MOST):
         with contextlib.suppress(OSError, ValueError, RecursionError), open_plain(path) as file:
-            lives = not _shared(file)
+            lives = not _is_free(file)
             _, _, _, job, _ = json.loads(file.readline(_HEADER))
             if isinstance(job, str):
                 (running if lives else ended).add(job)
@@ -134,7 +134,7 @@ def _counting(folder: Path) -> Counting:
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
+def _log_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

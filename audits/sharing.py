@@ -14,11 +14,11 @@ _SENTENCE = re.compile(
     r"(?:dealt by the ([^;]{1,100})|without a dealer)(?:; (.*))?",
     re.DOTALL,
 )
-"""Of entries of format 0, in which a part or all of it stands in the sentence alone."""
+"""Entries of format 0 hold the computation, or a part of it, in this sentence only."""
 
 
 class Stage(StrEnum):
-    """How far a computation on shares is with a site's input."""
+    """The stage of a computation on shares that uses a site's input."""
 
     BEGUN = "begun"
     """The first attempt with this input."""
@@ -47,14 +47,14 @@ class Sharing:
     private: bool = False
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, for programs; `from_record` reads it."""
+        """The computation as plain JSON; `from_record` reads it back."""
         parts: dict[str, Any] = {"attempt": self.attempt, "protocol": self.protocol, "sites": list(self.sites)}
         parts |= {"dealer": self.dealer or None, "computed": self.computed}
         return parts | {"stage": self.stage.value, "private": self.private}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Sharing":
-        """What an entry's `sharing` says. Raises `LogError`, and `NewerFormat` for a stage that is not known."""
+        """Reads an entry's `sharing`. Raises `LogError`, and `NewerFormat` for an unknown stage."""
         try:
             attempt, protocol, sites = record["attempt"], record["protocol"], tuple(record["sites"])
             dealer, computed = record["dealer"] or "", record.get("computed", "")
@@ -69,16 +69,16 @@ class Sharing:
 
     def __str__(self) -> str:
         dealer = f"dealt by the {self.dealer}" if self.dealer else "without a dealer"
-        said = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
-        return f"{said}; {self.computed}" if self.computed else said
+        sentence = f"shares only, attempt {self.attempt} at a {self.protocol} among {', '.join(self.sites)}, {dealer}"
+        return f"{sentence}; {self.computed}" if self.computed else sentence
 
 
 def sharing_of(entry: Entry) -> Sharing | None:
     """The computation on shares that an entry belongs to; None if it names none. Raises `LogError`."""
     if entry.format:
         return Sharing.from_record(entry.sharing) if entry.sharing else None
-    found = _SENTENCE.fullmatch(entry.reason or "")
-    if found is None:
+    match = _SENTENCE.fullmatch(entry.reason or "")
+    if match is None:
         return None
-    sites = tuple(name for name in found[3].split(", ") if name and " " not in name)
-    return Sharing(found[1], found[2], sites, found[4] or "", found[5] or "")
+    sites = tuple(name for name in match[3].split(", ") if name and " " not in name)
+    return Sharing(match[1], match[2], sites, match[4] or "", match[5] or "")

@@ -1,4 +1,4 @@
-"""Signed notes, and the keys that sign them: texts that people and tools outside this project can check as well.
+"""Signed notes and the keys that sign them; people and tools outside of this project can check them as well.
 
 Sources: C2SP signed-note (Ed25519, type 1) and C2SP tlog-cosignature (timestamped Ed25519, type 4), both version 1.
 """
@@ -35,7 +35,7 @@ def key_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class VerifierKey:
-    """A public key and whose it is; as text `NAME+ID+KEY`, as other tools for signed notes take it."""
+    """A public key and its owner's name; its text form is `NAME+ID+KEY`, which other tools for signed notes accept."""
 
     name: str
     raw: bytes
@@ -44,18 +44,18 @@ class VerifierKey:
     def parse(cls, text: str) -> "VerifierKey":
         """Reads what `str` wrote. Raises `NoteError`."""
         try:
-            name, found, coded = text.strip().split("+", 2)
-            raw = base64.b64decode(coded, validate=True)
+            name, key_id, encoded = text.strip().split("+", 2)
+            raw = base64.b64decode(encoded, validate=True)
             key = cls(key_name(name), raw[1:])
         except (ValueError, binascii.Error):
             raise NoteError("this is no verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
-        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _PUBLIC_BYTES or key._id(_SIGNED).hex() != found:
+        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _PUBLIC_BYTES or key._id(_SIGNED).hex() != key_id:
             raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")
         return key
 
     def __str__(self) -> str:
-        coded = base64.b64encode(bytes([_SIGNED]) + self.raw).decode()
-        return f"{self.hint}+{coded}"
+        encoded = base64.b64encode(bytes([_SIGNED]) + self.raw).decode()
+        return f"{self.hint}+{encoded}"
 
     def signed(self, note: "Note") -> bool:
         """Whether the note has this key's signature."""
@@ -72,12 +72,12 @@ class VerifierKey:
 
     @property
     def hint(self) -> str:
-        """Name and id, by which a signature says whose it is; as text of the key, without the key itself."""
+        """The key's name and id, as they stand in a signature and in the key's text form."""
         return f"{self.name}+{self._id(_SIGNED).hex()}"
 
     @property
     def ids(self) -> frozenset[bytes]:
-        """By which signatures and cosignatures say that they are this key's."""
+        """The key ids that this key's signatures and cosignatures carry."""
         return frozenset((self._id(_SIGNED), self._id(_COSIGNED)))
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
@@ -136,8 +136,8 @@ class AuditKey:
     def cosign(self, note: "Note", time: int) -> "Note":
         """The note with nothing but this key's cosignature. `time`: seconds since 1970."""
         signature = self._private.sign(_cosigned_text(note.text, time).encode())
-        whole = self.public._id(_COSIGNED) + time.to_bytes(_TIME_BYTES, "big") + signature
-        return Note(note.text, ((self.public.name, whole),))
+        timed_signature = self.public._id(_COSIGNED) + time.to_bytes(_TIME_BYTES, "big") + signature
+        return Note(note.text, ((self.public.name, timed_signature),))
 
 
 @dataclass(frozen=True)
@@ -148,17 +148,17 @@ class Note:
     signatures: tuple[tuple[str, bytes], ...]
 
     @classmethod
-    def parse(cls, written: str) -> "Note":
+    def parse(cls, source: str) -> "Note":
         """Reads what `str` wrote. Raises `NoteError` for anything else."""
-        text, gap, block = written.rpartition("\n\n")
+        text, gap, block = source.rpartition("\n\n")
         lines = block.split("\n")
-        if len(written) > MAX_NOTE or _LONE.search(written) or not gap or not text or lines.pop() != "" or not lines:
+        if len(source) > MAX_NOTE or _LONE.search(source) or not gap or not text or lines.pop() != "" or not lines:
             raise NoteError("this is no signed note")
         return cls(text + "\n", tuple(map(_signature, lines)))
 
     def __str__(self) -> str:
-        coded = ((name, base64.b64encode(raw).decode()) for name, raw in self.signatures)
-        return f"{self.text}\n" + "".join(f"{DASH}{name} {signature}\n" for name, signature in coded)
+        encoded = ((name, base64.b64encode(raw).decode()) for name, raw in self.signatures)
+        return f"{self.text}\n" + "".join(f"{DASH}{name} {signature}\n" for name, signature in encoded)
 
     def of(self, name: str, key_id: bytes) -> list[bytes]:
         """The signatures of a key."""
@@ -169,7 +169,7 @@ class Note:
         return frozenset(raw[:_ID_BYTES] for signer, raw in self.signatures if signer == name)
 
     def joined(self, other: "Note") -> "Note":
-        """With the signatures of another note of the same text, each once."""
+        """This note with the signatures of another note of the same text added, each once."""
         return replace(self, signatures=tuple(dict.fromkeys((*self.signatures, *other.signatures))))
 
 
@@ -179,11 +179,11 @@ def _cosigned_text(text: str, time: int) -> str:
 
 def _signature(line: str) -> tuple[str, bytes]:
     try:
-        name, coded = line.removeprefix(DASH).split(" ")
-        raw = base64.b64decode(coded, validate=True)
+        name, encoded = line.removeprefix(DASH).split(" ")
+        raw = base64.b64decode(encoded, validate=True)
     except (ValueError, binascii.Error):
         raise NoteError("this is no signed note") from None
     # A second way to write the same bytes would be a second note.
-    if not line.startswith(DASH) or base64.b64encode(raw).decode() != coded or len(raw) <= _ID_BYTES:
+    if not line.startswith(DASH) or base64.b64encode(raw).decode() != encoded or len(raw) <= _ID_BYTES:
         raise NoteError("this is no signed note")
     return key_name(name), raw

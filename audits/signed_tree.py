@@ -1,4 +1,4 @@
-"""What fixes a log from outside its chain: the tree over its entries, and the checkpoints that the site signs."""
+"""The Merkle tree over a log's entries, and the checkpoints of it that the site signs."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ class Anchor:
         self._cosigned: OrderedDict[str, set[str]] = OrderedDict()
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Closes the files."""
         self._tree.close()
 
     def last(self) -> Checkpoint | None:
@@ -49,8 +49,8 @@ class Anchor:
         last = self.last()
         before = last.size if last else 0
         if not self._sound and not (last is None or self._tree.holds(before, last.root)):
-            self._tree.extend(0, self._linked(0, links))  # made anew, it has to have the root that was signed
-        if self._tree.extend(before, self._linked(before, links)) != size or self._leaf_before(size) != head:
+            self._tree.extend(0, self._checked_leaves(0, links))  # made anew, it has to have the root that was signed
+        if self._tree.extend(before, self._checked_leaves(before, links)) != size or self._leaf_before(size) != head:
             raise LogError(_REWRITTEN)
         if last and not (self._sound or self._tree.holds(before, last.root)):
             raise LogError(_REWRITTEN)
@@ -63,22 +63,22 @@ class Anchor:
         return note
 
     def publish(self, note: Note, lines: Lines, lag: int = 1, anew: bool = False) -> bool:
-        """Brings the public form of the log up to a checkpoint, if that covers `lag` entries more; whether it did.
+        """Updates the log's public form to a checkpoint of at least `lag` more entries; returns whether it did.
 
-        `anew`: all of it is made again. `lines` gives those of the log from an entry on. Raises `LogError`, `OSError`.
+        `anew`: rebuilds all of it. `lines`: gives the log's lines from an entry on. Raises `LogError`, `OSError`.
         """
         if anew:
             self._tiles.remove()
         return self._tiles.publish(note, self._tree, lines, lag)
 
     def drop_expired(self) -> None:
-        """Removes from the public form the lines that the log has no more. Raises `LogError`, `OSError`."""
+        """Removes expired lines from the public form. Raises `LogError`, `OSError`."""
         self._tiles.drop_expired()
 
     def _leaf_before(self, index: int) -> bytes:
         return self._tree.node(0, index - 1) if index else bytes(32)
 
-    def _linked(self, begin: int, links: Callable[[int], Iterable[Link]]) -> Iterator[bytes]:
+    def _checked_leaves(self, begin: int, links: Callable[[int], Iterable[Link]]) -> Iterator[bytes]:
         before = self._leaf_before(begin)
         for prev, leaf in links(begin):
             if prev != before:
@@ -87,38 +87,40 @@ class Anchor:
             before = leaf
 
     def sync(self) -> None:
-        """The tree is on disk when this returns: from now on lines may go."""
+        """Writes the tree to disk; afterwards lines may be deleted."""
         self._tree.sync()
 
     def proof(self, old: int, new: int) -> list[bytes]:
-        """That the first `old` entries are those of the first `new`, for which there is a checkpoint."""
+        """The proof that the log of `new` entries, which has a checkpoint, begins with the log of `old` entries."""
         return consistency_proof(self._tree.node, old, new)
 
     def contradicts(self, other: Checkpoint, size: int) -> bool:
-        """Whether a checkpoint of this log, which has `size` signed entries, is not of these."""
+        """Whether a checkpoint of this log contradicts its `size` signed entries."""
         return other.size > size or not (other.size == 0 or self._tree.holds(other.size, other.root))
 
     def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
-        """Stores cosignatures of this log's checkpoints, each witness's once; how many were new."""
-        known = {key.name: key for key in keys if key.name != self.key.public.name}
-        stored = [found for note in notes if (found := self._new(note, known))]
-        if stored:
-            self._file.append(stored)
-            for note in stored:
+        """Stores cosignatures of this log's checkpoints, each witness's once; returns how many were new."""
+        keys_by_name = {key.name: key for key in keys if key.name != self.key.public.name}
+        new_notes = [new_note for note in notes if (new_note := self._new(note, keys_by_name))]
+        if new_notes:
+            self._file.append(new_notes)
+            for note in new_notes:
                 self._tiles.cosigned(note)
-        return len(stored)
+        return len(new_notes)
 
-    def _new(self, note: Note, known: dict[str, VerifierKey]) -> Note | None:
+    def _new(self, note: Note, keys: dict[str, VerifierKey]) -> Note | None:
         if not self.key.public.signed(note):
             return None
-        have = self._cosigned.setdefault(note.text, set())
-        names = {name for name, _ in note.signatures} - have
-        valid = {name for name in names if name in known and known[name].cosigned(note) is not None}
-        have |= valid
+        earlier = self._cosigned.setdefault(note.text, set())
+        names = {name for name, _ in note.signatures} - earlier
+        valid = {name for name in names if name in keys and keys[name].cosigned(note) is not None}
+        earlier |= valid
         while len(self._cosigned) > _RECENT:
             self._cosigned.popitem(last=False)
-        kept = tuple(one for one in note.signatures if one[0] in valid or one[0] == self.key.public.name)
-        return Note(note.text, kept) if valid else None
+        valid_signatures = tuple(
+            item for item in note.signatures if item[0] in valid or item[0] == self.key.public.name
+        )
+        return Note(note.text, valid_signatures) if valid else None
 
 
 def signed_size(folder: Path) -> int:
@@ -129,13 +131,13 @@ def signed_size(folder: Path) -> int:
 
 def expired_leaves(folder: Path, count: int) -> Iterator[bytes]:
     """The leaf hashes of the first entries, whose lines are gone. Raises `LogError`."""
-    with _kept(folder) as tree:
+    with _open_tree(folder) as tree:
         for index in range(count):
             yield tree.node(0, index)
 
 
 @contextmanager
-def _kept(folder: Path) -> Iterator[TreeFile]:
+def _open_tree(folder: Path) -> Iterator[TreeFile]:
     try:
         tree = TreeFile(folder / TREE, write=False)
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.errors import LogError, NoteError
-from audits.judgement import Part, State
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, VerdictPart
 from audits.log_files import lines_from
 from audits.signed_note import Note, VerifierKey
 from audits.tiles import (
@@ -30,8 +30,8 @@ _ANEW = "make the public form anew with 'medfedvqa audit publish --anew'"
 
 
 class TileVerifier(Frontier):
-    """The tree of a log that is read; each tile that is full, and each that the published checkpoint ends in, is read
-    and compared as the tree comes to its end. Memory does not grow with the log.
+    """Builds a log's tree while the log is read, and compares each full tile, and each last tile of the published
+    checkpoint, once the tree reaches its end. Memory does not grow with the log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,28 +40,28 @@ class TileVerifier(Frontier):
         self._note: Note | None = None
         self._root, self._published = b"", 0
         self._rows: list[list[bytes]] = [[]]
-        """By level the nodes of the tile that is not full yet."""
-        self._fault: Part | None = None
+        """Nodes of the tile that is not full yet, by level."""
+        self._fault: VerdictPart | None = None
         try:
             self._note = published_note(self._home)
         except NoteError as error:
-            self._found(f"{error}: {_ANEW}")
+            self._set_fault(f"{error}: {_ANEW}")
         if self._note:
             checkpoint = Checkpoint.parse(self._note.text)
             self._published, self._root = checkpoint.size, checkpoint.root
 
     def append(self, leaf: bytes) -> list[bytes]:
-        """See `Frontier.append`."""
-        whole = super().append(leaf)
+        """Like `Frontier.append`, and also compares the tiles that this leaf completes."""
+        complete = super().append(leaf)
         if self.size <= self._published and self._fault is None:
             self._rows[0].append(leaf)
             if len(self._rows[0]) == WIDTH:
-                self._compare_full(whole)
+                self._compare_full(complete)
             if self.size == self._published:
                 self._compare_last()
-        return whole
+        return complete
 
-    def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[Part]:
+    def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[VerdictPart]:
         """The verdict, once the log was read; none if nothing is published.
 
         `broken`: the log could not be read to its end. `key`: the site's, if it is known.
@@ -71,19 +71,19 @@ class TileVerifier(Frontier):
         if self._fault:
             yield self._fault
         elif self._note and self.size < self._published and broken:
-            yield Part(PART, State.NOT_SHOWN, "the chain breaks before the published checkpoint")
+            yield VerdictPart(PART, NOT_SHOWN, "the chain breaks before the published checkpoint")
         elif self._note and self.size < self._published:
-            yield Part(PART, State.BROKEN, "the published checkpoint is of more entries than the log has", self.size)
+            yield VerdictPart(PART, BROKEN, "the published checkpoint is of more entries than the log has", self.size)
         elif self._note:
-            said = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
-            yield Part(PART, State.SHOWN, said)
+            text = f"the published checkpoint, of {self._published} entries, and its tiles are of these entries"
+            yield VerdictPart(PART, SHOWN, text)
 
     def _check_note(self, note: Note, site: str, key: VerifierKey | None) -> None:
         if Checkpoint.parse(note.text).origin != origin_of(site) or (key and not key.signed(note)):
-            self._found("the published checkpoint is not signed by the site's key")
+            self._set_fault("the published checkpoint is not signed by the site's key")
 
-    def _compare_full(self, whole: list[bytes]) -> None:
-        """Compares the tiles that end with this leaf, which completes the nodes `whole`."""
+    def _compare_full(self, complete: list[bytes]) -> None:
+        """Compares the tiles that end with this leaf, which completes the nodes `complete`."""
         level = 0
         while len(self._rows[level]) == WIDTH:
             self._compare(level)
@@ -91,12 +91,12 @@ class TileVerifier(Frontier):
             level += 1
             if level == len(self._rows):
                 self._rows.append([])
-            self._rows[level].append(whole[HEIGHT * level])
+            self._rows[level].append(complete[HEIGHT * level])
 
     def _compare_last(self) -> None:
         """Compares the root, and the tiles that are not full yet."""
         if self.root() != self._root:
-            self._found("the published checkpoint is of other entries than the log has", self.size - 1)
+            self._set_fault("the published checkpoint is of other entries than the log has", self.size - 1)
         for level in (level for level, row in enumerate(self._rows) if row):
             self._compare(level)
 
@@ -108,22 +108,22 @@ class TileVerifier(Frontier):
         except OSError:
             same = False
         if not same:
-            self._found_at(level, index, len(row), index * WIDTH << HEIGHT * level)
+            self._set_tile_fault(level, index, len(row), index * WIDTH << HEIGHT * level)
         if level == 0:
             self._compare_bundle(index, row)
 
     def _compare_bundle(self, index: int, leaves: list[bytes]) -> None:
         try:
             entries = read_bundle(self._home, index, len(leaves))
-            found = [sha256(b"\0" + entry).digest() for entry in entries]
+            digests = [sha256(b"\0" + entry).digest() for entry in entries]
         except FileNotFoundError:
-            found = leaves if self._may_lack(index, leaves) else []
+            digests = leaves if self._may_lack(index, leaves) else []
         except (OSError, ValueError):
-            found = []
-        if found != leaves:
-            pairs = zip(found, leaves, strict=False)
-            same = next((number for number, (one, leaf) in enumerate(pairs) if one != leaf), len(found))
-            self._found_at(ENTRIES, index, len(leaves), index * WIDTH + min(same, len(leaves) - 1))
+            digests = []
+        if digests != leaves:
+            pairs = zip(digests, leaves, strict=False)
+            same = next((number for number, (digest, leaf) in enumerate(pairs) if digest != leaf), len(digests))
+            self._set_tile_fault(ENTRIES, index, len(leaves), index * WIDTH + min(same, len(leaves) - 1))
 
     def _may_lack(self, index: int, leaves: list[bytes]) -> bool:
         """Whether lines of the bundle have expired, or one is too long for a bundle."""
@@ -136,9 +136,9 @@ class TileVerifier(Frontier):
         except (LogError, OSError):
             return False
 
-    def _found_at(self, level: int | str, index: int, width: int, entry: int) -> None:
+    def _set_tile_fault(self, level: int | str, index: int, width: int, entry: int) -> None:
         path = f"{PUBLIC}/{tile_path(level, index, width)}"
-        self._found(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
+        self._set_fault(f"'{path}' is missing, cut or altered: {_ANEW}", entry)
 
-    def _found(self, said: str, entry: int | None = None) -> None:
-        self._fault = self._fault or Part(PART, State.BROKEN, said, entry)
+    def _set_fault(self, text: str, entry: int | None = None) -> None:
+        self._fault = self._fault or VerdictPart(PART, BROKEN, text, entry)

@@ -78,9 +78,9 @@ class TileWriter:
             return  # The next checkpoint takes its place.
         if published and published.text == note.text:
             names = {name for name, _ in published.signatures}
-            added = Note(note.text, tuple(one for one in note.signatures if one[0] not in names))
-            if added.signatures:
-                replace_durably(self._home / PUBLISHED, str(published.joined(added)))
+            new = Note(note.text, tuple(item for item in note.signatures if item[0] not in names))
+            if new.signatures:
+                replace_durably(self._home / PUBLISHED, str(published.joined(new)))
 
     def remove(self) -> None:
         """Removes the public form, so that the next checkpoint makes all of it anew. Raises `OSError`."""
@@ -117,23 +117,23 @@ class TileWriter:
 
     def _write_bundles(self, before: int, size: int, nodes: Nodes, lines: Lines) -> None:
         first = max(before // WIDTH, first_bundle(self._folder))
-        earlier = self._bundled(first, before - first * WIDTH, nodes)
+        earlier = self._published_entries(first, before - first * WIDTH, nodes)
         begin = first * WIDTH + len(earlier)
-        numbered = enumerate(islice(lines(begin), size - begin), begin) if begin < size else ()
-        entries = chain(earlier, (entry_of(line, nodes(0, number)) for number, line in numbered))
+        numbered_lines = enumerate(islice(lines(begin), size - begin), begin) if begin < size else ()
+        entries = chain(earlier, (entry_of(line, nodes(0, number)) for number, line in numbered_lines))
         for index in range(first, -(-size // WIDTH)):
             width = min(size - index * WIDTH, WIDTH)
             if (bundle := _bundle(islice(entries, WIDTH), width)) is not None:
                 self._put(tile_path(ENTRIES, index, width), bundle)
 
-    def _bundled(self, index: int, width: int, nodes: Nodes) -> list[bytes]:
+    def _published_entries(self, index: int, width: int, nodes: Nodes) -> list[bytes]:
         """The entries of the partial bundle that is published, so that their lines need not be read again."""
         try:
-            found = read_bundle(self._home, index, width) if width > 0 else []
+            entries = read_bundle(self._home, index, width) if width > 0 else []
         except (OSError, ValueError):
             return []
         leaves = [nodes(0, index * WIDTH + number) for number in range(max(width, 0))]
-        return found if [sha256(b"\0" + entry).digest() for entry in found] == leaves else []
+        return entries if [sha256(b"\0" + entry).digest() for entry in entries] == leaves else []
 
     def _put(self, path: str, content: bytes) -> None:
         """Puts a file in its place, whole or not at all; it is on disk after the next `_sync`."""
@@ -168,11 +168,11 @@ class TileWriter:
 
 def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:
     """The bundle of so many entries; None if one is missing or too long."""
-    whole: list[bytes] = []
+    complete: list[bytes] = []
     for entry in entries:
         if entry is not None and len(entry) <= MAX_ENTRY:
-            whole.append(entry)
-    return bundle_of(whole) if len(whole) == width else None
+            complete.append(entry)
+    return bundle_of(complete) if len(complete) == width else None
 
 
 def _open_like_log(path: str, flags: int) -> int:

@@ -57,8 +57,8 @@ def tile_of(nodes: Nodes, level: int, index: int, width: int) -> bytes:
     except ValueError:
         raise LogError(_DAMAGED) from None
     tree = Frontier()
-    for one in hashes:
-        tree.append(one)
+    for node in hashes:
+        tree.append(node)
     if tree.root() != above:
         raise LogError(_DAMAGED)
     return b"".join(hashes)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from audits.checkpoint import Checkpoint
 from audits.cosigned_times import TOLERANCE, CosignedTimes
-from audits.fast_lines import Line
+from audits.fast_lines import LogLine
 
 LEAP = timedelta(days=366)
 """A longer time between two entries is a leap, unless others' signed times reach it."""
@@ -43,10 +43,10 @@ class Times:
         self._latest_entry: int | None = None
         self._floor = b""
         self._leaps: list[tuple[int, datetime]] = []
-        self._signed = {one.size: time for one in checkpoints if (time := _signed_time(one))}
+        self._signed = {checkpoint.size: time for checkpoint in checkpoints if (time := _signed_time(checkpoint))}
         self._due = self._signed.keys() | set(self.cosigned.sizes)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """The next entry."""
         if line.seq in self._due:
             self._compare(line.seq)
@@ -77,19 +77,19 @@ class Times:
 
     def _compare(self, size: int) -> None:
         """The entries so far with the times of the checkpoint of this size, the site's own and others'."""
-        if signed := self._signed.get(size):
-            self._look_back(max(size - 1, 0), signed)
-            if signed > self._latest and size:
-                self._latest, self._latest_entry = signed, size - 1
+        if own_time := self._signed.get(size):
+            self._look_back(max(size - 1, 0), own_time)
+            if own_time > self._latest and size:
+                self._latest, self._latest_entry = own_time, size - 1
         if size not in self.cosigned.sizes:
             return
         latest = moment(self._latest)
         if latest and latest - self.cosigned.last(size) > TOLERANCE and self.cosigned_earlier is None:
             self.cosigned_earlier = self._latest_entry if self._latest_entry is not None else max(size - 1, 0)
         floor = max(self.cosigned.first(size), datetime.min.replace(tzinfo=UTC) + TRAVEL) - TRAVEL
-        self._floor = max(self._floor, _written(floor))
+        self._floor = max(self._floor, _as_json(floor))
 
-    def _look_ahead(self, line: Line) -> None:
+    def _look_ahead(self, line: LogLine) -> None:
         before, now = moment(self._latest), moment(line.time)
         if before and now and now - before > LEAP:
             self._leaps.append((line.seq, now))
@@ -112,7 +112,7 @@ def moment(time: bytes) -> datetime | None:
         return None
 
 
-def _written(time: datetime) -> bytes:
+def _as_json(time: datetime) -> bytes:
     """The time as an entry has it, as JSON."""
     return json.dumps(time.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode()
 

@@ -35,20 +35,20 @@ class Frontier:
 
     @classmethod
     def of(cls, nodes: Nodes, size: int) -> "Frontier":
-        """That of a tree whose nodes can be asked for."""
+        """The frontier of a tree of that size, from its nodes."""
         levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
         return cls(size, [nodes(level, (size >> level) - 1) for level in levels])
 
     def append(self, leaf: bytes) -> list[bytes]:
         """Adds a leaf; the nodes that are whole with it, from the leaf upwards."""
-        whole, size = [leaf], self.size
+        complete, size = [leaf], self.size
         while size & 1:
             leaf = sha256(b"\1" + self._edge.pop() + leaf).digest()
-            whole.append(leaf)
+            complete.append(leaf)
             size >>= 1
         self._edge.append(leaf)
         self.size += 1
-        return whole
+        return complete
 
     def root(self) -> bytes:
         """The root over all leaves so far."""
@@ -106,17 +106,17 @@ def includes(leaf: bytes, index: int, size: int, proof: Iterable[bytes], root: b
     """Whether the proof shows that the tree has this leaf there; section 2.1.3.2."""
     if not 0 <= index < size:
         return False
-    at, last, found = index, size - 1, leaf
+    at, last, current = index, size - 1, leaf
     for node in proof:
         if not last:
             return False
         if at & 1 or at == last:
-            found = node_hash(node, found)
+            current = node_hash(node, current)
             at, last = _past_left(at, last)
         else:
-            found = node_hash(found, node)
+            current = node_hash(current, node)
         at, last = at >> 1, last >> 1
-    return not last and found == root
+    return not last and current == root
 
 
 def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iterable[bytes]) -> bool:
@@ -160,16 +160,16 @@ class TreeFile:
                 self._file = os.dup(file.fileno())
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Closes the file."""
         os.close(self._file)
 
     def node(self, level: int, index: int) -> bytes:
-        """See `Nodes`. Raises `ValueError` if the file does not hold it."""
+        """The hash of a node, as `Nodes` describes it. Raises `ValueError` if the file does not hold it."""
         last = (index + 1 << level) - 1
-        found = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
-        if len(found) != HASH_BYTES or found == _HOLE:
+        digest = os.pread(self._file, HASH_BYTES, HASH_BYTES * (nodes_before(last) + level))
+        if len(digest) != HASH_BYTES or digest == _HOLE:
             raise ValueError("the tree's file ends before this node, or has a hole there")
-        return found
+        return digest
 
     def holds(self, size: int, root: bytes) -> bool:
         """Whether the first `size` leaves have that root here."""
@@ -179,30 +179,30 @@ class TreeFile:
             return False
 
     def extend(self, size: int, leaves: Iterable[bytes]) -> int:
-        """Puts leaves behind the first `size`; how many there are then. What stood behind these is overwritten."""
+        """Writes leaves after the first `size`, over whatever followed these; returns the new number of leaves."""
         frontier = Frontier.of(self.node, size)
         at, block = HASH_BYTES * nodes_before(size), bytearray()
         for leaf in leaves:
             block += b"".join(frontier.append(leaf))
             if len(block) > 1 << 20:
-                at, block = self._written(at, block), bytearray()
-        self._written(at, block)
+                at, block = self._write_block(at, block), bytearray()
+        self._write_block(at, block)
         return frontier.size
 
     def sync(self) -> None:
-        """Returns once all of it is on disk."""
+        """Writes the file to disk."""
         os.fsync(self._file)
 
-    def _written(self, at: int, block: bytearray) -> int:
+    def _write_block(self, at: int, block: bytearray) -> int:
         rest = memoryview(block)
         while rest:
-            done = os.pwrite(self._file, rest, at)
-            at, rest = at + done, rest[done:]
+            count = os.pwrite(self._file, rest, at)
+            at, rest = at + count, rest[count:]
         return at
 
 
 def nodes_before(leaf: int) -> int:
-    """How many nodes are whole before the leaf of that number is added."""
+    """The number of complete nodes before this leaf is added."""
     return 2 * leaf - leaf.bit_count()
 
 
@@ -212,7 +212,7 @@ def _split(count: int) -> int:
 
 
 def _over(nodes: Nodes, begin: int, end: int) -> bytes:
-    """The hash of these leaves, which lie as a split of the whole tree has them."""
+    """The hash over these leaves, which are one side of a split of the tree."""
     count = end - begin
     if count & (count - 1) == 0:
         level = count.bit_length() - 1
@@ -222,7 +222,7 @@ def _over(nodes: Nodes, begin: int, end: int) -> bytes:
 
 
 def _past_left(at: int, last: int) -> tuple[int, int]:
-    """Up to where this node is a right one, or the first."""
+    """Moves up to the first node that is a right child, or the first of its level."""
     while at and not at & 1:
         at, last = at >> 1, last >> 1
     return at, last

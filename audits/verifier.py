@@ -8,7 +8,7 @@ from pathlib import Path
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
 from audits.errors import LogError, NewerFormat
 from audits.expiry import Expiry
-from audits.fast_lines import EXPIRED, Line, read_line
+from audits.fast_lines import EXPIRED, LogLine, read_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, MAX_LINE, segments
 from audits.running_jobs import Counting, Snapshot
@@ -41,7 +41,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Row:
+class EntryRow:
     """One tensor of one entry, or an entry without tensors (then `tensor` is `None`)."""
 
     entry: Entry
@@ -61,7 +61,7 @@ class TensorTotal:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a log tells in sum; bytes are those of tensors' values."""
+    """Sums over a log; bytes are those of tensors' values."""
 
     entries: int
     messages_out: int
@@ -86,11 +86,11 @@ class Walk:
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier() if tree is None else tree
         self.expiry: Expiry | None = None
-        """The farthest that the entries so far say."""
+        """The expiry that reaches farthest, of the entries so far."""
         self.newer: int | None = None
         """The first entry that holds what only a newer version of this software knows."""
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[LogLine]:
         """The entries that hold, in order, up to the first that does not."""
         try:
             self._begin()
@@ -120,7 +120,7 @@ class Walk:
             )
 
     def verdict(self) -> Verdict:
-        """What was found."""
+        """The verdict on the entries so far."""
         if self.bad:
             return Verdict(self.entries, self.head, first_bad=self.entries, reason=self.bad, newer=self.newer)
         return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes, newer=self.newer)
@@ -174,11 +174,11 @@ def read(folder: Path) -> Iterator[Entry]:
                 raise LogError(f"entry {position}: {error}; have the log verified") from None
 
 
-def describe(folder: Path) -> Iterator[Row]:
-    """What passed, tensor by tensor, in order. Raises `LogError` as `read` does."""
+def describe(folder: Path) -> Iterator[EntryRow]:
+    """The logged messages, tensor by tensor, in order. Raises `LogError` as `read` does."""
     for entry in read(folder):
         for tensor in entry.tensors or (None,):
-            yield Row(entry, tensor)
+            yield EntryRow(entry, tensor)
 
 
 def totals(folder: Path) -> Totals:

@@ -1,7 +1,7 @@
-"""What a site or the server keeps of others' logs, so that none of these can be rewritten unnoticed.
+"""The witness: a site or the server cosigns others' logs, so that none of these can be rewritten unnoticed.
 
-For each log the last checkpoint that was cosigned here is remembered, and a newer one cosigned only if it is shown to
-continue it. Whoever shows two heads of one log that do not fit is refused, and both notes are kept.
+A witness stores the last checkpoint of each log that it cosigned, and cosigns a newer one only with a proof that it
+continues the stored one. It refuses a log that shows two contradicting checkpoints, and stores both notes.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ class Witness:
         """`pinned`: keys by their names."""
         self.key, self._folder, self._pinned = key, folder, dict(pinned or {})
         self._pinned[key.public.name] = key.public
-        with _reported():
+        with _log_errors():
             folder.mkdir(parents=True, exist_ok=True)
-            with self._locked() as known:
+            with self._locked() as keys:
                 if read_keys(folder / KEYS).get(key.public.name) != key.public:
-                    self._write(folder, known)
+                    self._write(folder, keys)
 
     def known_keys(self) -> dict[str, VerifierKey]:
-        """All keys that are known here, by name."""
-        with _reported(), self._locked() as known:
-            return known
+        """The stored keys, by name."""
+        with _log_errors(), self._locked() as keys:
+            return keys
 
     def position(self, origin: str) -> Checkpoint | None:
         """The last checkpoint of a log that was cosigned here. Raises `LogError`."""
@@ -58,9 +58,9 @@ class Witness:
         return self._last()
 
     def introduce(self, key: VerifierKey) -> None:
-        """Takes a key for that of its name, if it is the first one. Raises `ForkFound` if it is another one."""
-        with _reported(), self._locked() as known:
-            self._introduce(known, key)
+        """Stores the first key of a name. Raises `ForkFound` if another key of that name is stored."""
+        with _log_errors(), self._locked() as keys:
+            self._introduce(keys, key)
 
     def cosign(self, note: Note, proof: Sequence[bytes] = ()) -> Note:
         """The note with its signature and this witness's, which is on disk before this returns.
@@ -73,44 +73,44 @@ class Witness:
             raise result
         return result
 
-    def cosign_all(self, asked: Iterable[tuple[Note, Sequence[bytes]]]) -> list[Note | NoteError]:
-        """As `cosign` for several notes at the price of one: what it returns or raises for each. Raises `LogError`."""
+    def cosign_all(self, requests: Iterable[tuple[Note, Sequence[bytes]]]) -> list[Note | NoteError]:
+        """Like `cosign`, for several notes with one write: each result is the note or the error. Raises `LogError`."""
         results: list[Note | NoteError] = []
-        with _reported(), self._locked() as known:
+        with _log_errors(), self._locked() as keys:
             last = self._last()
-            for note, proof in asked:
+            for note, proof in requests:
                 try:
-                    results.append(self._cosigned(known, last, note, proof))
+                    results.append(self._cosign_note(keys, last, note, proof))
                 except NoteError as error:
                     results.append(error)
             if any(isinstance(result, Note) for result in results):
                 self._keep(last)
         return results
 
-    def _cosigned(
-        self, known: Mapping[str, VerifierKey], last: dict[str, Note], note: Note, proof: Sequence[bytes]
+    def _cosign_note(
+        self, keys: Mapping[str, VerifierKey], last: dict[str, Note], note: Note, proof: Sequence[bytes]
     ) -> Note:
-        found = Checkpoint.parse(note.text)
-        key = known.get(found.origin)
+        checkpoint = Checkpoint.parse(note.text)
+        key = keys.get(checkpoint.origin)
         if key is None or not key.signed(note):
             raise NoteError("the checkpoint is not signed by the key that is known as the log's")
-        if found.origin in last:
-            self._check(last[found.origin], note, proof)
-        own = tuple(signature for signature in note.signatures if signature[0] == found.origin)
-        last[found.origin] = Note(note.text, own).joined(self.key.cosign(note, int(time.time())))
-        return last[found.origin]
+        if checkpoint.origin in last:
+            self._check(last[checkpoint.origin], note, proof)
+        log_signatures = tuple(signature for signature in note.signatures if signature[0] == checkpoint.origin)
+        last[checkpoint.origin] = Note(note.text, log_signatures).joined(self.key.cosign(note, int(time.time())))
+        return last[checkpoint.origin]
 
     def export(self, folder: Path) -> None:
-        """Lays the keys that are known here, and what was cosigned last, into another folder. Raises `LogError`."""
-        with _reported(), self._locked() as known:
-            self._write(folder, known)
+        """Writes the stored keys and the last cosigned notes into another folder. Raises `LogError`."""
+        with _log_errors(), self._locked() as keys:
+            self._write(folder, keys)
             replace_durably(folder / WITNESSED, "".join(f"{note}\n" for note in self._last().values()))
 
-    def accuse(self, one: Note, other: Note) -> None:
-        """Keeps two notes that are not shown to fit together, once. Raises `LogError`."""
-        text = "".join(f"{note}\n" for note in (one, other))
-        name = EVIDENCE + hashlib.sha256("".join(sorted((one.text, other.text))).encode()).hexdigest()[:16]
-        with _reported():
+    def accuse(self, first: Note, second: Note) -> None:
+        """Stores two notes that contradict each other, once. Raises `LogError`."""
+        text = "".join(f"{note}\n" for note in (first, second))
+        name = EVIDENCE + hashlib.sha256("".join(sorted((first.text, second.text))).encode()).hexdigest()[:16]
+        with _log_errors():
             if len(list(self._folder.glob(f"{EVIDENCE}*"))) < MAX_EVIDENCE and not (self._folder / name).exists():
                 replace_durably(self._folder / name, text)
 
@@ -127,15 +127,15 @@ class Witness:
                 raise ForkFound("the log was forked or rewritten: two roots of it are signed for one size")
             raise ForkFound("the checkpoint is not shown to continue the one that was cosigned here")
 
-    def _introduce(self, known: dict[str, VerifierKey], key: VerifierKey) -> None:
-        if known.get(key.name, key) != key:
+    def _introduce(self, keys: dict[str, VerifierKey], key: VerifierKey) -> None:
+        if keys.get(key.name, key) != key:
             raise ForkFound("the log's key is not the one that was known before: compare the keys by phone")
-        if key.name not in known:
-            known[key.name] = key
-            self._write(self._folder, known)
+        if key.name not in keys:
+            keys[key.name] = key
+            self._write(self._folder, keys)
 
-    def _write(self, folder: Path, known: Mapping[str, VerifierKey]) -> None:
-        replace_durably(folder / KEYS, "".join(f"{one}\n" for one in known.values()))
+    def _write(self, folder: Path, keys: Mapping[str, VerifierKey]) -> None:
+        replace_durably(folder / KEYS, "".join(f"{key}\n" for key in keys.values()))
 
     def _last(self) -> dict[str, Note]:
         return {Checkpoint.parse(note.text).origin: note for note in NoteFile(self._folder / WITNESSED)}
@@ -145,7 +145,7 @@ class Witness:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, VerifierKey]]:
-        """Shuts other processes out; yields the known keys."""
+        """Locks out other processes; yields the stored keys."""
         with open(self._folder / ".witness", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield read_keys(self._folder / KEYS) | self._pinned
@@ -155,19 +155,19 @@ def read_keys(path: Path) -> dict[str, VerifierKey]:
     """The keys in a file, a line each, by name; the first counts. Raises `NoteError`."""
     keys: dict[str, VerifierKey] = {}
     try:
-        said = read_bounded(path, MAX_TEXT).decode(errors="replace")
+        content = read_bounded(path, MAX_TEXT).decode(errors="replace")
     except FileNotFoundError:
         return keys
     except OSError as error:
         raise NoteError(f"the file of keys cannot be read ({error.strerror})") from None
-    for line in said.splitlines():
+    for line in content.splitlines():
         key = VerifierKey.parse(line)
         keys.setdefault(key.name, key)
     return keys
 
 
 def replace_durably(path: Path, text: str) -> None:
-    """Puts a text in the place of a file, whole or not at all. Raises `OSError`."""
+    """Replaces a file's content by a text, atomically. Raises `OSError`."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -178,7 +178,7 @@ def replace_durably(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
+def _log_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 from medfedvqa.atomic_files import write_whole  # noqa: E402
-from medfedvqa.benchmark.grid import Outcome  # noqa: E402
+from medfedvqa.benchmark.grid import RunOutcome  # noqa: E402
 from medfedvqa.benchmark.statistics import p_value  # noqa: E402
 from medfedvqa.core import (
     State,
@@ -56,7 +56,7 @@ RESAMPLED = 2000
 
 Answers = dict[str, dict[str, list[bool]]]
 """By model and site, whether each test row is answered right."""
-Cells = Mapping[tuple[str, float | None], Sequence[Mapping[str, Outcome]]]
+Cells = Mapping[tuple[str, float | None], Sequence[Mapping[str, RunOutcome]]]
 """By data set and epsilon, for each seed the outcome of each model."""
 
 
@@ -137,19 +137,19 @@ def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[st
     return found
 
 
-def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, Outcome]:
+def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, RunOutcome]:
     """With each row's patient, as comparisons take them."""
     split = Split("official", seed)
     patients = {site: load_site(data, root, site, split, seed).test.patients.tolist() for site in answers[PRIOR]}
-    return {model: Outcome(right, {}, patients, 0.0, 0.0, 0.0, 0) for model, right in answers.items()}
+    return {model: RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 0) for model, right in answers.items()}
 
 
-def accuracies(runs: Sequence[Outcome]) -> list[float]:
+def accuracies(runs: Sequence[RunOutcome]) -> list[float]:
     """Of each seed, the mean over sites, in per cent."""
     return [100 * fmean(fmean(rows) for rows in run.right.values()) for run in runs]
 
 
-def interval(runs: Sequence[Outcome]) -> tuple[float, float]:
+def interval(runs: Sequence[RunOutcome]) -> tuple[float, float]:
     """Of the mean over seeds and sites, in per cent: patients of each site are drawn again, with replacement."""
     generator, means = np.random.default_rng(0), np.zeros(RESAMPLED)
     for site in runs[0].right:
@@ -214,7 +214,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    cells: dict[tuple[str, float | None], list[dict[str, Outcome]]] = {}
+    cells: dict[tuple[str, float | None], list[dict[str, RunOutcome]]] = {}
     for data in arguments.data:
         root = None if data == "phantom" else arguments.data_root / data
         for seed in arguments.seeds:

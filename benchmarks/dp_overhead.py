@@ -25,7 +25,7 @@ from medfedvqa.core import create
 from medfedvqa.data import Split, load_site
 from medfedvqa.models import HEAD, PROMPT, TunedModel, load_backbone
 from medfedvqa.training import Site, Trainer
-from medfedvqa.training.plain import Batch
+from medfedvqa.training.plain import StepRows
 from medfedvqa.training.private import Sample
 from privacy import DPSettings, PatientSampler, PatientStreams, SeededChance
 
@@ -61,7 +61,7 @@ def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: 
         method: Any = create(name, options, dp)
         trainer: Trainer = method.trainer(site)
         state = method.setup(site)
-        draw: Any = Batch(torch.cat(rows), SeededChance(0))
+        draw: Any = StepRows(torch.cat(rows), SeededChance(0))
         if dp is not None:
             draw = Sample(rows, PatientStreams(site.randomness.secret()))
         trainer.draws = lambda seed, passes=1: iter([(draw,) * passes])  # type: ignore[method-assign]

@@ -14,12 +14,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from audits import Tensors
-from privacy.secagg import Group, Identity, InProcessRelay, Layout, connect
-from privacy.secagg.communicator import Metered
+from privacy.secagg import Group, Identity, InProcessRelay, TensorLayout, connect
+from privacy.secagg.communicator import MeteredWire
 from privacy.secagg.cut_and_choose import SETS, Dealing, check_dealing, check_part, new_seed, set_seed
 from privacy.secagg.protocol import secure_mix
 
-LAYOUT = Layout.of({"image": (12, 4, 768), "text": (12, 4, 512)})
+LAYOUT = TensorLayout.of({"image": (12, 4, 768), "text": (12, 4, 512)})
 TIMEOUT = 600.0
 HASH = 32
 """Bytes of a digest or a seed."""
@@ -71,11 +71,11 @@ def cost(size: int, members: int) -> list[float]:
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def connected(me: str) -> dict[str, Metered]:
+    def connected(me: str) -> dict[str, MeteredWire]:
         peers = [site for site in (sites if me in committee else committee) if site != me]
         pinned = {peer: identities[peer].fingerprint for peer in peers}
         links = connect(identities[me], "benchmark", me, pinned, relay.of(me), TIMEOUT)
-        return {peer: Metered(link) for peer, link in links.items()}
+        return {peer: MeteredWire(link) for peer, link in links.items()}
 
     with ThreadPoolExecutor(size) as pool:
         links = dict(zip(sites, pool.map(connected, sites), strict=True))

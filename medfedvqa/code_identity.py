@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from audits import CodeKind, CodePart, JobCode
+from audits import CodeKind, JobCode
+from audits.code import CodePart
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.installed_code import (
     Distribution,

@@ -6,7 +6,7 @@ What trains needs torch and is imported when it is first named: accounting, ledg
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from privacy.accounting import Spent, calibrate, fitting, spent
+from privacy.accounting import PrivacyCost, calibrate, fitting, spent
 from privacy.aggregation import (
     AggregationError,
     Gathering,
@@ -17,8 +17,8 @@ from privacy.aggregation import (
     reliability_weights,
 )
 from privacy.errors import AccountingError, PrivacyError, SettingsError
-from privacy.ledger import Account, BudgetRefused, Charge, JobAccount, Ledger, LedgerError, Limits, Planned
-from privacy.mechanisms import CountsMechanism, DPEvent, Use, summed
+from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask
+from privacy.mechanisms import CountsMechanism, DPEvent, Use, merge_steps
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.settings import Cost, DPSettings, NoiseLevels
@@ -62,7 +62,6 @@ __all__ = [
     "AccountingError",
     "AggregationError",
     "BudgetRefused",
-    "Charge",
     "Chance",
     "Cost",
     "CountsMechanism",
@@ -72,6 +71,7 @@ __all__ = [
     "JobAccount",
     "Laplace",
     "Ledger",
+    "LedgerCharge",
     "LedgerError",
     "Limits",
     "Mixture",
@@ -79,7 +79,8 @@ __all__ = [
     "PatientChance",
     "PatientSampler",
     "PatientStreams",
-    "Planned",
+    "PlannedTask",
+    "PrivacyCost",
     "PrivacyError",
     "PrivateStep",
     "Randomness",
@@ -90,17 +91,16 @@ __all__ = [
     "SecureRandomness",
     "SeededChance",
     "SettingsError",
-    "Spent",
     "Use",
     "calibrate",
     "current_owners",
     "expanded",
     "fitting",
     "mean",
+    "merge_steps",
     "mix",
     "noisy_share",
     "owned",
     "reliability_weights",
     "spent",
-    "summed",
 ]

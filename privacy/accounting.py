@@ -42,8 +42,8 @@ Canonical = tuple[DPEvent, ...]
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What events have cost together.
+class PrivacyCost:
+    """The composed privacy cost of events.
 
     `epsilon` binds: the smaller of two upper bounds at `delta`, `rdp` (Renyi accountant) and `prv` (privacy random
     variables, discretisation error included; infinite where it cannot be computed).
@@ -58,7 +58,7 @@ class Spent:
     delta: float
 
 
-def spent(events: Iterable[DPEvent], delta: float) -> Spent:
+def spent(events: Iterable[DPEvent], delta: float) -> PrivacyCost:
     """The cost of all `events` together, whatever their order and grouping; all zero without any.
 
     Raises `AccountingError` unless 0 < delta < 1.
@@ -127,12 +127,12 @@ def _place(event: DPEvent) -> tuple[str, tuple[float, ...]]:
 
 
 @lru_cache(maxsize=4096)
-def _spent(history: Canonical, delta: float) -> Spent:
+def _spent(history: Canonical, delta: float) -> PrivacyCost:
     if not history:
-        return Spent(0.0, 0.0, 0.0, 0.0, delta)
+        return PrivacyCost(0.0, 0.0, 0.0, 0.0, delta)
     rdp = _rdp(history, delta)
     prv = _prv(history, delta, rdp)
-    return Spent(min(rdp, prv), rdp, prv, _mu(history), delta)
+    return PrivacyCost(min(rdp, prv), rdp, prv, _mu(history), delta)
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +159,7 @@ def _prv(history: Canonical, delta: float, rdp: float) -> float:
 
 
 def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
-    """As Opacus' PRVAccountant, which knows one mechanism; here each brings the variable of its own loss."""
+    """Like Opacus' PRVAccountant, but for several mechanisms: each brings the random variable of its own loss."""
 
     def losses(least: float, most: float) -> list[PrivacyLoss]:
         return [event.loss(least, most) for event in history]
@@ -173,10 +173,10 @@ def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
     """The losses outside of this may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
     steps = sum(event.steps for event in history)
-    whole = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
+    total_loss = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
     each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), OPACUS_ORDERS) for event in history]
     bounded = [event.pure_epsilon for event in history if math.isfinite(event.pure_epsilon)]
-    return max(whole, *each, *bounded, error) + 3
+    return max(total_loss, *each, *bounded, error) + 3
 
 
 def _epsilon(figure: Callable[[], float]) -> float:

@@ -145,30 +145,30 @@ def mix(
         raise AggregationError("sharing needs at least 2 sites")
     sites = list(prompts)
     accuracies = np.array([accuracy[site] for site in sites])
-    shared: dict[str, Tensors] = {target: {} for target in targets or sites}
+    mixtures: dict[str, Tensors] = {target: {} for target in targets or sites}
     table = {}
     for name, first in next(iter(prompts.values())).items():
         stack, table[name] = _stack(prompts, name), np.zeros((len(sites), len(sites)))
-        for target in shared:
+        for target in mixtures:
             row = sites.index(target)
             others = np.arange(len(sites)) != row
             eta = reliability_weights(stack[row], stack[others], accuracies[others], reliability)
-            shared[target][name] = _combine(eta, stack[others]).astype(first.dtype)
+            mixtures[target][name] = _combine(eta, stack[others]).astype(first.dtype)
             table[name][row, others] = eta.reshape(len(eta), -1).mean(axis=1)
-    return Mixture(shared, table)
+    return Mixture(mixtures, table)
 
 
 def reliability_weights(
-    own: NDArray[np.generic], others: NDArray[np.generic], accuracy: Floats, reliability: Reliability
+    own_values: NDArray[np.generic], others: NDArray[np.generic], accuracy: Floats, reliability: Reliability
 ) -> Floats:
     """Eq. 11: eta_i proportional to acc_i * cos(P_i, P_t), over the other sites.
 
-    `own`: [blocks, tokens, width]; `others`: [others, blocks, tokens, width]; `accuracy`: [others].
+    `own_values`: [blocks, tokens, width]; `others`: [others, blocks, tokens, width]; `accuracy`: [others].
     Returns [others], or [others, blocks] by block. Clamped weights without any positive similarity
     fall back to accuracy alone, then to equal weights.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    cosine = _cosines(own, others, reliability.by_block)
+    cosine = _cosines(own_values, others, reliability.by_block)
     accuracies = accuracy.reshape(-1, *[1] * (cosine.ndim - 1))
     if reliability.mode == "paper":
         return _as_printed(accuracies * cosine)
@@ -190,10 +190,10 @@ def _as_printed(scores: Floats) -> Floats:
     return np.asarray(eta)
 
 
-def _cosines(own: NDArray[np.generic], others: NDArray[np.generic], by_block: bool) -> Floats:
+def _cosines(own_values: NDArray[np.generic], others: NDArray[np.generic], by_block: bool) -> Floats:
     """Cosine similarities, [others] or [others, blocks]; a zero vector is similar to nothing."""
-    rows = len(own) if by_block else 1
-    a = np.asarray(own, np.float64).reshape(rows, -1)
+    rows = len(own_values) if by_block else 1
+    a = np.asarray(own_values, np.float64).reshape(rows, -1)
     b = np.asarray(others, np.float64).reshape(len(others), rows, -1)
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosine = np.divide(np.einsum("rd,nrd->nr", a, b), norms, out=np.zeros_like(norms), where=norms > 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from privacy.accounting import fitting, spent
 from privacy.ledger_journal import BudgetRefused
-from privacy.ledger_replay import Planned
+from privacy.ledger_replay import PlannedTask
 from privacy.mechanisms import DPEvent
 
 
@@ -22,15 +22,15 @@ class Limits:
     max_epsilon_per_job: float | None = None
 
     def __post_init__(self) -> None:
-        given = [epsilon for epsilon in (self.max_epsilon, self.max_epsilon_per_job) if epsilon is not None]
-        if not all(0 < epsilon < math.inf for epsilon in given) or not 0 < self.delta < 1:
+        limits = [epsilon for epsilon in (self.max_epsilon, self.max_epsilon_per_job) if epsilon is not None]
+        if not all(0 < epsilon < math.inf for epsilon in limits) or not 0 < self.delta < 1:
             raise ValueError("limits on epsilon are positive and finite, and delta lies between 0 and 1")
 
 
-def by_round(plan: Sequence[Planned]) -> list[list[DPEvent]]:
+def by_round(plan: Sequence[PlannedTask]) -> list[list[DPEvent]]:
     """The events of each round of a plan."""
-    numbers = sorted({one.round for one in plan})
-    return [[event for one in plan if one.round == number for event in one.events] for number in numbers]
+    numbers = sorted({task.round for task in plan})
+    return [[event for task in plan if task.round == number for event in task.events] for number in numbers]
 
 
 def check_fits(
@@ -43,11 +43,11 @@ def check_fits(
 
     A bound is whose it is, its epsilon or None, and the exposures. Raises `BudgetRefused`.
     """
-    added = [event for events in rounds for event in events]
+    new_events = [event for events in rounds for event in events]
     for who, most, exposures in bounds:
         if most is None:
             continue
-        epsilon = max(spent([*events, *added], delta).epsilon for events in exposures)
+        epsilon = max(spent([*events, *new_events], delta).epsilon for events in exposures)
         if epsilon > most:
             fit = min(fitting(most, delta, events, rounds) for events in exposures)
             raise BudgetRefused(

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import torch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
-"""By trained value."""
+"""Sums of gradients by trained value."""
 
 Terms = TypeVar("Terms", float, torch.Tensor)
 
@@ -42,7 +42,7 @@ class Segments:
 
     @property
     def runs(self) -> list[tuple[int, slice]]:
-        """Of each patient with rows: its number, and where its rows are."""
+        """Yields the number of each patient with rows, and the place of these rows."""
         ends = self.counts.cumsum(0).tolist()
         return [
             (p, slice(end - n, end)) for p, (n, end) in enumerate(zip(self.counts.tolist(), ends, strict=True)) if n
@@ -58,7 +58,7 @@ class Segments:
         return rows.new_zeros(len(self.counts), *rows.shape[1:]).index_add_(0, owners, rows)
 
 
-class Contribution(Protocol):
+class GradientContribution(Protocol):
     """How the patients of a pass contribute to the gradient of a trained value, or of a range of its rows."""
 
     @property
@@ -129,7 +129,7 @@ class Products:
 
     @property
     def _many(self) -> torch.Tensor:
-        """Whose rows are numerous enough that their sum costs less than Gram products, bool [patients]."""
+        """The patients with so many rows that a sum costs less than Gram products, bool [patients]."""
         left, right = self.left.shape[1], self.right.shape[1]
         return self.segments.counts * (left + right) >= left * right
 
@@ -169,9 +169,9 @@ class Products:
         part += (together.T @ self.right).view_as(part)
         if not bool(alone.any()):
             return
-        chosen = alone.tolist()
+        is_alone = alone.tolist()
         for patient, rows in self.segments.runs:
-            if chosen[patient] and weights[patient] > 0:
+            if is_alone[patient] and weights[patient] > 0:
                 weighted = self.left[rows] * weights[patient].to(self.left)
                 part += (weighted.T @ self.right[rows]).view_as(part)
 
@@ -203,7 +203,7 @@ class Lookups:
         total.index_add_(0, self.rows, weighted.view(-1, *total.shape[1:]))
 
 
-def merged(parts: Sequence[Separate]) -> Separate:
+def merge(parts: Sequence[Separate]) -> Separate:
     """The sum of gradients of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
@@ -212,9 +212,9 @@ def merged(parts: Sequence[Separate]) -> Separate:
 def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor:
     if each.shape[1:] == value.shape:
         return each
-    whole = each.new_zeros(len(each), *value.shape)
-    whole[:, first : first + each.shape[1]] = each
-    return whole
+    padded = each.new_zeros(len(each), *value.shape)
+    padded[:, first : first + each.shape[1]] = each
+    return padded
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from privacy.clipping import Contribution, Gradients, clip_weights
+from privacy.clipping import GradientContribution, Gradients, clip_weights
 from privacy.errors import SettingsError
 from privacy.noise import Randomness
 
@@ -30,11 +30,11 @@ class PrivateStep:
                 "torch.set_float32_matmul_precision"
             )
         self._clip = clip
-        self._sums: Gradients = {one: torch.zeros_like(one, dtype=torch.float64) for one in parameters}
+        self._sums: Gradients = {value: torch.zeros_like(value, dtype=torch.float64) for value in parameters}
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
 
-    def add(self, contributions: Sequence[Contribution], sound: torch.Tensor) -> None:
+    def add(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
         """Clip and add the patients of one pass; no patient is in two passes of a step.
 
         `sound`: whose gradients are finite, bool [patients]; those of the others are zeros.
@@ -55,8 +55,8 @@ class PrivateStep:
         Terms of the loss that do not depend on data may be back-propagated afterwards: they add to it.
         """
         sizes = [total.numel() for total in self._sums.values()]
-        drawn = randomness.normal((sum(sizes),), noise * self._clip).double()
-        for (parameter, total), part in zip(self._sums.items(), torch.split(drawn, sizes), strict=True):
+        noise_values = randomness.normal((sum(sizes),), noise * self._clip).double()
+        for (parameter, total), part in zip(self._sums.items(), torch.split(noise_values, sizes), strict=True):
             noisy = (total + part.view_as(total).to(total.device)) / divisor
             parameter.grad = noisy.to(parameter.dtype)
 

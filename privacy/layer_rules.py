@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from privacy.errors import SettingsError
-from privacy.layer_uses import Looked, Outer, Range, Rows
+from privacy.layer_uses import Lookup, Outer, Range, RowGradients
 from privacy.row_owners import current_owners
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _linear(
     if of := recorder.range_of(weight):
         recorder.note(of, output, lambda gradient: Outer(gradient.reshape(-1, gradient.shape[-1]), rows), inputs)
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, gradient.shape[-1])))
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient, gradient.shape[-1])))
     return output
 
 
@@ -51,10 +51,10 @@ def _layer_norm(
         prod(normalized_shape),
     )
     if of := recorder.range_of(weight):
-        normed = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient * normed, numbers)))
+        normalised = F.layer_norm(inputs.detach(), list(normalized_shape), None, None, eps)
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient * normalised, numbers)))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(_summed(gradient, numbers)))
+        recorder.note(of, output, lambda gradient: RowGradients(_summed(gradient, numbers)))
     return output
 
 
@@ -77,7 +77,7 @@ def _convolution(
         flat = patches.reshape(-1, patches.shape[-1])
         recorder.note(of, output, lambda gradient: Outer(_places(gradient), flat))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
     return output
 
 
@@ -104,7 +104,7 @@ def _transposed(
 
         recorder.note(of, output, terms, inputs)
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: Rows(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
     return output
 
 
@@ -112,11 +112,11 @@ def _simple(
     inputs: torch.Tensor, padding: Any, others: Sequence[Any], options: Mapping[str, Any], defaults: Sequence[Any]
 ) -> None:
     """Raises `SettingsError` for a convolution of another kind than the rules are for."""
-    given = [
+    settings = [
         (other,) * 2 if isinstance(other, int) and isinstance(d, tuple) else other
         for other, d in zip(others, defaults, strict=False)
     ]
-    if inputs.dim() != 4 or isinstance(padding, str) or options or given != list(defaults[: len(others)]):
+    if inputs.dim() != 4 or isinstance(padding, str) or options or settings != list(defaults[: len(others)]):
         raise SettingsError(
             "a convolution with dilation, groups or named padding has no gradient per patient: freeze it"
         )
@@ -144,9 +144,9 @@ def _embedding(
     output = _watched(F.embedding(inputs, _still(weight)))
     rows, blank = inputs.reshape(-1), padding_idx if padding_idx is None else padding_idx % len(weight)
 
-    def terms(gradient: torch.Tensor) -> Looked:
+    def terms(gradient: torch.Tensor) -> Lookup:
         each = gradient.reshape(-1, gradient.shape[-1])
-        return Looked(rows + of.first, each if blank is None else each * (rows != blank)[:, None])
+        return Lookup(rows + of.first, each if blank is None else each * (rows != blank)[:, None])
 
     recorder.note(of, output, terms)
     return output
@@ -168,32 +168,32 @@ def _item(recorder: "Recorder", function: Any, tensor: torch.Tensor, index: Any)
 
 
 def _view(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
-    shown = function(tensor, *shape)
+    view = function(tensor, *shape)
     of = recorder.range_of(tensor)
-    return recorder.show(shown, of) if of else shown
+    return recorder.show(view, of) if of else view
 
 
 def _expand(recorder: "Recorder", function: Any, tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
-    """Of a value to items: nothing but its first dimension, of length 1 or new, may grow."""
+    """Expands a value to items: only its first dimension, of length 1 or new, may grow."""
     of = recorder.range_of(tensor)
     output = function(_still(tensor) if of else tensor, *shape)
     before = (1,) * (output.dim() - tensor.dim()) + tuple(tensor.shape)
     if of is None or not before or before[0] != 1 or before[1:] != tuple(output.shape[1:]):
         return torch.as_tensor(function(tensor, *shape))
     output, size = _watched(output.clone()), tensor.numel()
-    recorder.note(of, output, lambda gradient: Rows(gradient.reshape(len(gradient), size)))
+    recorder.note(of, output, lambda gradient: RowGradients(gradient.reshape(len(gradient), size)))
     return output
 
 
-def _sum(recorder: "Recorder", function: Any, one: Any, other: Any) -> torch.Tensor:
-    """Of items and a value that is the same for all items."""
-    (value, items) = (one, other) if recorder.range_of(one) else (other, one)
+def _sum(recorder: "Recorder", function: Any, first: Any, second: Any) -> torch.Tensor:
+    """Adds items and a value that is the same for all items."""
+    (value, items) = (first, second) if recorder.range_of(first) else (second, first)
     of = recorder.range_of(value)
     if of is None or not isinstance(items, torch.Tensor) or recorder.range_of(items):
-        return torch.as_tensor(function(one, other))
+        return torch.as_tensor(function(first, second))
     output = _watched(items + _still(value))
     shape = value.shape
-    recorder.note(of, output, lambda gradient: Rows(_reduced(gradient, shape)))
+    recorder.note(of, output, lambda gradient: RowGradients(_reduced(gradient, shape)))
     return output
 
 
@@ -209,11 +209,11 @@ def _places(maps: torch.Tensor) -> torch.Tensor:
 
 def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """[items, ...] summed over the dimensions along which a value of `shape` was broadcast, [items, numbers]."""
-    missing = gradient.dim() - len(shape)
+    extra = gradient.dim() - len(shape)
     if len(shape) == gradient.dim() and shape[0] != 1:
         raise SettingsError("a trained value has numbers of its own for each item: it has no gradient per patient")
-    padded = [1] * missing + list(shape)
-    along = [d for d in range(1, gradient.dim()) if padded[d] == 1 and gradient.shape[d] != 1]
+    full_shape = [1] * extra + list(shape)
+    along = [d for d in range(1, gradient.dim()) if full_shape[d] == 1 and gradient.shape[d] != 1]
     return (gradient.sum(along) if along else gradient).reshape(len(gradient), -1)
 
 
@@ -234,4 +234,4 @@ RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.__add__: _sum,
     }
 )
-"""By torch function; called with the recorder, the function and its arguments."""
+"""Rules by torch function; each is called with the recorder, the function and its arguments."""

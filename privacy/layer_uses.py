@@ -16,14 +16,14 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Use:
+class LayerUse:
     """One use of a trained value: how the gradient of an output becomes that of the value."""
 
     of: Range
     output: torch.Tensor
     owners: torch.Tensor
-    """Whose each item of the output is, int64 [items]."""
-    terms: Callable[[torch.Tensor], "Outer | Rows | Looked"]
+    """The owner of each item of the output, int64 [items]."""
+    terms: Callable[[torch.Tensor], "Outer | RowGradients | Lookup"]
     """From the gradient of the output, [items, ...]."""
     read: tuple[tuple[torch.Tensor, int], ...]
     """What `terms` and the gradient rest on, each with its version when it was used."""
@@ -43,14 +43,14 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowGradients:
     """The gradient is the sum over items of these, [items, numbers of the range]."""
 
     each: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Looked:
+class Lookup:
     """The gradient is the sum of `each` [lookups, width] over `rows` int64 [lookups] of a table."""
 
     rows: torch.Tensor

@@ -13,37 +13,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.budget_limits import Limits, by_round, check_fits
-from privacy.ledger_accounts import Account, JobAccount, State, accounts_of, history
+from privacy.ledger_accounts import Account, ChargeState, JobAccount, accounts_of, history
 from privacy.ledger_folder import LEDGER_NAME
 from privacy.ledger_journal import (
     BudgetRefused,
     Head,
-    Journal,
+    JournalRow,
     LedgerError,
+    LedgerJournal,
     Record,
-    Row,
+    disk_errors,
     read_export,
-    reported,
     write_export,
 )
 from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, Charge, Job, Planned, Slot, encoded, events_of
+from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, encode_events, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
-__all__ = [
-    "Account",
-    "BudgetRefused",
-    "Charge",
-    "JobAccount",
-    "Ledger",
-    "LedgerError",
-    "Limits",
-    "Planned",
-    "State",
-]
+__all__ = ["Account", "BudgetRefused", "ChargeState", "JobAccount", "Ledger"]
+__all__ += ["LedgerCharge", "LedgerError", "Limits", "PlannedTask"]
 
 
 class Ledger:
@@ -55,12 +46,12 @@ class Ledger:
 
     def __init__(self, folder: Path, site: str, store: str | None = None) -> None:
         """`store`: the fingerprint of the key of the store that the site trains on; a ledger of another is refused."""
-        with reported("opened"):
+        with disk_errors("opened"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._book = Book()
         self._site, self._store = site, store
-        self._journal = Journal(folder / LEDGER_NAME)
+        self._journal = LedgerJournal(folder / LEDGER_NAME)
         try:
             self._key = load_key(folder, create=not self._journal.rows(Head()))
             self._origin = site, self._key.fingerprint()
@@ -70,7 +61,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Gives the file back; all is on disk already."""
+        """Closes the file; all records are on disk already."""
         self._journal.close()
 
     @property
@@ -87,18 +78,18 @@ class Ledger:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this ledger from every other: the fingerprint of its key."""
+        """The fingerprint of the ledger's key, which identifies the ledger."""
         return self._origin[1]
 
     def bind(self) -> None:
-        """Notes, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
+        """Records, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
 
         def draft() -> list[Record]:
             if self._store is None:
                 raise LedgerError("the ledger was not opened for a store: there is nothing to bind it to")
-            known = self._book.store == self._store and self._site in self._book.sites
-            bound = _record("bound", store=self._store, site=self._site)
-            return [] if known else [*self._opening(), bound]
+            is_bound = self._book.store == self._store and self._site in self._book.sites
+            record = _record("bound", store=self._store, site=self._site)
+            return [] if is_bound else [*self._opening(), record]
 
         self._commit(draft)
 
@@ -107,7 +98,7 @@ class Ledger:
         job: str,
         method: str,
         patients: Iterable[str],
-        plan: Sequence[Planned],
+        plan: Sequence[PlannedTask],
         limits: Limits,
         void: bool = False,
     ) -> None:
@@ -119,44 +110,44 @@ class Ledger:
         """
         digests = self._key.patients(patients)
         cohort = self._key.cohort(digests)
-        wanted = {(one.task, one.round): one.events for one in plan}
-        if len(wanted) < len(plan):
+        events = {(t.task, t.round): t.events for t in plan}
+        if len(events) < len(plan):
             raise BudgetRefused(f"job '{job}' plans a task twice in one round: give each a name of its own")
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            if known and (known.plan, known.cohort, known.method, known.void) != (wanted, cohort, method, void):
+            mine = self._job(job)
+            if mine and (mine.plan, mine.cohort, mine.method, mine.void) != (events, cohort, method, void):
                 raise BudgetRefused(
                     f"job '{job}' has reserved another plan, or for other patients: give the new job a new id"
                 )
-            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
-            if not missing:
+            unreserved = [t for t in plan if not mine or not _holds(mine, (t.task, t.round))]
+            if not unreserved:
                 return []
-            self._check(job, digests, by_round(missing), limits, reserved=True)
-            items = [{"task": one.task, "round": one.round, "events": encoded(one.events)} for one in missing]
+            self._check(job, digests, by_round(unreserved), limits, reserved=True)
+            items = [{"task": t.task, "round": t.round, "events": encode_events(t.events)} for t in unreserved]
             terms = {"method": method, "cohort": cohort, "void": void, "limits": vars(limits)}
-            reserved = self._about("reserved", job, plan=items, **terms)
-            return [*self._opening(), *self._registered(cohort, digests), reserved]
+            reservation = self._about("reserved", job, plan=items, **terms)
+            return [*self._opening(), *self._registered(cohort, digests), reservation]
 
         self._commit(draft)
 
-    def check(self, job: str, plan: Sequence[Planned], limits: Limits) -> None:
+    def check(self, job: str, plan: Sequence[PlannedTask], limits: Limits) -> None:
         """Whether the plan fits, whoever the patients are: beside all other jobs, as for a patient who was in each.
 
         Asks no data, so that a refusal tells nothing of any. Raises `BudgetRefused`.
         """
         with self._current() as book:
             others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
-            mine, known = book.of_job(job, reserved=True), self._job(job)
-            missing = [one for one in plan if not known or not _holds(known, (one.task, one.round))]
+            mine, book_job = book.of_job(job, reserved=True), self._job(job)
+            unreserved = [t for t in plan if not book_job or not _holds(book_job, (t.task, t.round))]
             bounds = (
                 (f"job '{job}' with those before it", limits.max_epsilon, [[*others, *mine]]),
                 (f"job '{job}' alone", limits.max_epsilon_per_job, [mine]),
             )
             everybody = frozenset[str]().union(*book.cohorts.values())
-            check_fits(bounds, by_round(missing), limits.delta, lambda: history(book, everybody, limits.delta))
+            check_fits(bounds, by_round(unreserved), limits.delta, lambda: history(book, everybody, limits.delta))
 
-    def begin(self, job: str, task: str, round: int, limits: Limits) -> Charge:
+    def begin(self, job: str, task: str, round: int, limits: Limits) -> LedgerCharge:
         """Charges the task; when it returns, the charge is on disk, and the task may touch data.
 
         A task that has begun before is charged once more. Raises `BudgetRefused` for a task that was not reserved, and
@@ -165,41 +156,41 @@ class Ledger:
         [row] = self._commit(lambda: [self._bill(job, (task, round), limits)])
         return self._book.charges[row.hash]
 
-    def settle(self, job: str, task: str, round: int) -> Charge:
-        """Notes that the task's result is saved; its charge. Raises `BudgetRefused` if it has not begun."""
+    def settle(self, job: str, task: str, round: int) -> LedgerCharge:
+        """Records that the task's result is saved; returns its charge. Raises `BudgetRefused` if it has not begun."""
 
         def draft() -> list[Record]:
             self._last(job, task, round)
-            done = (task, round) in self._book.jobs[self._site, job].settled
-            return [] if done else [self._about("charged", job, task=task, round=round)]
+            is_settled = (task, round) in self._book.jobs[self._site, job].settled
+            return [] if is_settled else [self._about("charged", job, task=task, round=round)]
 
         self._commit(draft)
         return self._last(job, task, round)
 
-    def charge_of(self, job: str, task: str, round: int) -> Charge | None:
+    def charge_of(self, job: str, task: str, round: int) -> LedgerCharge | None:
         """The charge of the last attempt at that task, None if it has not begun."""
         with self._current(), contextlib.suppress(BudgetRefused):
             return self._last(job, task, round)
         return None
 
     def free(self, job: str) -> int:
-        """Gives back what the job reserved and never began; how many tasks that were."""
+        """Frees what the job reserved and never began; returns the number of these tasks."""
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            return [self._about("freed", job, tasks=len(known.reserved))] if known and known.reserved else []
+            book_job = self._job(job)
+            return [self._about("freed", job, tasks=len(book_job.reserved))] if book_job and book_job.reserved else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
 
     def take_back(self, job: str) -> int:
-        """Gives back all that the job reserved or was charged, for a job of which nothing was released; how many tasks.
+        """Returns all reservations and charges of a job that released nothing; returns the number of these tasks.
 
         The caller also forgets what the job's tasks computed: a result of theirs has no charge any more.
         """
 
         def draft() -> list[Record]:
-            known = self._job(job)
-            tasks = len(known.reserved | known.charges.keys()) if known else 0
+            book_job = self._job(job)
+            tasks = len(book_job.reserved | book_job.charges.keys()) if book_job else 0
             return [self._about("returned", job, tasks=tasks)] if tasks else []
 
         return sum(row.record["tasks"] for row in self._commit(draft))
@@ -207,15 +198,15 @@ class Ledger:
     def holds(self, job: str) -> bool:
         """Whether any of the budget is set aside for the job, or charged to it."""
         with self._current():
-            known = self._job(job)
-            return known is not None and bool(known.reserved or known.charges)
+            book_job = self._job(job)
+            return book_job is not None and bool(book_job.reserved or book_job.charges)
 
     def accounts(self, delta: float) -> tuple[Account, ...]:
         """Every cohort's account at `delta`, in the order in which the cohorts were registered."""
         with self._current() as book:
             return accounts_of(book, delta)
 
-    def together(self, delta: float, reserved: bool) -> Spent:
+    def together(self, delta: float, reserved: bool) -> PrivacyCost:
         """What a patient of all cohorts would have spent at `delta`, or (`reserved`) may have: at least as much as any.
 
         It follows from the jobs alone: who was in which does not change it.
@@ -242,7 +233,7 @@ class Ledger:
             self._journal.check()
             Book().apply(self._journal.rows(Head()))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[JournalRow]:
         """The whole journal. It holds keyed digests of patients: it stays on site."""
         with self._current():
             return self._journal.rows(Head())
@@ -253,7 +244,7 @@ class Ledger:
             write_export(path, self._journal.rows(Head()))
 
     def import_(self, path: Path) -> int:
-        """Takes over what `export` wrote, under the same key; how many records that wrote.
+        """Imports what `export` wrote, under the same key; returns the number of new records.
 
         Into an empty ledger, the journal as it is. Else the charges that this ledger does not have, with their
         cohorts; a charge is known by the record that began it, so none is taken twice.
@@ -274,7 +265,7 @@ class Ledger:
         return len(self._commit(draft))
 
     def take_over(self, other: "Ledger", patients: Iterable[str]) -> int:
-        """Takes over all charges of a ledger under another key; how many records that wrote. None is taken twice.
+        """Imports all charges of a ledger under another key, each once; returns the number of new records.
 
         `patients`: the keys of all patients whom both may know. Charges on a patient who is not among them are kept
         under the other ledger's digest, and meet nobody.
@@ -285,18 +276,18 @@ class Ledger:
                     "jobs hold a part of the budget in the other ledger: end them, or give it back by --free"
                 )
             digests = {other._key.patient(key): self._key.patient(key) for key in patients}
-            renamed = {
+            members_by_cohort = {
                 cohort: frozenset(digests.get(digest, digest) for digest in members)
                 for cohort, members in source.cohorts.items()
             }
-            names = {cohort: self._key.cohort(members) for cohort, members in renamed.items()}
+            names = {cohort: self._key.cohort(members) for cohort, members in members_by_cohort.items()}
             same = Book()
             same.head = source.head
-            same.cohorts = {names[cohort]: members for cohort, members in renamed.items()}
+            same.cohorts = {names[cohort]: members for cohort, members in members_by_cohort.items()}
             same.debits = {began: debit._replace(cohort=names[debit.cohort]) for began, debit in source.debits.items()}
         return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
 
-    def _commit(self, draft: Callable[[], list[Record]]) -> list[Row]:
+    def _commit(self, draft: Callable[[], list[Record]]) -> list[JournalRow]:
         """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
         with self._current():
             draft()  # What takes seconds is computed, and cached, before others have to wait for it.
@@ -334,9 +325,9 @@ class Ledger:
         opener = self._book.origin is None or self._book.origin[0] == self._site
         return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
 
-    def _last(self, job: str, task: str, round: int) -> Charge:
-        known = self._job(job)
-        charge = known.charges.get((task, round)) if known else None
+    def _last(self, job: str, task: str, round: int) -> LedgerCharge:
+        book_job = self._job(job)
+        charge = book_job.charges.get((task, round)) if book_job else None
         if charge is None:
             raise BudgetRefused(f"task '{task}' of job '{job}' has not begun in round {round}: it has no charge")
         return charge
@@ -383,16 +374,16 @@ class Ledger:
         return [] if self._book.origin else [_record("opened", site=site, key=key)]
 
     def _registered(self, cohort: str, patients: frozenset[str]) -> list[Record]:
-        known = cohort in self._book.cohorts
-        return [] if known else [_record("cohort", cohort=cohort, patients=sorted(patients))]
+        is_registered = cohort in self._book.cohorts
+        return [] if is_registered else [_record("cohort", cohort=cohort, patients=sorted(patients))]
 
     def _lacking(self, source: Book) -> list[Record]:
-        lacking = {began: debit for began, debit in source.debits.items() if began not in self._book.debits}
-        cohorts = dict.fromkeys(debit.cohort for debit in lacking.values())
+        debits = {began: debit for began, debit in source.debits.items() if began not in self._book.debits}
+        cohorts = dict.fromkeys(debit.cohort for debit in debits.values())
         records = [record for cohort in cohorts for record in self._registered(cohort, source.cohorts[cohort])]
-        for began, debit in lacking.items():
-            told = debit._asdict() | {"events": encoded(debit.events)}
-            records.append(_record("imported", source=list(source.head), began=began, debit=told))
+        for began, debit in debits.items():
+            debit_json = debit._asdict() | {"events": encode_events(debit.events)}
+            records.append(_record("imported", source=list(source.head), began=began, debit=debit_json))
         return records
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.ledger_replay import Book, Job, events_of
 
 
-class State(StrEnum):
+class ChargeState(StrEnum):
     """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
 
     RESERVED = "reserved"
@@ -27,7 +27,7 @@ class JobAccount:
     cohort: str
     epsilon: float
     reserved: int
-    state: State
+    state: ChargeState
     void: bool
     site: str
 
@@ -38,8 +38,8 @@ class Account:
 
     cohort: str
     patients: int
-    spent: Spent
-    authorised: Spent
+    spent: PrivacyCost
+    authorised: PrivacyCost
     jobs: tuple[JobAccount, ...]
 
 
@@ -68,26 +68,26 @@ def _job_accounts(book: Book, patients: frozenset[str], delta: float) -> Iterato
     debits = [debit for debit in book.debits.values() if debit.cohort in near]
     jobs = {(*key, job.cohort): job for key, job in book.jobs.items() if job.cohort in near}
     for site, name, cohort in dict.fromkeys([*jobs, *((*debit.key, debit.cohort) for debit in debits)]):
-        own = [debit for debit in debits if (*debit.key, debit.cohort) == (site, name, cohort)]
+        job_debits = [debit for debit in debits if (*debit.key, debit.cohort) == (site, name, cohort)]
         job = jobs.get((site, name, cohort))
         yield JobAccount(
             name,
-            job.method if job else own[0].method,
+            job.method if job else job_debits[0].method,
             cohort,
-            spent(events_of(own), delta).epsilon,
+            spent(events_of(job_debits), delta).epsilon,
             len(job.reserved) if job else 0,
-            _state(job) if job else State.IMPORTED,
-            any(debit.void for debit in own) or bool(job and job.void),
+            _state(job) if job else ChargeState.IMPORTED,
+            any(debit.void for debit in job_debits) or bool(job and job.void),
             site,
         )
 
 
-def _state(job: Job) -> State:
+def _state(job: Job) -> ChargeState:
     if job.charges.keys() - job.settled:
-        return State.BEGUN
+        return ChargeState.BEGUN
     if job.reserved:
-        return State.RESERVED
-    return State.CHARGED if job.charges else State.FREED
+        return ChargeState.RESERVED
+    return ChargeState.CHARGED if job.charges else ChargeState.FREED
 
 
 def _sentence(account: JobAccount) -> str:

@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from privacy.ledger_journal import Head, Journal, reported
+from privacy.ledger_journal import Head, LedgerJournal, disk_errors
 from privacy.ledger_replay import Book
 from privacy.patient_keys import KEY_NAME, SiteKey, load_key
 
@@ -22,7 +22,7 @@ class LedgerFolder:
 
     @property
     def fingerprint(self) -> str:
-        """As `Ledger.fingerprint`."""
+        """The fingerprint of the ledger's key, like `Ledger.fingerprint`."""
         return self.key.fingerprint()
 
 
@@ -33,13 +33,13 @@ def read_folder(folder: Path) -> LedgerFolder | None:
         key = load_key(folder, create=False) if (folder / KEY_NAME).exists() else None
         return LedgerFolder(key, None, Head()) if key else None
     book = Book()
-    with closing(Journal(journal)) as opened:
-        book.apply(opened.rows(Head()))
+    with closing(LedgerJournal(journal)) as open_journal:
+        book.apply(open_journal.rows(Head()))
     return LedgerFolder(load_key(folder, create=False), book.store, book.head)
 
 
 def make_folder(folder: Path) -> LedgerFolder:
-    """As `read_folder`, with a new key where there is none. Raises `LedgerError`."""
-    with reported("opened"):
+    """Like `read_folder`, but makes a key where there is none. Raises `LedgerError`."""
+    with disk_errors("opened"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return read_folder(folder) or LedgerFolder(load_key(folder, create=True), None, Head())

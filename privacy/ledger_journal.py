@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from audits import canonical, place_new
+from audits import canonical
 from audits.bounded_files import read_bounded
+from audits.secrets import place_new
 from privacy.errors import PrivacyError
 
 Record: TypeAlias = dict[str, Any]
@@ -34,7 +35,7 @@ SCHEMA = (
 
 
 class LedgerError(PrivacyError):
-    """The ledger is damaged, rolled back, locked, or of another site or key: nothing may be trained under it."""
+    """The ledger is damaged, rolled back, locked, or belongs to another site or key: no training may use it."""
 
 
 class NewerRecord(LedgerError):
@@ -49,7 +50,7 @@ class NewerRecord(LedgerError):
 
 
 class BudgetRefused(PrivacyError):
-    """The site does not grant what was asked for. The sentence may be shared: it names no patient and no path."""
+    """The site's budget does not cover a request. The sentence may be shared: it names no patient and no path."""
 
 
 class Head(NamedTuple):
@@ -59,7 +60,7 @@ class Head(NamedTuple):
     hash: str = GENESIS
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """One record at its place in the chain."""
 
     seq: int
@@ -73,13 +74,13 @@ def link(prev: str, record: Record) -> str:
     return hashlib.sha256(b"\2" + prev.encode() + canonical(record)).hexdigest()
 
 
-def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[Row]:
-    """The rows in `found` (seq, prev, hash, record as text). Raises `LedgerError` at the first that does not follow."""
-    for seq, prev, digest, text in found:
+def check_chain(table: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator[JournalRow]:
+    """The rows in `table` (seq, prev, hash, record as text). Raises `LedgerError` at the first that does not follow."""
+    for seq, prev, digest, text in table:
         try:
             record = json.loads(text)
-            told = seq, prev, digest, text.encode()
-            sound = told == (after.seq + 1, after.hash, link(after.hash, record), canonical(record))
+            fields = seq, prev, digest, text.encode()
+            sound = fields == (after.seq + 1, after.hash, link(after.hash, record), canonical(record))
         except (ValueError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
@@ -88,10 +89,10 @@ def chained(found: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iterator
                 "restore the ledger from its latest export"
             )
         after = Head(seq, digest)
-        yield Row(seq, prev, digest, record)
+        yield JournalRow(seq, prev, digest, record)
 
 
-class Journal:
+class LedgerJournal:
     """The table in the file at `path`, which is made if there is none. Not to be carried over a fork.
 
     Every method raises `LedgerError` if the file cannot be used.
@@ -99,7 +100,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with reported("opened"):
+        with disk_errors("opened"):
             if not path.exists():
                 place_new(path, _make_empty)
             address = f"{path.absolute().as_uri()}?mode=rw"
@@ -118,7 +119,7 @@ class Journal:
 
     def check(self) -> None:
         """Finds out whether SQLite takes its file for sound, and whether the table's guards are still there."""
-        with reported("read"):
+        with disk_errors("read"):
             modes = self._database.execute("PRAGMA journal_mode").fetchall()
             schema = {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master")}
             pages = self._database.execute("PRAGMA quick_check").fetchall()
@@ -129,12 +130,12 @@ class Journal:
             )
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Callable[[Record], Row]]:
+    def writing(self) -> Iterator[Callable[[Record], JournalRow]]:
         """A transaction that shuts other writers out from its first moment; yields the function that appends.
 
         What was appended is on disk when the block ends, and nothing of it is if the block raises.
         """
-        with reported("written"):
+        with disk_errors("written"):
             self._check_place()
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -145,30 +146,30 @@ class Journal:
                     self._database.execute("ROLLBACK")
                 raise
 
-    def rows(self, after: Head) -> list[Row]:
+    def rows(self, after: Head) -> list[JournalRow]:
         """The records after that position, with their chain checked, and that the position itself is still there."""
-        with reported("read"):
+        with disk_errors("read"):
             self._check_place()
-            found = self._database.execute(
+            table = self._database.execute(
                 "SELECT seq, prev, hash, record FROM journal WHERE seq >= ? ORDER BY seq", (after.seq,)
             ).fetchall()
-        if after.seq and (not found or found.pop(0)[2] != after.hash):
+        if after.seq and (not table or table.pop(0)[2] != after.hash):
             raise LedgerError(
                 "the budget ledger was changed or rolled back while in use: stop training on this site and restore "
                 "the ledger from its latest export"
             )
-        return list(chained(found, after))
+        return list(check_chain(table, after))
 
     def contains(self, head: Head) -> bool:
         """Whether the record at that position has that hash."""
-        with reported("read"):
-            found = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
-        return found == [(head.hash,)] or head == Head()
+        with disk_errors("read"):
+            matches = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
+        return matches == [(head.hash,)] or head == Head()
 
-    def _append(self, record: Record) -> Row:
+    def _append(self, record: Record) -> JournalRow:
         last = self._database.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
         head = Head(*last) if last else Head()
-        row = Row(head.seq + 1, head.hash, link(head.hash, record), record)
+        row = JournalRow(head.seq + 1, head.hash, link(head.hash, record), record)
         self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (*row[:3], canonical(record).decode()))
         return row
 
@@ -177,7 +178,7 @@ class Journal:
             raise LedgerError("the budget ledger's file was replaced while in use: have it verified before going on")
 
 
-def write_export(path: Path, rows: Iterable[Row]) -> None:
+def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
     """Writes the rows as lines of canonical JSON to a new file of mode 0600.
 
     Raises `LedgerError` if it cannot be written, or if there is a file at `path`.
@@ -189,28 +190,28 @@ def write_export(path: Path, rows: Iterable[Row]) -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    with reported("exported"):
+    with disk_errors("exported"):
         if not place_new(path, fill):
             raise LedgerError("the ledger is not exported over an existing file: choose a new name")
 
 
-def read_export(path: Path) -> list[Row]:
+def read_export(path: Path) -> list[JournalRow]:
     """The rows that `write_export` wrote, byte for byte. Raises `LedgerError` if it cannot be read or its chain is
     broken."""
-    with reported("imported"):
+    with disk_errors("imported"):
         content = read_bounded(path, MAX_EXPORT)
     try:
-        told = [json.loads(line) for line in content.splitlines()]
-        if content != b"".join(canonical(row) + b"\n" for row in told):
+        row_records = [json.loads(line) for line in content.splitlines()]
+        if content != b"".join(canonical(row) + b"\n" for row in row_records):
             raise ValueError("the rows are written in another way")
-        found = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in told]
+        table = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in row_records]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
-    return list(chained(found, Head()))
+    return list(check_chain(table, Head()))
 
 
 @contextlib.contextmanager
-def reported(what: str) -> Iterator[None]:
+def disk_errors(what: str) -> Iterator[None]:
     """Turns what the disk or SQLite raises, whose texts hold paths, into a `LedgerError`."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 from audits.field_types import Fit, members_of
 
 FORMAT = 1
-"""Of the records that this version writes."""
+"""The format number of the records that this version writes."""
 _OPTIONAL = {"optional": True}
 
 
@@ -22,7 +22,7 @@ class _Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opened(_Record):
+class _LedgerOpening(_Record):
     site: str
     key: str
 
@@ -59,15 +59,15 @@ class _Limits:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlanRecord:
     task: str
     round: int
     events: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reserved(_OfJob):
-    plan: tuple[_Planned, ...]
+class _Reservation(_OfJob):
+    plan: tuple[_PlanRecord, ...]
     method: str
     cohort: str
     void: bool
@@ -75,13 +75,13 @@ class _Reserved(_OfJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Charged(_OfJob):
+class _OfCharge(_OfJob):
     task: str
     round: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Begun(_Charged):
+class _Begun(_OfCharge):
     attempt: int
     delta: float
     epsilon_before: float
@@ -104,7 +104,7 @@ class _Debit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Imported(_Record):
+class _Import(_Record):
     source: tuple[Any, ...]
     """Position and hash of the other ledger's last record."""
     began: str
@@ -112,8 +112,8 @@ class _Imported(_Record):
 
 
 _EVENTS: Mapping[str, type] = {
-    **{"opened": _Opened, "bound": _Bound, "cohort": _Cohort, "reserved": _Reserved, "begun": _Begun},
-    **{"charged": _Charged, "freed": _GivenBack, "returned": _GivenBack, "imported": _Imported},
+    **{"opened": _LedgerOpening, "bound": _Bound, "cohort": _Cohort, "reserved": _Reservation, "begun": _Begun},
+    **{"charged": _OfCharge, "freed": _GivenBack, "returned": _GivenBack, "imported": _Import},
 }
 _GRAMMARS = {
     (number, event): members_of(kind, number) for number in range(FORMAT + 1) for event, kind in _EVENTS.items()

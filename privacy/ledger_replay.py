@@ -1,13 +1,13 @@
-"""What the ledger's records mean: replayed in order, they give every cohort, job and charge, and what each spent."""
+"""Replays the ledger's records in order into cohorts, jobs and charges, and what each has spent."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from audits.field_types import Fit
-from privacy.accounting import Spent, spent
+from privacy.accounting import PrivacyCost, spent
 from privacy.errors import NewerMechanism, PrivacyError
-from privacy.ledger_journal import Head, LedgerError, NewerRecord, Record, Row
+from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, Record
 from privacy.ledger_records import fit_of
 from privacy.mechanisms import DPEvent
 
@@ -18,7 +18,7 @@ JobKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTask:
     """One task of a job that will touch data, and the mechanisms that it will apply."""
 
     task: str
@@ -27,7 +27,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Charge:
+class LedgerCharge:
     """One attempt at a task, charged for good. Epsilons (at `delta`) are those before and after this charge.
 
     `epsilon_*` is what the cohort's worst patient has spent over all jobs, `job_epsilon_*` what this job alone has;
@@ -80,7 +80,7 @@ class Job:
     void: bool
     plan: dict[Slot, tuple[DPEvent, ...]] = field(default_factory=dict)
     reserved: set[Slot] = field(default_factory=set)
-    charges: dict[Slot, Charge] = field(default_factory=dict)
+    charges: dict[Slot, LedgerCharge] = field(default_factory=dict)
     settled: set[Slot] = field(default_factory=set)
 
     def debit(self, slot: Slot, attempt: int) -> Debit:
@@ -104,10 +104,10 @@ class Book:
         self.cohorts: dict[str, frozenset[str]] = {}
         self.jobs: dict[JobKey, Job] = {}
         self.debits: dict[str, Debit] = {}
-        self.charges: dict[str, Charge] = {}
+        self.charges: dict[str, LedgerCharge] = {}
         self._cohorts_of: dict[str, set[str]] = {}
 
-    def apply(self, rows: Iterable[Row]) -> None:
+    def apply(self, rows: Iterable[JournalRow]) -> None:
         """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
         `NewerRecord` at the first of a newer version."""
         for row in rows:
@@ -141,9 +141,9 @@ class Book:
         debits = list(self.all_debits(reserved))
         return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]
 
-    def worst(self, patients: Iterable[str], reserved: bool, added: Sequence[DPEvent], delta: float) -> Spent:
-        """What the worst off of these patients has spent once `added` is composed with it."""
-        totals = [spent([*events, *added], delta) for events in self.exposures(patients, reserved)]
+    def worst(self, patients: Iterable[str], reserved: bool, more: Sequence[DPEvent], delta: float) -> PrivacyCost:
+        """What the worst off of these patients has spent once `more` is composed with it."""
+        totals = [spent([*events, *more], delta) for events in self.exposures(patients, reserved)]
         return max(totals, key=lambda total: total.epsilon)
 
     def of_job(self, job: str, reserved: bool, site: str | None = None) -> list[DPEvent]:
@@ -161,13 +161,13 @@ class Book:
         if reserved:
             yield from (job.debit(slot, attempt=0) for job in self.jobs.values() for slot in job.reserved)
 
-    def _opened(self, row: Row) -> None:
+    def _opened(self, row: JournalRow) -> None:
         if row.seq != 1:
             raise ValueError("only the first record opens a ledger")
         self.origin = row.record["site"], row.record["key"]
         self.sites.add(row.record["site"])
 
-    def _bound(self, row: Row) -> None:
+    def _bound(self, row: JournalRow) -> None:
         store, site = row.record["store"], row.record["site"]
         if not isinstance(store, str) or self.store not in (None, store):
             raise ValueError("a ledger is bound to one store's key")
@@ -176,56 +176,56 @@ class Book:
         self.store = store
         self.sites.add(site)
 
-    def _cohort(self, row: Row) -> None:
+    def _cohort(self, row: JournalRow) -> None:
         cohort, patients = row.record["cohort"], frozenset(row.record["patients"])
         self.cohorts[cohort] = patients
         for patient in patients:
             self._cohorts_of.setdefault(patient, set()).add(cohort)
 
-    def _reserved(self, row: Row) -> None:
-        told, key = row.record, self._key(row)
-        planned = {(one["task"], one["round"]): decoded(one["events"]) for one in told["plan"]}
-        self._known(told["cohort"])
-        job = self.jobs.setdefault(key, Job(*key, told["method"], told["cohort"], told["void"]))
-        job.plan |= planned
-        job.reserved |= planned.keys()
+    def _reserved(self, row: JournalRow) -> None:
+        record, key = row.record, self._key(row)
+        plan = {(task["task"], task["round"]): decode_events(task["events"]) for task in record["plan"]}
+        self._require_cohort(record["cohort"])
+        job = self.jobs.setdefault(key, Job(*key, record["method"], record["cohort"], record["void"]))
+        job.plan |= plan
+        job.reserved |= plan.keys()
 
-    def _begun(self, row: Row) -> None:
-        told = row.record
-        job, slot = self.jobs[self._key(row)], (told["task"], told["round"])
+    def _begun(self, row: JournalRow) -> None:
+        record = row.record
+        job, slot = self.jobs[self._key(row)], (record["task"], record["round"])
         if slot not in job.charges:
             job.reserved.remove(slot)
         job.settled.discard(slot)
-        figures = {name: told[name] for name in FIGURES}
-        named = {"job": job.name, "task": told["task"], "round": told["round"], "attempt": told["attempt"]}
-        charge = Charge(**named, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
+        figures = {name: record[name] for name in FIGURES}
+        slot_terms = {"job": job.name, "task": record["task"], "round": record["round"], "attempt": record["attempt"]}
+        charge = LedgerCharge(**slot_terms, events=job.plan[slot], **figures, seq=row.seq, head=row.hash, void=job.void)
         job.charges[slot] = self.charges[row.hash] = charge
-        self.debits[row.hash] = job.debit(slot, told["attempt"])
+        self.debits[row.hash] = job.debit(slot, record["attempt"])
 
-    def _charged(self, row: Row) -> None:
+    def _charged(self, row: JournalRow) -> None:
         job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
         if slot not in job.charges:
             raise KeyError("only what has begun is charged")
         job.settled.add(slot)
 
-    def _freed(self, row: Row) -> None:
+    def _freed(self, row: JournalRow) -> None:
         self.jobs[self._key(row)].reserved.clear()
 
-    def _returned(self, row: Row) -> None:
+    def _returned(self, row: JournalRow) -> None:
         key = self._key(row)
         job = self.jobs[key]
         for began in [head for head, debit in self.debits.items() if debit.key == key and head in self.charges]:
             del self.debits[began], self.charges[began]
-        for done in (job.reserved, job.charges, job.settled):
-            done.clear()
+        for slots in (job.reserved, job.charges, job.settled):
+            slots.clear()
 
-    def _imported(self, row: Row) -> None:
-        told = {"site": self._opener, **row.record["debit"]}
-        self._known(told["cohort"])
-        self.debits[row.record["began"]] = Debit(**{**told, "events": decoded(told["events"])})
+    def _imported(self, row: JournalRow) -> None:
+        debit_json = {"site": self._opener, **row.record["debit"]}
+        self._require_cohort(debit_json["cohort"])
+        self.debits[row.record["began"]] = Debit(**{**debit_json, "events": decode_events(debit_json["events"])})
 
-    def _key(self, row: Row) -> JobKey:
-        """Whose job a record is about; records of the site that opened the ledger do not name it."""
+    def _key(self, row: JournalRow) -> JobKey:
+        """The site and job of a record; records of the site that opened the ledger do not name the site."""
         site = row.record.get("site", self._opener)
         if site not in self.sites:
             raise KeyError("a site is bound to the store before it uses the ledger")
@@ -237,14 +237,14 @@ class Book:
             raise ValueError("the first record opens the ledger")
         return self.origin[0]
 
-    def _known(self, cohort: str) -> None:
+    def _require_cohort(self, cohort: str) -> None:
         if cohort not in self.cohorts:
             raise KeyError("a cohort is registered before it is charged")
 
 
 FIGURES = ("delta", "epsilon_before", "epsilon_after", "job_epsilon_before", "job_epsilon_after")
 
-_REPLAY: Mapping[str, Callable[[Book, Row], None]] = {
+_REPLAY: Mapping[str, Callable[[Book, JournalRow], None]] = {
     "opened": Book._opened,
     "bound": Book._bound,
     "cohort": Book._cohort,
@@ -262,11 +262,11 @@ def events_of(debits: Iterable[Debit]) -> list[DPEvent]:
     return [event for debit in debits for event in debit.events]
 
 
-def encoded(events: Iterable[DPEvent]) -> list[Record]:
-    """Events as a record holds them; `decoded` reads them back."""
+def encode_events(events: Iterable[DPEvent]) -> list[Record]:
+    """Events as a record holds them; `decode_events` reads them back."""
     return [event.to_dict() for event in events]
 
 
-def decoded(events: Collection[Record]) -> tuple[DPEvent, ...]:
-    """Reads what `encoded` wrote. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
+def decode_events(events: Collection[Record]) -> tuple[DPEvent, ...]:
+    """Reads what `encode_events` wrote. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
     return tuple(DPEvent.from_dict(event) for event in events)

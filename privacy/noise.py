@@ -53,7 +53,7 @@ class Randomness(Protocol):
         ...
 
 
-class _Keyed:
+class _KeyStream:
     """Numbers from a key per call; where the keys come from, the subclasses say."""
 
     def normal(self, shape: Sequence[int], std: float) -> torch.Tensor:
@@ -76,7 +76,7 @@ class _Keyed:
         raise NotImplementedError
 
 
-class SecureRandomness(_Keyed):
+class SecureRandomness(_KeyStream):
     """Randomness for real patients: every key is fresh from the operating system."""
 
     void = False
@@ -85,7 +85,7 @@ class SecureRandomness(_Keyed):
         return os.urandom(KEY_BYTES)
 
 
-class RepeatableRandomness(_Keyed):
+class RepeatableRandomness(_KeyStream):
     """The same construction with keys that anybody can derive from `seed`: for tests only."""
 
     void = True

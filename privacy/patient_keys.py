@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from audits import SecretError, make_secret, read_secret
-from privacy.ledger_journal import BudgetRefused, LedgerError, reported
+from privacy.ledger_journal import BudgetRefused, LedgerError, disk_errors
 
 KEY_NAME = "cohort.key"
 DIGEST_BYTES = 16
@@ -52,7 +52,7 @@ def load_key(folder: Path, create: bool) -> SiteKey:
     Raises `LedgerError` if it is missing, cannot be read, is not whole, or others may read it.
     """
     path = folder / KEY_NAME
-    with reported("used without its key"):
+    with disk_errors("used without its key"):
         if create and not path.exists():
             make_secret(path)
         if not path.exists():

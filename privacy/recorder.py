@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.clipping import Contribution, Lookups, Products, Segments, Separate, merged
+from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, merge
 from privacy.errors import SettingsError
 from privacy.layer_rules import RULES
-from privacy.layer_uses import Looked, Outer, Range, Rows, Use
+from privacy.layer_uses import LayerUse, Lookup, Outer, Range, RowGradients
 from privacy.row_owners import current_owners
 
 
@@ -25,9 +25,9 @@ class Recorder(TorchFunctionMode):
 
     values: Sequence[torch.Tensor]
     """What is trained and not expanded: leaves that require gradients."""
-    _uses: list[Use] = field(default_factory=list)
+    _uses: list[LayerUse] = field(default_factory=list)
     _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
-    """By id of a tensor that is a trained value or shows some rows of it; the tensor itself keeps the id its own."""
+    """Ranges by the id of a tensor that is a trained value or a view of its rows; the tensor reserves the id."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Recorder(TorchFunctionMode):
 
     def contributions(
         self, loss: torch.Tensor, patients: int, leaves: Mapping[torch.Tensor, torch.Tensor]
-    ) -> tuple[list[Contribution], torch.Tensor]:
+    ) -> tuple[list[GradientContribution], torch.Tensor]:
         """Back-propagate `loss`, a sum over rows of which each depends on its patient alone.
 
         `leaves`: what stood for each expanded value in the forward pass, `[patients, *shape]`. Returns how the
@@ -56,56 +56,56 @@ class Recorder(TorchFunctionMode):
         if not loss.requires_grad:
             raise SettingsError("no trained parameter took part in the loss: freeze them, or use them")
         outputs = [use.output for use in self._uses]
-        found = torch.autograd.grad(loss, [*outputs, *leaves.values(), *self.values], allow_unused=True)
-        if any(gradient is not None for gradient in found[len(outputs) + len(leaves) :]):
+        gradients = torch.autograd.grad(loss, [*outputs, *leaves.values(), *self.values], allow_unused=True)
+        if any(gradient is not None for gradient in gradients[len(outputs) + len(leaves) :]):
             raise SettingsError("a trained value is used in a way that gives no gradient per patient: freeze it")
         parts = _Parts(patients, loss.device)
-        for use, gradient in zip(self._uses, found, strict=False):
+        for use, gradient in zip(self._uses, gradients, strict=False):
             if gradient is not None:
                 parts.add(use, gradient)
         separate = [
             Separate(value, torch.zeros_like(leaf) if each is None else each)
-            for (value, leaf), each in zip(leaves.items(), found[len(outputs) :], strict=False)
+            for (value, leaf), each in zip(leaves.items(), gradients[len(outputs) :], strict=False)
         ]
         return parts.contributions(separate)
 
     def range_of(self, tensor: Any) -> Range | None:
-        """What of a trained value a tensor shows."""
-        known = self._ranges.get(id(tensor))
-        return known[1] if known else None
+        """The range of a trained value that a tensor shows, if any."""
+        entry = self._ranges.get(id(tensor))
+        return entry[1] if entry else None
 
-    def show(self, tensor: torch.Tensor, shown: Range) -> torch.Tensor:
-        """Remember that a tensor shows this range."""
-        self._ranges[id(tensor)] = tensor, shown
+    def show(self, tensor: torch.Tensor, range_: Range) -> torch.Tensor:
+        """Registers a tensor as a view of this range."""
+        self._ranges[id(tensor)] = tensor, range_
         return tensor
 
     def note(
         self,
         of: Range,
         output: torch.Tensor,
-        terms: Callable[[torch.Tensor], Outer | Rows | Looked],
-        *read: torch.Tensor,
+        terms: Callable[[torch.Tensor], Outer | RowGradients | Lookup],
+        *inputs: torch.Tensor,
     ) -> None:
-        """Remember a use; `read`: tensors of the model that `terms` reads later.
+        """Remember a use; `inputs`: tensors of the model that `terms` reads later.
 
         Raises `SettingsError` outside of `owned`: the owners of the items must be known.
         """
         owners = current_owners()
         if owners is None or len(owners) != len(output):
             raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
-        held = tuple((tensor, tensor._version) for tensor in (output, *read))
-        self._uses.append(Use(of, output, owners, terms, held))
+        versions = tuple((tensor, tensor._version) for tensor in (output, *inputs))
+        self._uses.append(LayerUse(of, output, owners, terms, versions))
 
 
 class _Parts:
-    """Uses of one pass, brought together by value."""
+    """The uses of one pass, grouped by trained value."""
 
     def __init__(self, patients: int, device: torch.device) -> None:
         self._patients = patients
         self._sound = torch.ones(patients, dtype=torch.bool, device=device)
-        self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | Rows | Looked]]] = {}
+        self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | RowGradients | Lookup]]] = {}
 
-    def add(self, use: Use, gradient: torch.Tensor) -> None:
+    def add(self, use: LayerUse, gradient: torch.Tensor) -> None:
         """A use, with the gradient of its output."""
         terms = use.terms(gradient)
         for rows in vars(terms).values():
@@ -114,41 +114,43 @@ class _Parts:
                 self._sound[owners[~rows.flatten(1).isfinite().all(1)]] = False
         self._terms.setdefault((use.of.value, use.of.first, use.of.end), []).append((use.owners, terms))
 
-    def contributions(self, separate: list[Separate]) -> tuple[list[Contribution], torch.Tensor]:
-        """All parts; what is not sound is zero in them."""
-        for one in separate:
-            self._sound &= one.each.flatten(1).isfinite().all(1)
-        found: list[Contribution] = [Separate(one.value, _kept(one.each, self._sound)) for one in separate]
-        by_value: dict[torch.Tensor, list[Contribution]] = {}
+    def contributions(self, separate: list[Separate]) -> tuple[list[GradientContribution], torch.Tensor]:
+        """The contributions of all parts; gradients of unsound patients are zero in them."""
+        for part in separate:
+            self._sound &= part.each.flatten(1).isfinite().all(1)
+        gradients: list[GradientContribution] = [
+            Separate(part.value, _kept(part.each, self._sound)) for part in separate
+        ]
+        by_value: dict[torch.Tensor, list[GradientContribution]] = {}
         for (value, first, end), terms in self._terms.items():
             by_value.setdefault(value, []).extend(self._of_range(Range(value, first, end), terms))
         for parts in by_value.values():
-            found.extend(_apart(parts))
-        return found, self._sound
+            gradients.extend(_apart(parts))
+        return gradients, self._sound
 
-    def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[Contribution]:
+    def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[GradientContribution]:
         """What one range contributes: its products, its sums and its look-ups, each brought together."""
-        found: list[Contribution] = []
-        for kind in (Outer, Rows, Looked):
-            own = [(owners, one) for owners, one in terms if isinstance(one, kind)]
-            if own:
-                found.append(_MERGED[kind](self, of, own))
-        return found
+        contributions: list[GradientContribution] = []
+        for kind in (Outer, RowGradients, Lookup):
+            matches = [(owners, item) for owners, item in terms if isinstance(item, kind)]
+            if matches:
+                contributions.append(_MERGED[kind](self, of, matches))
+        return contributions
 
-    def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> Contribution:
+    def _outer(self, of: Range, terms: list[tuple[torch.Tensor, Outer]]) -> GradientContribution:
         segments, left, right = self._in_order(terms, "left", "right")
         return Products(of.value, of.first, of.end, left, right, segments)
 
-    def _rows(self, of: Range, terms: list[tuple[torch.Tensor, Rows]]) -> Contribution:
+    def _rows(self, of: Range, terms: list[tuple[torch.Tensor, RowGradients]]) -> GradientContribution:
         segments, each = self._in_order(terms, "each")
         sums = segments.sums(each).view(self._patients, of.end - of.first, *of.value.shape[1:])
         if sums.shape[1:] == of.value.shape:
             return Separate(of.value, sums)
-        whole = sums.new_zeros(self._patients, *of.value.shape)
-        whole[:, of.first : of.end] = sums
-        return Separate(of.value, whole)
+        padded_sums = sums.new_zeros(self._patients, *of.value.shape)
+        padded_sums[:, of.first : of.end] = sums
+        return Separate(of.value, padded_sums)
 
-    def _looked(self, of: Range, terms: list[tuple[torch.Tensor, Looked]]) -> Contribution:
+    def _looked(self, of: Range, terms: list[tuple[torch.Tensor, Lookup]]) -> GradientContribution:
         segments, rows, each = self._in_order(terms, "rows", "each")
         owners = torch.arange(self._patients, device=rows.device).repeat_interleave(segments.counts)
         pairs, place = torch.unique(torch.stack([owners, rows]), dim=1, return_inverse=True)
@@ -157,8 +159,8 @@ class _Parts:
 
     def _in_order(self, terms: list[tuple[torch.Tensor, Any]], *names: str) -> tuple[Any, ...]:
         """Rows of several uses in order of their patients, zeros where a patient is not sound: segments and columns."""
-        owners = _joined([_by_row(whose, getattr(one, names[0])) for whose, one in terms])
-        columns = [_joined([getattr(one, name) for _, one in terms]) for name in names]
+        owners = _joined([_by_row(whose, getattr(item, names[0])) for whose, item in terms])
+        columns = [_joined([getattr(item, name) for _, item in terms]) for name in names]
         if not bool((owners[1:] >= owners[:-1]).all()):
             order = torch.argsort(owners, stable=True)
             owners, columns = owners[order], [column[order] for column in columns]
@@ -167,14 +169,14 @@ class _Parts:
         return Segments(torch.bincount(owners, minlength=self._patients)), *columns
 
 
-_MERGED: dict[type, Callable[[_Parts, Range, Any], Contribution]] = {
+_MERGED: dict[type, Callable[[_Parts, Range, Any], GradientContribution]] = {
     Outer: _Parts._outer,
-    Rows: _Parts._rows,
-    Looked: _Parts._looked,
+    RowGradients: _Parts._rows,
+    Lookup: _Parts._looked,
 }
 
 
-def _apart(parts: list[Contribution]) -> list[Contribution]:
+def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
     """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
 
     Raises `SettingsError` for a table that is looked up and used in another way.
@@ -185,10 +187,10 @@ def _apart(parts: list[Contribution]) -> list[Contribution]:
     if len(parts) == 1 or (len(products) == len(parts) and disjoint):
         return parts
     separate = [part.separate() if isinstance(part, Products) else part for part in parts]
-    whole = [part for part in separate if isinstance(part, Separate)]
-    if len(whole) < len(parts):
+    separate_parts = [part for part in separate if isinstance(part, Separate)]
+    if len(separate_parts) < len(parts):
         raise SettingsError("a table is looked up and used in another way, too: freeze it")
-    return [merged(whole)]
+    return [merge(separate_parts)]
 
 
 def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -199,7 +201,7 @@ def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `torch.cat`, which copies a single part."""
+    """Like `torch.cat`, but does not copy a single part."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 

@@ -1,4 +1,4 @@
-"""Whose rows a tensor holds: what per-patient gradients and per-patient randomness need to know of a forward pass.
+"""The patient of each row of a tensor, which per-patient gradients and per-patient randomness need.
 
 Under differential privacy the first dimension of every tensor between a model's trained values is over items that
 belong to one patient each: rows, distinct pictures, distinct beginnings of questions. A model says so by `owned`.

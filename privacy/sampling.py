@@ -26,11 +26,11 @@ class PatientSampler:
     def sample(self) -> list[torch.Tensor]:
         """The rows of each patient drawn, int64 [1 to cap]; of patients with more, as many drawn at random."""
         streams = PatientStreams(self._randomness.secret())
-        drawn = (key for key in self._rows if streams.uniform(key, "coin", 1)[0] < self._rate)
-        return [self._capped(self._rows[key], streams, key) for key in drawn]
+        keys = (key for key in self._rows if streams.uniform(key, "coin", 1)[0] < self._rate)
+        return [self._capped(self._rows[key], streams, key) for key in keys]
 
     def _capped(self, rows: torch.Tensor, streams: PatientStreams, key: str) -> torch.Tensor:
         if len(rows) <= self._cap:
             return rows
-        kept = np.argsort(streams.uniform(key, "rows", len(rows)), kind="stable")[: self._cap]
-        return rows[torch.from_numpy(np.sort(kept))]
+        places = np.argsort(streams.uniform(key, "rows", len(rows)), kind="stable")[: self._cap]
+        return rows[torch.from_numpy(np.sort(places))]

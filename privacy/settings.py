@@ -9,12 +9,12 @@ from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
 MOST_EPSILON = 1e5
 MOST_LEVEL = 1e6
-"""Of noise and of the clipping norm."""
+"""The largest noise multiplier and clipping norm."""
 LEAST_RATE = 1e-5
 """Smallest sampling rate: an epoch takes one over the rate steps."""
 MOST_PATIENTS = 10_000_000
 MOST_ROWS = 4_096
-"""Of a patient, and patients in memory at once."""
+"""The largest number of rows of a patient, and of patients in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class DPSettings:
     sample_rate: float = 0.25
     """Probability of each patient to take part in a step (q)."""
     expected_patients: int = 32
-    """By how many the noisy sum is divided: a public figure in place of the site's own number of patients times q."""
+    """The divisor of the noisy sum: a public figure in place of the site's own number of patients times q."""
     patient_rows: int = 8
     """Most rows of one patient in a step."""
     physical_patients: int = 32
     """Patients whose gradients are in memory at once; larger samples are accumulated."""
 
     def __post_init__(self) -> None:
-        given = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
-        if given not in ([True, False, False], [False, True, True]):
+        choices = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
+        if choices not in ([True, False, False], [False, True, True]):
             raise SettingsError("differential privacy needs either 'epsilon', or both 'noise' and 'count_noise'")
         levels = [value for value in (self.noise, self.count_noise, self.clip) if value is not None]
         if not all(0 < value <= MOST_LEVEL for value in levels):
@@ -98,8 +98,10 @@ class DPSettings:
         counts, steps = self._counts(job), Cost(steps=job.steps)
         if not job.steps:
             return NoiseLevels(0.0, counts)
-        fixed = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
-        noise = calibrate(self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *fixed])
+        count_events = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
+        noise = calibrate(
+            self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *count_events]
+        )
         return NoiseLevels(noise, counts)
 
     def _counts(self, job: Cost) -> CountsMechanism | None:
@@ -107,14 +109,14 @@ class DPSettings:
         if not job.counts or self.epsilon is None:
             return None
         share = self.count_share * self.epsilon if job.steps else self.epsilon
-        offers, refused = [], AccountingError("no mechanism releases counts")
+        offers, failure = [], AccountingError("no mechanism releases counts")
         for kind in counts_mechanisms():
             try:
                 offers.append(_least(kind, share, self.delta, job.counts))
             except AccountingError as error:
-                refused = error
+                failure = error
         if not offers:
-            raise refused
+            raise failure
         return min(offers, key=lambda offer: offer.deviation)
 
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:

@@ -92,7 +92,7 @@ class PatientChance:
         return torch.from_numpy((self._words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24))
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:
-        """By Box and Muller's transform. Raises as `uniform` does."""
+        """Gaussian numbers by Box and Muller's transform. Raises as `uniform` does."""
         words = self._words((shape[0], 2, *shape[1:])).astype(np.float64)
         radius = np.sqrt(-2 * np.log((words[:, 0] + 1) * 2.0**-32))
         return torch.from_numpy((radius * np.cos(words[:, 1] * (2 * math.pi * 2.0**-32))).astype(np.float32))

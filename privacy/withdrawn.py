@@ -59,8 +59,8 @@ class Withdrawal(BaseModel):
     @property
     def sentence(self) -> str:
         """What is withdrawn, since when and why."""
-        named = f"version {self.version}" if self.version else f"code {(self.code_digest or '')[:16]}"
-        return f"{named} is withdrawn since {self.since}. {self.reason}"
+        subject = f"version {self.version}" if self.version else f"code {(self.code_digest or '')[:16]}"
+        return f"{subject} is withdrawn since {self.since}. {self.reason}"
 
 
 _LIST = TypeAdapter(tuple[Withdrawal, ...])
@@ -82,4 +82,4 @@ def withdrawals(more: Path | None = None) -> tuple[Withdrawal, ...]:
 
 def withdrawal_of(codes: Iterable[CodeIdentity], among: Sequence[Withdrawal]) -> Withdrawal | None:
     """The first entry that covers any of these, None if there is none."""
-    return next((one for code in codes for one in among if one.covers(code)), None)
+    return next((withdrawal for code in codes for withdrawal in among if withdrawal.covers(code)), None)

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 from plug_in import LOOSE, NAME, VERSION, installed, sources
 
-from audits import CodeKind, CodePart, JobCode, LogError
+from audits import CodeKind, JobCode, LogError
+from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
 from medfedvqa.core import registry

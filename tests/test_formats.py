@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from golden_files import GOLDEN, NUMBERS, REPORTS, lines_of, put
 
-from audits import Checkpoint, State, VerifierKey, check, examine, read, verify
+from audits import Checkpoint, VerdictState, VerifierKey, examine, read, verify
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.entry import FORMAT, Entry
+from audits.entry_proof import check
 from audits.exchange import canonical
 from audits.fast_lines import read_line
 from audits.sharing import sharing_of
@@ -25,7 +26,7 @@ from medfedvqa.federation.site_state import StateFile
 from medfedvqa.report.collect import _read, _run
 from privacy.ledger_journal import LedgerError, read_export
 from privacy.ledger_replay import Book
-from privacy.report import Joined, read_report, sections_of, verify_joined, verify_report
+from privacy.report import JoinedReport, read_report, sections_of, verify_joined, verify_report
 from privacy.report.replay import same
 from privacy.report.report_files import ENVELOPE, JSON
 from privacy.report.wording import differences, figures_of
@@ -41,8 +42,12 @@ def test_a_golden_log_verifies_with_its_checkpoints_keys_and_proof(folder: Path)
     """Chain, tree, signature, cosignature and the bundle for one entry; nothing is broken, and nothing called newer."""
     found = examine(folder / "log", "chest", network=False)
     parts = {part.name: part.state for _, verdict in found.verdicts() for part in verdict.parts}
-    assert {parts[name] for name in ("chain", "tree", "signature", "tail")} == {State.SHOWN}
-    assert State.BROKEN not in parts.values() and "format" not in parts and parts["cosigned times"] is not State.BROKEN
+    assert {parts[name] for name in ("chain", "tree", "signature", "tail")} == {VerdictState.SHOWN}
+    assert (
+        VerdictState.BROKEN not in parts.values()
+        and "format" not in parts
+        and parts["cosigned times"] is not VerdictState.BROKEN
+    )
     keys = list(read_keys(folder / "log" / KEYS).values())
     (own,) = [key for key in keys if key.name == "medfedvqa/audit/chest"]
     assert check((folder / "log" / "proof.json").read_bytes(), [own]).record["seq"] == 2
@@ -116,8 +121,8 @@ def test_a_golden_report_verifies(folder: Path) -> None:
     found = verify_report(folder, key, code_digest="0" * 64)
     parts = {part.name: part.state for part in found.parts}
     for name in ("schema", "key", "signature", "proofs", "figures", "code", "all of it"):
-        assert parts[name] is State.SHOWN, name
-    assert parts["wording"] is State.NOT_COMPARED and State.BROKEN not in parts.values()
+        assert parts[name] is VerdictState.SHOWN, name
+    assert parts["wording"] is VerdictState.NOT_COMPARED and VerdictState.BROKEN not in parts.values()
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -181,7 +186,7 @@ def test_a_flipped_leaf_of_a_golden_report_never_verifies(folder: Path, tmp_path
     shutil.copy(folder / ENVELOPE, tmp_path)
     for path in list(leaves(document))[::23]:
         (tmp_path / JSON).write_text(json.dumps(edit(document, path), indent=1, ensure_ascii=False) + "\n", "utf-8")
-        assert verify_report(tmp_path, key).state is State.BROKEN, path
+        assert verify_report(tmp_path, key).state is VerdictState.BROKEN, path
 
 
 def test_a_reworded_report_still_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +202,9 @@ def test_a_reworded_report_still_verifies(monkeypatch: pytest.MonkeyPatch) -> No
     rules = tuple((name, f"{said} (reworded)", "Z", test) for name, said, _, test in verdict_rules())
     monkeypatch.setattr("privacy.report.verdicts._RULES", rules)
     parts = {part.name: part.state for part in verify_report(folder, key, code_digest="0" * 64).parts}
-    assert parts["figures"] is State.SHOWN and parts["wording"] is State.NOT_COMPARED
+    assert parts["figures"] is VerdictState.SHOWN and parts["wording"] is VerdictState.NOT_COMPARED
     parts = {part.name: part.state for part in verify_report(folder, key, code_digest=digest).parts}
-    assert parts["figures"] is State.SHOWN and parts["wording"] is State.BROKEN
+    assert parts["figures"] is VerdictState.SHOWN and parts["wording"] is VerdictState.BROKEN
 
 
 def verdict_rules() -> Any:
@@ -212,14 +217,14 @@ def test_a_joined_report_is_compared_by_its_figures() -> None:
     """Not signed, so that a changed sentence is not shown to be anybody's; a changed figure is broken, a higher number
     of the format is a newer version."""
     content = (GOLDEN / "formats-0" / "joined.json").read_bytes()
-    made = Joined.model_validate_json(content)
-    assert verify_joined(content, made).state is State.SHOWN
+    made = JoinedReport.model_validate_json(content)
+    assert verify_joined(content, made).state is VerdictState.SHOWN
     for old, new, state in (
-        (b"At none of these", b"At each of these", State.NOT_SHOWN),
-        (b'"nbytes": 49260', b'"nbytes": 49261', State.BROKEN),
-        (b"joined-privacy-reports/1", b"joined-privacy-reports/2", State.NOT_SHOWN),
-        (b"joined-privacy-reports/1", b"joined-privacy-reports/0", State.BROKEN),
-        (b'"job"', b'"jab"', State.BROKEN),
+        (b"At none of these", b"At each of these", VerdictState.NOT_SHOWN),
+        (b'"nbytes": 49260', b'"nbytes": 49261', VerdictState.BROKEN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/2", VerdictState.NOT_SHOWN),
+        (b"joined-privacy-reports/1", b"joined-privacy-reports/0", VerdictState.BROKEN),
+        (b'"job"', b'"jab"', VerdictState.BROKEN),
     ):
         assert old in content
         assert verify_joined(content.replace(old, new), made).state is state, new

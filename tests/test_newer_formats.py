@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from golden_files import GOLDEN, REPORTS, lines_of, put, rewritten
 
-from audits import Checkpoint, LogError, NewerFormat, NoteError, State, VerifierKey, check, examine, read, verify
+from audits import Checkpoint, LogError, NewerFormat, NoteError, VerdictState, VerifierKey, examine, read, verify
 from audits.entry import FORMAT, parse_any, parse_line
+from audits.entry_proof import check
 from audits.fast_lines import read_line
 from audits.log import AuditLog
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.report.collect import _read, _run
-from privacy.ledger_journal import Head, LedgerError, NewerRecord, Row, link, read_export
+from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, link, read_export
 from privacy.ledger_replay import Book
 from privacy.report import NewerReport, ReportError, read_report, verify_report
 from privacy.report.report_files import ENVELOPE, JSON, MAX_REPORT
@@ -46,9 +47,9 @@ def test_a_log_of_a_newer_version_is_called_so_and_never_broken(case: str, tmp_p
     lines = rewritten(old, NEWER[case])
     found = examine(put(tmp_path / "log", lines), "chest", network=True)
     parts = {part.name: part for _, verdict in found.verdicts() for part in verdict.parts}
-    assert parts["chain"].state is State.SHOWN and parts["format"].state is State.NOT_SHOWN
-    assert "newer version" in parts["format"].said and found.state is State.NOT_SHOWN
-    assert State.BROKEN not in {part.state for part in parts.values()} and found.entries == len(lines)
+    assert parts["chain"].state is VerdictState.SHOWN and parts["format"].state is VerdictState.NOT_SHOWN
+    assert "newer version" in parts["format"].said and found.state is VerdictState.NOT_SHOWN
+    assert VerdictState.BROKEN not in {part.state for part in parts.values()} and found.entries == len(lines)
     with pytest.raises(NewerFormat, match="newer version"):
         list(read(tmp_path / "log"))
     if parse_any(lines[-1])[1]:
@@ -95,13 +96,13 @@ def test_extension_lines_of_a_newer_checkpoint_are_passed_over() -> None:
     assert Checkpoint("medfedvqa/audit/chest", 1, root, ("format 2", "time T")).extensions == {}
 
 
-def ledger_rows(change: Callable[[dict[str, Any]], object]) -> list[Row]:
+def ledger_rows(change: Callable[[dict[str, Any]], object]) -> list[JournalRow]:
     """The golden ledger with its records changed and chained anew."""
     head, rows = Head(), []
     for row in read_export(GOLDEN / "formats-1" / "ledger.jsonl"):
         change(row.record)
         head = Head(head.seq + 1, link(head.hash, row.record))
-        rows.append(Row(head.seq, rows[-1].hash if rows else Head().hash, head.hash, row.record))
+        rows.append(JournalRow(head.seq, rows[-1].hash if rows else Head().hash, head.hash, row.record))
     return rows
 
 
@@ -167,10 +168,10 @@ def test_a_report_of_a_newer_version_is_not_shown_and_its_bytes_are_still_compar
         read_report(content)
     (tmp_path / JSON).write_bytes(content)
     parts = {part.name: part.state for part in verify_report(tmp_path).parts}
-    assert parts["schema"] is State.NOT_SHOWN and parts["signature"] is State.NOT_SHOWN
+    assert parts["schema"] is VerdictState.NOT_SHOWN and parts["signature"] is VerdictState.NOT_SHOWN
     shutil.copy(REPORTS[-1] / ENVELOPE, tmp_path)
     parts = {part.name: part.state for part in verify_report(tmp_path).parts}
-    assert parts["schema"] is State.NOT_SHOWN and parts["signature"] is State.BROKEN
+    assert parts["schema"] is VerdictState.NOT_SHOWN and parts["signature"] is VerdictState.BROKEN
 
 
 def test_a_report_that_is_too_large_or_too_deep_is_one_sentence(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_a_report_that_is_too_large_or_too_deep_is_one_sentence(tmp_path: Path) 
     with pytest.raises(ReportError):
         read_report(content)
     (tmp_path / JSON).write_bytes(content)
-    assert verify_report(tmp_path).state is State.BROKEN
+    assert verify_report(tmp_path).state is VerdictState.BROKEN
 
 
 def test_a_proof_of_a_newer_format_is_called_so() -> None:

@@ -8,7 +8,7 @@ from audits.entry import Entry, Event, Outcome, TensorRecord
 from audits.escaping import for_html
 from audits.exchange import Kind, canonical
 from audits.html import Child, Html, join, tag
-from audits.judgement import State
+from audits.judgement import VerdictState
 from audits.refusals import Refusal, known_code
 from audits.ui.index import Filter, Index, SiteFacts
 from audits.ui.verdict_cache import Checked, Checks
@@ -31,7 +31,7 @@ PAGE = 50  # rows to a page
 JOBS = 200  # jobs that a list shows at most
 NAMES = 2  # tensors of an entry that a list names
 RAW = 1 << 16  # characters of an entry's line that a page shows at most
-_STATES = {State.SHOWN: "good", State.NOT_SHOWN: "open", State.BROKEN: "bad"}
+_STATES = {VerdictState.SHOWN: "good", VerdictState.NOT_SHOWN: "open", VerdictState.BROKEN: "bad"}
 _LABELS = {
     "seq": "Number", "time": "Time", "site": "Site", "event": "Event", "outcome": "Outcome", "reason": "Reason",
     "direction": "Direction", "peer": "Other end", "job": "Job", "method": "Method", "round": "Round", "task": "Task",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from audits import (
+from audits.epsilon_lower_bound import (
     EmpiricalError,
     Guesses,
     epsilon_lower_bound,
@@ -21,7 +21,7 @@ from medfedvqa.attack.canaries import Canaries, draw
 from medfedvqa.attack.inversion import Inverted, invert
 from medfedvqa.attack.membership import membership
 from medfedvqa.attack.observed import data_of, observe
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Launch
 from medfedvqa.version import code_version
 
@@ -50,7 +50,7 @@ class AuditPlan:
 
 
 def audit(
-    launch_of: Callable[[int], Launch], plan: AuditPlan, watch: Callable[[Event], None] = lambda event: None
+    launch_of: Callable[[int], Launch], plan: AuditPlan, watch: Callable[[TaskAnswer], None] = lambda event: None
 ) -> dict[str, Any]:
     """Run the job once for each seed, attack it, and return the findings, as `docs/empirical-audit.md` describes them.
 

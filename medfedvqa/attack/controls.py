@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from audits import Guesses, guess
+from audits.epsilon_lower_bound import Guesses, guess
 from privacy import (
     DPEvent,
     PatientSampler,

@@ -11,7 +11,7 @@ from medfedvqa.core import Method, Site, State, Tensors
 from medfedvqa.core.local_training import Alone
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.hub import Event, Reply, TaskCall
+from medfedvqa.federation.hub import Reply, TaskAnswer, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.launch import Launch, write_sites
@@ -23,7 +23,7 @@ from privacy import DPSettings
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedTask:
     """One task of training at one site."""
 
     before: State
@@ -48,11 +48,11 @@ class Observed:
     """All canaries' rows, with the pictures' numbers of `site`."""
     claimed: float | None
     """The worst patient's epsilon in the site's ledger; None without differential privacy."""
-    tasks: list[Seen] = field(default_factory=list)
+    tasks: list[ObservedTask] = field(default_factory=list)
 
 
 def observe(
-    launch: Launch, canaries: Mapping[str, Canaries], watch: Callable[[Event], None] = lambda event: None
+    launch: Launch, canaries: Mapping[str, Canaries], watch: Callable[[TaskAnswer], None] = lambda event: None
 ) -> dict[str, Observed]:
     """Run a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
     job, method = launch.job, launch.job.build()
@@ -67,7 +67,7 @@ def observe(
 
     configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     backbone = load_backbone(job.backbone, launch.backbone_files or {})
-    seen: dict[str, list[Seen]] = {site: [] for site in launch.sites}
+    seen: dict[str, list[ObservedTask]] = {site: [] for site in launch.sites}
     sites, rows = {}, {}
     for name in launch.sites:
         with_all, rows[name] = everybody(data[name], canaries[name])
@@ -82,7 +82,7 @@ def observe(
                 if saved is None:
                     raise ConfigError("a site answered and kept no state: run the job without --secagg")
                 if call.task != "evaluate":
-                    seen[name].append(Seen(states[name], call.messages[name], saved.state, reply.tensors))
+                    seen[name].append(ObservedTask(states[name], call.messages[name], saved.state, reply.tensors))
                 states[name] = saved.state
             return replies
 

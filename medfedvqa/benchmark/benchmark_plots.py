@@ -5,14 +5,14 @@ from pathlib import Path
 from statistics import fmean
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.grid import Outcome
+from medfedvqa.benchmark.grid import RunOutcome
 from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
 
 Curves = Sequence[Sequence[float]]
 """In percent, one curve for each seed."""
 
 
-def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> Path:
+def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path:
     """`convergence.svg`: the share of validation rows right by round, the mean over sites and seeds of each system.
 
     The band reaches from the worst seed to the best. Methods that validate only at the end have no line.

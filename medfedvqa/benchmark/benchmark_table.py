@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from audits.escaping import NAME, for_markdown
-from medfedvqa.benchmark.grid import FREE, Grid, Outcome
+from medfedvqa.benchmark.grid import FREE, Grid, RunOutcome
 from medfedvqa.benchmark.printed import PRINTED, PrintedTable
 from medfedvqa.benchmark.statistics import Summary, average, by_site, holm, p_value
 
-Outcomes = Mapping[str, Sequence[Outcome]]
+Outcomes = Mapping[str, Sequence[RunOutcome]]
 
 
 def markdown(grid: Grid, outcomes: Outcomes) -> str:

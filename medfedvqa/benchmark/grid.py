@@ -78,7 +78,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What came of one run, by site; everything here stays on the machine that runs the benchmark."""
 
     right: dict[str, list[bool]]
@@ -117,13 +117,13 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
                 yield ended
 
 
-def outcomes(grid: Grid) -> dict[str, list[Outcome]]:
+def outcomes(grid: Grid) -> dict[str, list[RunOutcome]]:
     """By label, one for each seed; first those of what needs no training."""
     data = [_data(grid, seed) for seed in range(grid.seeds)]
     found = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
     for system in grid.systems:
         files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
-        found[system.label] = [Outcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files]
+        found[system.label] = [RunOutcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files]
     return found
 
 
@@ -146,7 +146,7 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     write_whole(folder / OUTCOME, json.dumps(content).encode())
 
 
-def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
+def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
     """The job at its sites."""
     launch = plan(job, grid.root, folder, grid.sites)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
@@ -163,7 +163,7 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> Outcome:
     return _outcome(grid, launch, results, time.process_time() - began, seed)
 
 
-def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
+def _together(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
     """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
     method = job.build()
     if not isinstance(method, Alone):
@@ -176,7 +176,7 @@ def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
     seconds = (time.process_time() - began) / method.config.rounds
     right = state[RIGHT].split([len(own.test) for own in data.values()])
-    return Outcome(
+    return RunOutcome(
         right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
         validated={UNION: state[VALIDATED].tolist()},
         patients=_patients(data),
@@ -187,7 +187,7 @@ def _together(grid: Grid, job: JobSpec, seed: int) -> Outcome:
     )
 
 
-def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: float, seed: int) -> Outcome:
+def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: float, seed: int) -> RunOutcome:
     states = {}
     for site in launch.sites:
         saved = StateFile(launch.out / "sites" / site / "state", "benchmark").load()
@@ -195,7 +195,7 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: fl
     method, rounds = launch.job.build(), len(results["rounds"])
     traffic = [results["sites"][site]["bytes"] for site in launch.sites]
     trained = method.trained(states[launch.sites[0]])
-    return Outcome(
+    return RunOutcome(
         right={site: state[RIGHT].tolist() for site, state in states.items()},
         validated={site: state[VALIDATED].tolist() for site, state in states.items() if VALIDATED in state},
         patients=_patients(_data(grid, seed)),
@@ -206,9 +206,9 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: fl
     )
 
 
-def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> Outcome:
+def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> RunOutcome:
     found = {site: right(own).tolist() for site, own in data.items()}
-    return Outcome(found, {}, _patients(data), 0.0, 0.0, 0.0, 0)
+    return RunOutcome(found, {}, _patients(data), 0.0, 0.0, 0.0, 0)
 
 
 def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from medfedvqa.benchmark.grid import Outcome
+from medfedvqa.benchmark.grid import RunOutcome
 from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
 
 FLIPS = 10_000
@@ -24,7 +24,7 @@ class Summary:
     """95 %, of the mean as one proportion of the test rows: it does not shrink with the number of seeds."""
 
 
-def by_site(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
+def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
     """Of each site."""
     summaries = {}
     for site in outcomes[0].right:
@@ -33,7 +33,7 @@ def by_site(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
     return summaries
 
 
-def average(outcomes: Sequence[Outcome]) -> Summary:
+def average(outcomes: Sequence[RunOutcome]) -> Summary:
     """Of the sites' mean, each site counting the same."""
     each = [fmean(fmean(rows) for rows in outcome.right.values()) for outcome in outcomes]
     found = mean_accuracy([_proportion(outcomes, site) for site in outcomes[0].right])
@@ -41,7 +41,7 @@ def average(outcomes: Sequence[Outcome]) -> Summary:
     return Summary(fmean(each), _deviation(each), interval)
 
 
-def p_value(one: Sequence[Outcome], other: Sequence[Outcome], seed: int = 0) -> float:
+def p_value(one: Sequence[RunOutcome], other: Sequence[RunOutcome], seed: int = 0) -> float:
     """That two systems answer alike, two-sided: a permutation test on paired test rows.
 
     The difference of average accuracies is a sum over patients. If the systems were alike, each patient's part could
@@ -64,7 +64,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def _parts(one: Sequence[Outcome], other: Sequence[Outcome]) -> dict[tuple[object, ...], float]:
+def _parts(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:
     """What each patient adds to the difference. Where seeds draw other patients, those of each seed are apart."""
     fixed = all(outcome.patients == one[0].patients for outcome in one)
     parts: defaultdict[tuple[object, ...], float] = defaultdict(float)
@@ -76,7 +76,7 @@ def _parts(one: Sequence[Outcome], other: Sequence[Outcome]) -> dict[tuple[objec
     return dict(parts)
 
 
-def _proportion(outcomes: Sequence[Outcome], site: str) -> Proportion:
+def _proportion(outcomes: Sequence[RunOutcome], site: str) -> Proportion:
     rows = round(fmean(len(outcome.right[site]) for outcome in outcomes))
     return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows)
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from audits import epsilon_lower_bound
+from audits.epsilon_lower_bound import epsilon_lower_bound
 from medfedvqa.attack.audit import AuditPlan, audit, write
 from medfedvqa.attack.controls import Fault, Trial
 from medfedvqa.cli.display import Bars

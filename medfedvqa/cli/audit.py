@@ -7,18 +7,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from audits import (
-    EXIT_CODES,
-    Examination,
-    Row,
-    State,
-    VerifierKey,
-    check,
-    describe,
-    find_logs,
-    known_code,
-    prove,
-)
+from audits import EXIT_CODES, Examination, VerdictState, VerifierKey, find_logs
+from audits.entry_proof import check, prove
+from audits.refusals import known_code
+from audits.verifier import EntryRow, describe
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.log_totals import show_log_totals
@@ -27,7 +19,11 @@ from medfedvqa.errors import ConfigError
 
 CELL = 400
 """Characters of a cell in the table of what passed: the longest holds the sentence that explains a refusal."""
-_MARKS = {State.SHOWN: "[green]shown[/]", State.NOT_SHOWN: "[yellow]not shown[/]", State.BROKEN: "[bold red]BROKEN[/]"}
+_MARKS = {
+    VerdictState.SHOWN: "[green]shown[/]",
+    VerdictState.NOT_SHOWN: "[yellow]not shown[/]",
+    VerdictState.BROKEN: "[bold red]BROKEN[/]",
+}
 
 
 def verify_command(
@@ -43,7 +39,7 @@ def verify_command(
     Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
     """
     found = [judge() for judge in judges(folder, against, key, running, network).values()]
-    worst = max((one.state for one in found), key=list(State).index)
+    worst = max((one.state for one in found), key=list(VerdictState).index)
     if as_json:
         typer.echo(json.dumps({"state": worst, "logs": [one.record() for one in found]}, indent=2))
     else:
@@ -106,7 +102,7 @@ def _show(terminal: Terminal, found: Examination) -> None:
             terminal.write_line(4, f"{part.name}: {_MARKS[part.state]}{where}, {sentence(part.said)}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: EntryRow) -> tuple[str, ...]:
     entry, tensor = row.entry, row.tensor
     event = " ".join(filter(None, (entry.event, entry.outcome, known_code(entry.admission), entry.reason)))
     happened = entry.time, entry.job or "", str(entry.round or ""), entry.task or "", event, entry.peer or ""

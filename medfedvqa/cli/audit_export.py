@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from audits import ExportFormat, export_logs, find_logs
+from audits import find_logs
+from audits.export import ExportFormat, export_logs
 from medfedvqa.cli.audit_options import Folder
 from medfedvqa.cli.terminal import Terminal
 

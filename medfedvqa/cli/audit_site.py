@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from audits import EXIT_CODES, RETENTION_DAYS, AuditKey, AuditLog, Checkpoint, State, VerifierKey, expire, origin_of
+from audits import EXIT_CODES, AuditKey, AuditLog, Checkpoint, VerdictState, VerifierKey, origin_of
+from audits.retention import RETENTION_DAYS, expire
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal
 
@@ -65,4 +66,4 @@ def expire_command(
             "a job, whose sites sign the time, or give today's date yourself with --date",
             highlight=False,
         )
-        raise typer.Exit(EXIT_CODES[State.NOT_SHOWN])
+        raise typer.Exit(EXIT_CODES[VerdictState.NOT_SHOWN])

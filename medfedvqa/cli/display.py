@@ -10,7 +10,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy_table import accuracy_cell, answering
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 
 
 class Bars:
@@ -30,7 +30,7 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._progress.stop()
 
-    def watch(self, event: Event) -> None:
+    def watch(self, event: TaskAnswer) -> None:
         """A site answered: move its bar, and the rounds' bar once all have."""
         answered = self._answered.setdefault((event.round, event.task), set())
         answered.add(event.site)

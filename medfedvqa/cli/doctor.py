@@ -10,7 +10,7 @@ from rich.text import Text
 from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.flare.doctor import accept_changes, examine
-from medfedvqa.federation.flare.doctor_common import Fact
+from medfedvqa.federation.flare.doctor_common import KitFact
 from medfedvqa.federation.flare.kit_contents import Check
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "failed": ("FAIL   ", "bold red")}
@@ -49,7 +49,7 @@ def _record(check: Check) -> dict[str, str | bool | None]:
         "ok": check.ok,
         "problem": check.problem,
         "remedy": check.remedy,
-        **({"value": check.value} if isinstance(check, Fact) else {}),
+        **({"value": check.value} if isinstance(check, KitFact) else {}),
     }
 
 
@@ -62,7 +62,7 @@ def _state(check: Check) -> str:
 def _show(checks: list[Check]) -> None:
     console = Terminal()
     for check in checks:
-        explanation = f": {check.value}" if isinstance(check, Fact) else ""
+        explanation = f": {check.value}" if isinstance(check, KitFact) else ""
         explanation = explanation if check.problem is None else f": {check.problem}; {check.remedy}"
         # Names come from files that others wrote: as text, since rich would take brackets for its markup.
         line = Text.assemble(_MARKS[_state(check)], Text(f" {for_terminal(check.name + explanation, SENTENCE)}"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from audits import totals
+from audits.verifier import totals
 from medfedvqa.cli.terminal import plain
 
 

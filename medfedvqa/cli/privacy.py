@@ -18,7 +18,7 @@ from medfedvqa.federation.job_budget import check_ledger, ledger_of, look_into, 
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
-from privacy import DPSettings, JobAccount, Ledger, Spent
+from privacy import DPSettings, JobAccount, Ledger, PrivacyCost
 from privacy.ledger_folder import read_folder
 from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
@@ -124,7 +124,7 @@ def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
     return table
 
 
-def cells(one: Spent) -> list[str]:
+def cells(one: PrivacyCost) -> list[str]:
     """The row of a table with columns `SPENT`."""
     return [f"{one.epsilon:.4f}", f"{one.rdp:.4f}", f"{one.prv:.4f}", f"{one.mu:.4f}", f"{one.delta:g}"]
 

@@ -13,7 +13,7 @@ from medfedvqa.cli.sites import config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from privacy import DPEvent, fitting, spent, summed
+from privacy import DPEvent, fitting, merge_steps, spent
 
 
 def plan_command(
@@ -30,7 +30,7 @@ def plan_command(
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
     built, console = job.build(), Terminal()
     rounds = [one.events for one in built.plan()]
-    for event in summed(event for events in rounds for event in events):
+    for event in merge_steps(event for events in rounds for event in events):
         console.print(
             f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from audits import EXIT_CODES, AuditKey, State, origin_of
+from audits import EXIT_CODES, AuditKey, VerdictState, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
 from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
@@ -13,7 +13,7 @@ from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.federation.launch import check_new
 from medfedvqa.report.collect import evidence_of
-from privacy.report import encoded, report_of, signed, written
+from privacy.report import indented_json, report_bytes, report_of, sign_report
 from privacy.report.join import JOINED
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
 
@@ -37,18 +37,18 @@ def report_command(
     check_new(out)
     config = config_of(site)
     report = report_of(evidence_of(config, job, results, baseline, attack, against or (), network))
-    write_whole(out / JSON, written(report))
+    write_whole(out / JSON, report_bytes(report))
     # What draws takes seconds to import, and most commands do without it.
     from medfedvqa.report import render
 
     render(report, out)
     said = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
     key = AuditKey.at(config.audit_key, origin_of(config.name))
-    write_whole(out / ENVELOPE, signed(report, said, key))
+    write_whole(out / ENVELOPE, sign_report(report, said, key))
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:
-        terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[State(rule.state)]}, {sentence(rule.said)}")
+        terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[VerdictState(rule.state)]}, {sentence(rule.said)}")
     terminal.write_line(0, f"The report is in [bold]{sentence(out)}[/]")
 
 
@@ -60,13 +60,13 @@ def join_command(
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
     check_new(out)
     joined = joined_of(reports, key)
-    write_whole(out / JOINED, encoded(joined.model_dump(mode="json")))
+    write_whole(out / JOINED, indented_json(joined.model_dump(mode="json")))
     from medfedvqa.report import render_joined
 
     render_joined(joined, out)
     terminal = Terminal()
-    terminal.write_line(0, f"[bold]Verdict: {MARKS[State(joined.state)]}[/]")
+    terminal.write_line(0, f"[bold]Verdict: {MARKS[VerdictState(joined.state)]}[/]")
     terminal.write_line(0, sentence(joined.sentence))
     for one in joined.agreements:
-        terminal.write_line(2, f"{plain(one.what)}: {MARKS[State(one.state)]}, {sentence(one.said)}")
-    raise typer.Exit(EXIT_CODES[State(joined.state)])
+        terminal.write_line(2, f"{plain(one.what)}: {MARKS[VerdictState(one.state)]}, {sentence(one.said)}")
+    raise typer.Exit(EXIT_CODES[VerdictState(joined.state)])

@@ -8,21 +8,21 @@ from typing import Annotated
 import typer
 import yaml
 
-from audits import EXIT_CODES, Judgement, State, VerifierKey, origin_of
+from audits import EXIT_CODES, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.version import code_digest
-from privacy.report import Given, Joined, join, read_report, registry_entry, verify_joined, verify_report
+from privacy.report import JoinedReport, SourceReport, join, read_report, registry_entry, verify_joined, verify_report
 from privacy.report.report_files import JSON
 from privacy.report.verify import as_record
 
 MARKS = {
-    State.NOT_COMPARED: "not compared",
-    State.SHOWN: "[green]shown[/]",
-    State.NOT_SHOWN: "[yellow]not shown[/]",
-    State.BROKEN: "[bold red]BROKEN[/]",
+    VerdictState.NOT_COMPARED: "not compared",
+    VerdictState.SHOWN: "[green]shown[/]",
+    VerdictState.NOT_SHOWN: "[yellow]not shown[/]",
+    VerdictState.BROKEN: "[bold red]BROKEN[/]",
 }
 Reports = Annotated[list[Path], typer.Argument(help="Folders of reports, as `privacy report` wrote them.")]
 KeyOption = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
@@ -73,7 +73,7 @@ def registry_command(
     write_whole(out, yaml.safe_dump(entry, sort_keys=False, width=100).encode())
 
 
-def joined_of(folders: list[Path], keys: list[str] | None) -> Joined:
+def joined_of(folders: list[Path], keys: list[str] | None) -> JoinedReport:
     """Raises `ConfigError` for a report that is broken, or of another key than the one given for its site."""
     known = {key.name: key for key in map(VerifierKey.parse, keys or ())}
     given = []
@@ -81,9 +81,9 @@ def joined_of(folders: list[Path], keys: list[str] | None) -> Joined:
         said = bytes_of(folder / JSON)
         report = read_report(said)
         found = verify_report(folder, known.get(origin_of(report.evidence.site)), code_digest=code_digest())
-        if broken := [part for part in found.parts if part.state is State.BROKEN and part.name != "rules"]:
+        if broken := [part for part in found.parts if part.state is VerdictState.BROKEN and part.name != "rules"]:
             raise ConfigError(f"'{folder}' does not hold: {broken[0].name}, {broken[0].said}")
-        given.append(Given(report, hashlib.sha256(said).hexdigest()))
+        given.append(SourceReport(report, hashlib.sha256(said).hexdigest()))
     return join(given)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, clipped
+from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
+from audits.exchange import clip_to_norm
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.on_shares import DRAWING, OnShares
 from medfedvqa.core.probe import Probe
@@ -18,7 +19,7 @@ from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
-from privacy import Cost, DPSettings, Gathering, NoiseLevels, Planned
+from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
@@ -109,7 +110,7 @@ class Method(ABC, Generic[Config]):
         most = self.gathering.most_norm
         if most is None:
             return reply
-        return {**reply, **clipped(self.exchange(shape).task(task.name).parameters(reply), most)}
+        return {**reply, **clip_to_norm(self.exchange(shape).task(task.name).parameters(reply), most)}
 
     @abstractmethod
     def tasks(self) -> Iterator[tuple[str, int]]:
@@ -135,13 +136,13 @@ class Method(ABC, Generic[Config]):
         """What makes a site's training private, if the job is."""
         return None if self.dp is None else Privacy(self.dp, self.noise)
 
-    def plan(self) -> tuple[Planned, ...]:
+    def plan(self) -> tuple[PlannedTask, ...]:
         """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""
         if self.dp is None:
             return ()
         costs = ((task, round, self.cost(task)) for task, round in self.tasks())
         return tuple(
-            Planned(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
+            PlannedTask(task, round, self.dp.events(cost, self.noise)) for task, round, cost in costs if cost != Cost()
         )
 
     def final_exchange(self, shape: BackboneShape) -> Exchange:

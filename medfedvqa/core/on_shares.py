@@ -6,7 +6,7 @@ from typing import Literal
 
 from audits import Kind, Protection, TaskSpec, TensorSpec
 from audits.exchange import SITES
-from privacy.secagg import Layout
+from privacy.secagg import TensorLayout
 
 MOST_SITES = 512
 """The most sites of one mixture: the sums of more do not fit the ring."""
@@ -56,10 +56,10 @@ class MixOnShares:
         """What goes to the server with the answer to the task."""
         return TUPLE_SEED, COIN_COMMITMENT
 
-    def layout(self, task: TaskSpec) -> Layout:
+    def layout(self, task: TaskSpec) -> TensorLayout:
         """What of the task's upload is mixed: everything but the accuracy."""
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
-        return Layout.of(shapes, self.by_block)
+        return TensorLayout.of(shapes, self.by_block)
 
     def joint(self, task: str) -> tuple[str, ...]:
         """The tasks in which sites talk to each other, and so have to be at work at once."""
@@ -106,10 +106,10 @@ class MeanOnShares:
         """Whether the server must not read the mean."""
         return self.to == "sites"
 
-    def layout(self, task: TaskSpec) -> Layout:
+    def layout(self, task: TaskSpec) -> TensorLayout:
         """What of the task's upload is averaged: everything but the weight."""
         averaged = (spec for spec in task.up if spec.kind is not Kind.PUBLIC and spec.name != self.weight)
-        return Layout.of({spec.name: spec.shape for spec in averaged})
+        return TensorLayout.of({spec.name: spec.shape for spec in averaged})
 
     def joint(self, task: str) -> tuple[str, ...]:
         """The tasks in which sites talk to each other, and so have to be at work at once."""

@@ -2,7 +2,7 @@
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
-from medfedvqa.data.partition import SiteRows, Split, is_part, partition
+from medfedvqa.data.partition import PartitionRows, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
@@ -19,7 +19,7 @@ __all__ = [
     "PublicPairs",
     "Row",
     "SiteData",
-    "SiteRows",
+    "PartitionRows",
     "Split",
     "VQAData",
     "batches",

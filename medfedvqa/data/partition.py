@@ -49,7 +49,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class SiteRows:
+class PartitionRows:
     """One organ's closed rows, each part in published order."""
 
     train: tuple[Row, ...] = field(repr=False)
@@ -62,7 +62,7 @@ def is_part(name: str) -> TypeGuard[Part]:
     return name in PARTS
 
 
-def partition(data: VQAData, organ: str, split: Split) -> SiteRows:
+def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:
     """The organ's closed rows, split. Validation and train never share a patient.
 
     With `official`, test rows may share patients and images with train (VQA-RAD: 202 of 203 images).
@@ -81,7 +81,7 @@ def partition(data: VQAData, organ: str, split: Split) -> SiteRows:
     train, validate, test = (
         tuple(row for row, name in zip(closed, names, strict=True) if name == part) for part in PARTS
     )
-    return SiteRows(train, validate, test)
+    return PartitionRows(train, validate, test)
 
 
 def _part(row: Row, split: Split, publishes_validation: bool) -> str:

@@ -24,7 +24,7 @@ PARTS = {"train": 0.65, "validate": 0.10, "test": 0.25}
 
 
 @dataclass(frozen=True)
-class Question:
+class PhantomQuestion:
     """One kind of question: its two answers, its wordings, and which answer is true of a scene.
 
     `truth` is the first answer's truth, or None where the picture leaves nothing to ask.
@@ -36,7 +36,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Site:
+class PhantomSite:
     """What a site's patients have and what is asked there; sites differ in all of it."""
 
     anatomy: str
@@ -53,12 +53,12 @@ class Site:
 
 ENLARGED = {"chest": "heart", "abdomen": "bladder", "head": "ventricles"}
 QUESTIONS = {
-    "mass": Question(
+    "mass": PhantomQuestion(
         ("yes", "no"),
         ("Is there a mass?", "Does the picture show a mass?", "Can a mass be seen in the {anatomy}?"),
         lambda scene: scene.mass is not None,
     ),
-    "enlarged": Question(
+    "enlarged": PhantomQuestion(
         ("yes", "no"),
         (
             "Is there enlargement of the {organ}?",
@@ -67,7 +67,7 @@ QUESTIONS = {
         ),
         lambda scene: scene.enlarged,
     ),
-    "on left": Question(
+    "on left": PhantomQuestion(
         ("yes", "no"),
         (
             "Is the mass on the left side of the picture?",
@@ -76,7 +76,7 @@ QUESTIONS = {
         ),
         lambda scene: scene.mass.left if scene.mass else None,
     ),
-    "side": Question(
+    "side": PhantomQuestion(
         ("left", "right"),
         (
             "On which side of the picture is the mass, left or right?",
@@ -85,12 +85,12 @@ QUESTIONS = {
         ),
         lambda scene: scene.mass.left if scene.mass else None,
     ),
-    "size": Question(
+    "size": PhantomQuestion(
         ("large", "small"),
         ("Is the mass large or small?", "How big is the mass, large or small?", "What is the size of the mass?"),
         lambda scene: scene.mass.large if scene.mass else None,
     ),
-    "tone": Question(
+    "tone": PhantomQuestion(
         ("bright", "dark"),
         (
             "Is the mass bright or dark within?",
@@ -99,22 +99,22 @@ QUESTIONS = {
         ),
         lambda scene: scene.mass.bright if scene.mass else None,
     ),
-    "count": Question(
+    "count": PhantomQuestion(
         ("two", "one"),
         ("Is there one mass or are there two?", "How many masses are there?", "Does one see one mass or two masses?"),
         lambda scene: scene.mass.two if scene.mass else None,
     ),
 }
 SITES = {
-    "chest": Site(
+    "chest": PhantomSite(
         "chest", patients=80, mass=0.6, left=0.5, large=0.5, bright=0.85, two=0,
         asked={"mass": 1, "enlarged": 1, "on left": 1, "side": 1, "size": 2},
     ),
-    "abdomen": Site(
+    "abdomen": PhantomSite(
         "abdomen", patients=72, mass=0.7, left=0.5, large=0.3, bright=0.5, two=0,
         asked={"mass": 1, "enlarged": 1, "side": 2, "tone": 2},
     ),
-    "head": Site(
+    "head": PhantomSite(
         "head", patients=64, mass=0.55, left=0.5, large=0.7, bright=0.3, two=0.5,
         asked={"mass": 2, "enlarged": 1, "on left": 1, "count": 2},
     ),
@@ -153,7 +153,7 @@ def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
     return square(draw(scenes[row.image]), size)
 
 
-def _site(name: str, generator: np.random.Generator) -> Site:
+def _site(name: str, generator: np.random.Generator) -> PhantomSite:
     if name in SITES:
         return SITES[name]
     number = re.fullmatch(r"site-([0-9]{3,})", name)
@@ -163,10 +163,10 @@ def _site(name: str, generator: np.random.Generator) -> Site:
     about_mass = generator.choice(["on left", "side", "size", "tone", "count"], 2, replace=False)
     asked = {kind: 1 for kind in ("mass", "enlarged", *about_mass.tolist())}
     anatomy = ORGANS[int(number[1]) % len(ORGANS)]
-    return Site(anatomy, PATIENTS_OF_MANY, mass, left, large, bright, two, asked)
+    return PhantomSite(anatomy, PATIENTS_OF_MANY, mass, left, large, bright, two, asked)
 
 
-def _scenes(site: Site, patients: Sequence[str], generator: np.random.Generator) -> dict[Path, Scene]:
+def _scenes(site: PhantomSite, patients: Sequence[str], generator: np.random.Generator) -> dict[Path, Scene]:
     """Two or three pictures for each patient; the build is the patient's, the findings are the picture's."""
     images = [Path(patient, str(number)) for patient in patients for number in range(generator.integers(2, 4))]
     bodies = {patient: Body.random(generator) for patient in patients}
@@ -189,7 +189,9 @@ def _scenes(site: Site, patients: Sequence[str], generator: np.random.Generator)
     }
 
 
-def _asked(site: Site, scenes: Mapping[Path, Scene], generator: np.random.Generator) -> list[tuple[Path, str, str]]:
+def _asked(
+    site: PhantomSite, scenes: Mapping[Path, Scene], generator: np.random.Generator
+) -> list[tuple[Path, str, str]]:
     """Image, question and answer, picture by picture."""
     rows: list[tuple[Path, str, str]] = []
     for kind, times in site.asked.items():
@@ -204,7 +206,7 @@ def _asked(site: Site, scenes: Mapping[Path, Scene], generator: np.random.Genera
 
 
 def _opposites(
-    question: Question, scenes: Mapping[Path, Scene], generator: np.random.Generator
+    question: PhantomQuestion, scenes: Mapping[Path, Scene], generator: np.random.Generator
 ) -> Iterator[tuple[Path, Path]]:
     """Random pairs of pictures: of the first the question is true, of the second false."""
     true, false = ([image for image, scene in scenes.items() if question.truth(scene) is t] for t in (True, False))

@@ -15,7 +15,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.aggregation_members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved
-from privacy.secagg import Group, Identity, Layout, Link, Relay, connect
+from privacy.secagg import Group, Identity, Relay, SecureLink, TensorLayout, connect
 
 MESSAGE_TIMEOUT = 30.0
 """Seconds that a member waits for another site's next message before it gives the attempt up; other sites wait twice
@@ -32,7 +32,7 @@ UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
 _NAME = re.compile(r"[0-9a-z-]{1,64}")
 """An attempt's name, which stands in the log."""
 
-Links = dict[str, Link]
+Links = dict[str, SecureLink]
 
 Relays = Callable[[str], Relay]
 """A site's transport to the other sites, for an attempt that has this name; what earlier ones left is dropped."""
@@ -174,17 +174,17 @@ def connect_to(
 
 
 def mix_with_others(
-    group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: Layout
+    group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: TensorLayout
 ) -> tuple[Tensors, int]:
     """This site's mixture, and the bytes of shares that it sent.
 
     Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
     """
     # CrypTen takes seconds to import, and only these jobs need it.
-    from privacy.secagg.communicator import Metered
+    from privacy.secagg.communicator import MeteredWire
     from privacy.secagg.protocol import secure_mix
 
-    metered = {site: Metered(link) for site, link in links.items()}
+    metered = {site: MeteredWire(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
     mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout, seed)
     return mixture, sum(link.nbytes for link in metered.values())

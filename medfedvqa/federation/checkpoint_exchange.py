@@ -12,18 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from audits import (
-    AuditKey,
-    AuditLog,
-    Checkpoint,
-    Event,
-    ForkFound,
-    Note,
-    NoteError,
-    VerifierKey,
-    Witness,
-    round_number,
-)
+from audits import AuditKey, AuditLog, Checkpoint, Event, Note, NoteError, VerifierKey, Witness
+from audits.errors import ForkFound
+from audits.gate import round_number
 from medfedvqa.federation.site_config import SiteConfig
 
 WITNESSES = 8

@@ -54,7 +54,7 @@ Engine = Callable[[TaskCall], dict[str, Reply]]
 
 
 @dataclass(frozen=True)
-class Event:
+class TaskAnswer:
     """Progress, for whoever watches: a site answered a task."""
 
     round: int
@@ -71,7 +71,7 @@ class ServerHub:
         sites: tuple[str, ...],
         call: Engine,
         exchange: Exchange,
-        watch: Callable[[Event], None] = lambda event: None,
+        watch: Callable[[TaskAnswer], None] = lambda event: None,
         stop: Callable[[], bool] = lambda: False,
         ended: Callable[[History], None] = lambda history: None,
         seed: int = 0,
@@ -151,7 +151,7 @@ class ServerHub:
         """One task, watched, checked and counted. Raises `FederationError` naming a site whose answer is refused."""
 
         def answered(site: str) -> None:
-            self._watch(Event(self._round, self._planned, task, site))
+            self._watch(TaskAnswer(self._round, self._planned, task, site))
 
         beside = {} if self._notary is None else self._notary.outgoing(messages)
         replies = self._call(TaskCall(task, self._round, messages, answered, excused, beside))

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from audits import Exchange, Offer, canonical
+from audits import Exchange, canonical
+from audits.policy import Offer
 from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.core import Method, checked, create
 from medfedvqa.data import Split

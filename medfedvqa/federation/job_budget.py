@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from audits import Charged, JobRefused, LogError, Refusal, read
+from audits import JobRefused, LogError, Refusal, read
+from audits.gate import LogCharge
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
-from privacy import Charge, Cost, Ledger, LedgerError, Limits, spent
+from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, spent
 
 if TYPE_CHECKING:  # both need torch, and whoever looks into a ledger does without
     from medfedvqa.core import Method
@@ -54,7 +55,7 @@ class JobBudget:
             self._ledger.begin(self._job_id, task, round, self._limits)
             self._note_head(self._ledger)
 
-    def settle(self, task: str, round: int) -> Charge | None:
+    def settle(self, task: str, round: int) -> LedgerCharge | None:
         """The charge that stands for a task's saved result, None for a task that costs nothing."""
         if self._ledger and self._costs(task):
             return self._ledger.settle(self._job_id, task, round)
@@ -107,7 +108,7 @@ def look_into(config: SiteConfig) -> Ledger:
     return look_into_ledger(store_of(config), config.ledger, config.name)
 
 
-def logged(charge: Charge) -> Charged:
+def logged(charge: LedgerCharge) -> LogCharge:
     """The charge as the audit log says it; the ledger's head lets the log notice a ledger that was set back."""
     event = {
         "mechanisms": sorted({event.mechanism for event in charge.events}),
@@ -119,7 +120,7 @@ def logged(charge: Charge) -> Charged:
         "ledger": {"seq": charge.seq, "head": charge.head},
         "void": charge.void,
     }
-    return Charged(event, charge.epsilon_before, charge.epsilon_after)
+    return LogCharge(event, charge.epsilon_before, charge.epsilon_after)
 
 
 def check_ledger(ledger: Ledger | None, audit: Path) -> None:

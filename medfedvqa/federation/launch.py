@@ -10,7 +10,7 @@ from typing import Any, Literal
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import add_scores, write_table
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
@@ -130,7 +130,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
 
 
 def run(
-    launch: Launch, engine: Engine, watch: Callable[[Event], None], stop: Callable[[], bool] = lambda: False
+    launch: Launch, engine: Engine, watch: Callable[[TaskAnswer], None], stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
     """Run to the end, or to the end of the round in which `stop` says so. Returns the results."""
     paths = write_sites(launch)

@@ -29,7 +29,7 @@ from medfedvqa.federation.committee_draw import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
-from privacy.secagg import Layout, SecureAggregationError, SiteError
+from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.masked_mean import check_mean, mean_of_sum
 from privacy.secagg.pairwise_masks import Upload, check_contributors, opened, threshold
 from privacy.secagg.ring import Ring
@@ -56,7 +56,7 @@ class SecureHub(ServerHub):
             self._repeatable |= {seeding(task), tossing(task), mixing(task), averaging(task), unmasking(task)}
         self._number = 0
         self._dealer = Dealer(self._ask_members)
-        self._means: dict[Layout, Tensors] = {}
+        self._means: dict[TensorLayout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from audits import EarlierSums, Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
+from audits.earlier_sums import EarlierSums
 from audits.escaping import for_log
 from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
 from medfedvqa.core.on_shares import (
@@ -46,7 +47,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Contribution, Saved, StateFile
 from medfedvqa.federation.tuple_dealing import DealingSite
 from medfedvqa.models import shape_of
-from privacy.secagg import EquivocationError, Layout, MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg import EquivocationError, MisdealtError, SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.channel import joined
 from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
@@ -283,7 +284,7 @@ class SecureSite:
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
         charged = logged(charge) if charge else None
-        return self.gate.release(averaging(task), round, upload, charged=charged, sharing=sharing)
+        return self.gate.release(averaging(task), round, upload, charge=charged, sharing=sharing)
 
     def _group(self, attempt: Attempt, saved: Saved) -> Group:
         """Raises `FederationError` if the site must take no part: what it uploaded before could be opened as well."""
@@ -385,7 +386,7 @@ class SecureSite:
     def _exchange(self) -> Exchange:
         return self.method.declared(shape_of(self.job.backbone))
 
-    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> Layout:
+    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
         return how.layout(self._declared(task))
 
 

@@ -9,12 +9,12 @@ from medfedvqa.core import Method
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_transcript, write_results, write_table
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.hub import Engine, Event, ServerHub
+from medfedvqa.federation.hub import Engine, ServerHub, TaskAnswer
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.models import seen_by, shape_of
-from privacy import DPSettings, summed
+from privacy import DPSettings, merge_steps
 
 
 def serve_job(
@@ -23,7 +23,7 @@ def serve_job(
     call: Engine,
     out: Path,
     engine: str,
-    watch: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[TaskAnswer], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
     notary: Notary | None = None,
 ) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def serve_job(
 
 def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
     """The settings with the noise in force, and what the whole job applies to each patient."""
-    mechanisms = summed(event for planned in method.plan() for event in planned.events)
+    mechanisms = merge_steps(event for planned in method.plan() for event in planned.events)
     return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [one.to_dict() for one in mechanisms]}
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from audits import (
-    RECEIPTS,
     AuditError,
     AuditKey,
     AuditLog,
@@ -26,6 +25,7 @@ from audits import (
     Witness,
     origin_of,
 )
+from audits.external_evidence import RECEIPTS
 from medfedvqa.federation.checkpoint_exchange import WITNESSES, Down, Proofs, Relayed, Up
 
 NOTARY = "notary"

@@ -221,7 +221,7 @@ class SiteRuntime:
         if charge is None:
             return self._gate.release(task.name, saved.round, reply)
         epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
-        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charged=logged(charge))
+        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=logged(charge))
 
     def close(self, ended: bool = True) -> None:
         """This process is done with the job; with `ended` the job itself is over: settle it, and say so in the log."""

@@ -21,7 +21,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.aggregation_attempt import Attempt, as_array, from_array
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.site_state import Dealt, Saved, StateFile
-from privacy.secagg import Layout, MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg import MisdealtError, SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.channel import joined
 from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
 from privacy.secagg.cut_and_choose import (
@@ -46,7 +46,7 @@ Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedDealing:
     """What a site knows of a dealing that was right."""
 
     shown: bytes
@@ -63,7 +63,7 @@ class DealingSite:
     gate: Gate
     file: StateFile
 
-    def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Tensors:
+    def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> Tensors:
         """A seed for this attempt alone, and the hash of a coin.
 
         Raises `FederationError`, and `MisdealtError` if the dealing before, which was not used, was not right.
@@ -113,12 +113,12 @@ class DealingSite:
         self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
         return self.gate.release(tossing(task), saved.round, {COIN.name: _array(kept.coin)})
 
-    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: Layout) -> Checked:
+    def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> CheckedDealing:
         """Once what was dealt to this site is right.
 
         Raises `MisdealtError` if it is not, and `FederationError` if the message is not what it should be.
         """
-        (sets, coins), opened = _committed(message), _Opened.read(message)
+        (sets, coins), opened = _committed(message), _OpenedDealing.read(message)
         label = attempt.label(saved.round)
         if coins.keys() != set(attempt.members):
             raise FederationError("the dealing has coins of other sites than the attempt's members")
@@ -135,13 +135,13 @@ class DealingSite:
             mine = self.name, kept.seed
             check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
             seed = set_seed(kept.seed, label, index)
-        return Checked(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
+        return CheckedDealing(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
 
     def _check_before(self, kept: Dealt, round: int, number: int) -> None:
         if (kept.round, kept.number) >= (round, number):
             raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
 
-    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: Layout) -> None:
+    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
         """Of the attempt before, in which it computed nothing, if this member has opened its coin for it."""
         if kept.committed is None:
             return
@@ -172,7 +172,7 @@ class Dealer:
         """What came with the answers that are to be mixed: seeds for the first attempt."""
         self._offers = dict(answers)
 
-    def deal(self, task: str, round: int, attempt: Attempt, layout: Layout) -> dict[str, Tensors]:
+    def deal(self, task: str, round: int, attempt: Attempt, layout: TensorLayout) -> dict[str, Tensors]:
         """The message to each site of the attempt.
 
         Raises `SiteError` naming a member that sent no seed, or did not open its coin as it had committed to it.
@@ -203,7 +203,7 @@ class Dealer:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenedDealing:
     """What the server shows with a dealing: the members' coins, digests of all parts, seeds of what is not used."""
 
     coins: dict[str, bytes]
@@ -211,7 +211,7 @@ class _Opened:
     seeds: dict[str, list[bytes]]
 
     @classmethod
-    def read(cls, message: Tensors) -> "_Opened":
+    def read(cls, message: Tensors) -> "_OpenedDealing":
         shown = from_array(message, OPENED)
         try:
             seeds = {str(site): [bytes.fromhex(seed) for seed in shown["seeds"][site]] for site in shown["seeds"]}

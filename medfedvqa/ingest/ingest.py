@@ -22,7 +22,7 @@ from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.questions import Question, read_questions
+from medfedvqa.ingest.questions import IngestedQuestion, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Reason
 from medfedvqa.ingest.resolve import Resolver, Wanted
 from medfedvqa.ingest.store import (
@@ -257,7 +257,7 @@ def _publish(
     out: Path,
     survey: Survey,
     journal: IngestionJournal,
-    asked: list[Question],
+    asked: list[IngestedQuestion],
     keys: Pseudonyms,
     options: Options,
     versions: dict[str, str],

@@ -25,7 +25,7 @@ _UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Question:
+class IngestedQuestion:
     """One row. Its repr shows nothing of it but its index."""
 
     index: int
@@ -38,7 +38,7 @@ class Question:
     split: Split | None
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[IngestedQuestion]:
     """All rows, in order: `.jsonl` and `.ndjson` as JSON Lines, all else as CSV. Raises `DataError`."""
     try:
         text = read_bounded(path, MAX_QUESTIONS).decode("utf-8-sig")
@@ -77,7 +77,7 @@ def _csv(text: str) -> Iterator[Mapping[str, object]]:
         raise DataError("the questions file is no valid CSV: check its quotes") from None
 
 
-def _question(index: int, row: Mapping[str, object]) -> Question:
+def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:
     if set(row) - {*REQUIRED, *OPTIONAL}:
         raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
     texts = {}
@@ -98,7 +98,7 @@ def _question(index: int, row: Mapping[str, object]) -> Question:
         raise DataError(f"row {index}: unknown organ; there is {', '.join(ORGANS)}, or a body part of one")
     if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
-    return Question(
+    return IngestedQuestion(
         index, texts["image"], texts["question"], texts["answer"], organ or None, split if _is_split(split) else None
     )
 

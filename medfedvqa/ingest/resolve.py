@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.questions import Question, Split
+from medfedvqa.ingest.questions import IngestedQuestion, Split
 from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
@@ -26,7 +26,7 @@ class Wanted:
     """Digests of the same: compared with those of SOP instance UIDs and accession numbers."""
 
     @classmethod
-    def of(cls, questions: Sequence[Question], keys: Pseudonyms) -> "Wanted":
+    def of(cls, questions: Sequence[IngestedQuestion], keys: Pseudonyms) -> "Wanted":
         names = frozenset(question.image for question in questions)
         return cls(names, frozenset(keys.digest("name", name) for name in names))
 
@@ -56,7 +56,7 @@ class Resolver:
             for key in set(record.found):
                 self._by_key[key].append(source)
 
-    def rows(self, questions: Sequence[Question]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
+    def rows(self, questions: Sequence[IngestedQuestion]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
         """Rows in order of the questions, and what is left out by index."""
         found = [(question, self._image(question)) for question in questions]
         given = {
@@ -81,7 +81,7 @@ class Resolver:
             )
         return rows, left_out
 
-    def _image(self, question: Question) -> Image | RowReason:
+    def _image(self, question: IngestedQuestion) -> Image | RowReason:
         keyed = self._keys.digest("name", question.image)
         places = (self._by_path.get(question.image), self._by_file.get(question.image), self._by_key.get(keyed))
         sources = set(next((found for found in places if found), ()))

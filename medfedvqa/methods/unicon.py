@@ -37,7 +37,7 @@ from medfedvqa.models import (
     ServerPart,
     Shapes,
     SiteNetworks,
-    Words,
+    TokenEmbeddings,
     similarities,
     site_shapes,
 )
@@ -242,7 +242,7 @@ class UniCon(Method[UniConConfig]):
     def _at_cut(self, name: str, meaning: str) -> TensorSpec:
         return TensorSpec(name, (self.config.batch_rows, self.config.width), "float32", Kind.ACTIVATIONS, meaning)
 
-    def _words(self, site: Site) -> Words:
+    def _words(self, site: Site) -> TokenEmbeddings:
         return site.derive(
             ("words", self.config.words), lambda: site.backbone.words(site.data.answers, self.config.words)
         )

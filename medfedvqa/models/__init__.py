@@ -1,7 +1,7 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
-from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TowerShape, Tuning, Words
+from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TokenEmbeddings, TowerShape, Tuning
 from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
@@ -41,7 +41,7 @@ __all__ = [
     "Tuning",
     "TuningConfig",
     "Values",
-    "Words",
+    "TokenEmbeddings",
     "adapters",
     "bundled_for",
     "is_bundled",

@@ -101,7 +101,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenEmbeddings:
     """Some texts as tokens, before any of the backbone's blocks."""
 
     values: torch.Tensor
@@ -197,6 +197,6 @@ class Backbone(ABC):
         holds features, since nothing is tuned in the blocks, and for a picture that no position stands for.
         """
 
-    def words(self, texts: Sequence[str], tokens: int) -> Words:
+    def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""
         raise ConfigError("this backbone gives no embeddings of single tokens: choose another")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, Tuning, Words
+from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
@@ -81,14 +81,14 @@ class ClipBackbone(Backbone):
         return ClipCache(self, depth, pictures, questions)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        return _with(tuning, _Whole(self.clip), batch, tuning, join)
+        return _with(tuning, _WholeClip(self.clip), batch, tuning, join)
 
     def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
-        return _with(tuning, _Looking(self.clip), batch, tuning)
+        return _with(tuning, _ClipLooking(self.clip), batch, tuning)
 
     @torch.no_grad()
-    def words(self, texts: Sequence[str], tokens: int) -> Words:
-        return Words(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
+    def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
+        return TokenEmbeddings(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, grey: torch.Tensor) -> torch.Tensor:
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
@@ -111,7 +111,7 @@ class _OverClip(nn.Module):
         self.clip = clip
 
 
-class _Whole(_OverClip):
+class _WholeClip(_OverClip):
     """All that is computed for a batch."""
 
     def forward(self, batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
@@ -130,7 +130,7 @@ class _Whole(_OverClip):
         return torch.cat(parts, dim=-1)
 
 
-class _Looking(_OverClip):
+class _ClipLooking(_OverClip):
     """How the picture's pooled position looks at its patches in the last block: the same for every question."""
 
     def forward(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Words
+from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, TokenEmbeddings
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values
 
 APN, MHA, NHA, LTA = "apn.", "mha.", "nha.", "lta."
@@ -46,7 +46,7 @@ class SiteNetworks:
         features = self.backbone.features(batch, self.tuning.applied(self.backbone, values))
         return _linear(values, MHA, features)
 
-    def answers(self, values: Mapping[str, torch.Tensor], words: Words, mask_padding: bool) -> torch.Tensor:
+    def answers(self, values: Mapping[str, torch.Tensor], words: TokenEmbeddings, mask_padding: bool) -> torch.Tensor:
         """v_APN of answers: each token projected, then the largest over tokens, [answers, width].
 
         Without `mask_padding` the zeros beyond an answer's end count as tokens, as in the released code.

@@ -20,9 +20,9 @@ from medfedvqa.models.backbone import (
     BackboneShape,
     Depth,
     Features,
+    TokenEmbeddings,
     Tuning,
     Update,
-    Words,
     looked_at,
 )
 from medfedvqa.models.distinct import DistinctQuestions, check_size
@@ -85,20 +85,20 @@ class ViltBackbone(Backbone):
     def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         if join != "concat":
             raise ConfigError("ViLT has no common space of images and texts; join its features by 'concat'")
-        return _with(tuning, _Whole(self.vilt), batch)
+        return _with(tuning, _WholeVilt(self.vilt), batch)
 
     def attention(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
         if not batch.depth:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
-        return _with(tuning, _Looking(self.vilt), batch)
+        return _with(tuning, _ViltLooking(self.vilt), batch)
 
     @torch.no_grad()
-    def words(self, texts: Sequence[str], tokens: int) -> Words:
+    def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         ids = self.tokenize(list(texts)).to(self.device)
         present = torch.arange(1, tokens + 1, device=self.device) < (ids >= 0).sum(dim=1, keepdim=True) - 1
         pieces = F.pad(ids, (0, tokens), value=-1)[:, 1 : tokens + 1].clamp(min=0)
         embedding = self.vilt.embeddings.text_embeddings.word_embeddings
-        return Words(embedding(pieces) * present[..., None], present)
+        return TokenEmbeddings(embedding(pieces) * present[..., None], present)
 
 
 def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
     return found
 
 
-class _Whole(nn.Module):
+class _WholeVilt(nn.Module):
     """All that is computed for a batch, as one module, so that other weights can stand in for ViLT's."""
 
     def __init__(self, vilt: Any) -> None:
@@ -132,7 +132,7 @@ class _Whole(nn.Module):
         return encoded(self.vilt, *arguments)
 
 
-class _Looking(_Whole):
+class _ViltLooking(_WholeVilt):
     def last(self, *arguments: Any) -> torch.Tensor:
         return looked(self.vilt, *arguments)
 

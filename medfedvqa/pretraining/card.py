@@ -8,7 +8,7 @@ from open_clip.model import CLIP
 
 from medfedvqa.models.bundled import ARCHITECTURE, VOCABULARY
 from medfedvqa.pretraining.corpus import BENCHMARKS, SHARE_ALIKE, Corpus
-from medfedvqa.pretraining.probes import Probe, answer_probes, linear_probes
+from medfedvqa.pretraining.probes import ZeroShotProbe, answer_probes, linear_probes
 from medfedvqa.pretraining.train import stages_of
 
 CREDITS = {
@@ -78,7 +78,7 @@ def _stage(stage: dict[str, Any]) -> str:
     )
 
 
-def _benchmark(name: str, probes: list[Probe], seen: bool) -> str:
+def _benchmark(name: str, probes: list[ZeroShotProbe], seen: bool) -> str:
     warning = f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if seen else ""
     return (
         f"## {name}: closed questions on frozen features\n\n"
@@ -86,7 +86,7 @@ def _benchmark(name: str, probes: list[Probe], seen: bool) -> str:
     )
 
 
-def _table(probes: list[Probe], chance: str) -> str:
+def _table(probes: list[ZeroShotProbe], chance: str) -> str:
     rows = [f"| {p.name} | {p.accuracy:.1%} | {p.chance:.1%} | {p.rows} |" for p in probes]
     return "\n".join([f"| | accuracy | {chance} | n |", "|---|---|---|---|", *rows])
 

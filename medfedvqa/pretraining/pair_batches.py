@@ -13,7 +13,7 @@ SIZE = ARCHITECTURE["vision_cfg"]["image_size"]
 
 
 @dataclass(frozen=True)
-class Batch:
+class PairBatch:
     """`images` float32 [n, 3, 128, 128]; per picture a caption and, or None, a question with its answer."""
 
     images: torch.Tensor
@@ -22,14 +22,14 @@ class Batch:
     asked: list[tuple[str, str] | None]
 
 
-def draw(corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator) -> Batch:
+def draw(corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator) -> PairBatch:
     """One batch of the pictures at `indices`, its words drawn anew."""
     pictures = [corpus.pictures[i] for i in indices]
     # Python's generator picks words, torch's picks pixels; one seeds the other.
     words = random.Random(int(torch.randint(2**31, (), generator=generator)))
     asked = [_question(picture, answers, words) for picture in pictures]
     images = augment(corpus.pixels[indices], generator)
-    return Batch(images, pictures, [_caption(picture, words) for picture in pictures], asked)
+    return PairBatch(images, pictures, [_caption(picture, words) for picture in pictures], asked)
 
 
 def _caption(picture: Picture, words: random.Random) -> str:

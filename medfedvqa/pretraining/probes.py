@@ -22,7 +22,7 @@ LABELS = ("organ", "modality", "plane", "finding")
 
 
 @dataclass(frozen=True)
-class Probe:
+class ZeroShotProbe:
     """Accuracy of a probe and of always saying the most frequent class, both in 0..1, over `rows`."""
 
     name: str
@@ -31,7 +31,7 @@ class Probe:
     rows: int
 
 
-def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[Probe]:
+def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[ZeroShotProbe]:
     """Logistic regression per label: fitted on up to `fit_on` trained-on pictures, scored on those kept back."""
     labelled = [i for i, picture in enumerate(corpus.pictures) if picture.labels]
     kept = [i for i in labelled if kept_for_probes(i)]
@@ -48,11 +48,11 @@ def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[Probe]
             parts.append((values[rows], torch.tensor(classes)))
         (x, y), (test_x, test_y) = parts
         right = _logistic(x, y, len(known))(test_x).argmax(1).eq(test_y).float().mean()
-        probes.append(Probe(label, right.item(), _most_frequent(test_y.tolist()), len(test_y)))
+        probes.append(ZeroShotProbe(label, right.item(), _most_frequent(test_y.tolist()), len(test_y)))
     return probes
 
 
-def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -> list[Probe]:
+def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -> list[ZeroShotProbe]:
     """A two-layer head on frozen features, per organ, official split, closed questions; mean over seeds."""
     closed = [row for row in data.rows if row.closed]
     images = {image: index for index, image in enumerate(dict.fromkeys(row.image for row in closed))}
@@ -81,7 +81,7 @@ def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -
             given = [answers[i] for i in predict(joined(test)).argmax(1)]
             accuracy += sum(a == b for a, b in zip(given, expected, strict=True)) / len(test) / len(seeds)
         majority = Counter(fold(row.answer) for row in train).most_common(1)[0][0]
-        probes.append(Probe(organ, accuracy, expected.count(majority) / len(test), len(test)))
+        probes.append(ZeroShotProbe(organ, accuracy, expected.count(majority) / len(test), len(test)))
     return probes
 
 

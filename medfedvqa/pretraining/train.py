@@ -20,7 +20,7 @@ from torch import nn
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary, build
 from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
-from medfedvqa.pretraining.pair_batches import Batch, draw
+from medfedvqa.pretraining.pair_batches import PairBatch, draw
 
 Progress = Callable[[int, int, float], None]
 """Called with step, steps and the loss."""
@@ -80,7 +80,7 @@ def known_answers(corpus: Corpus, least: int = 5) -> list[str]:
 
 
 def loss(
-    learner: Learner, batch: Batch, answers: dict[str, int], encode: Callable[[list[str]], torch.Tensor]
+    learner: Learner, batch: PairBatch, answers: dict[str, int], encode: Callable[[list[str]], torch.Tensor]
 ) -> torch.Tensor:
     """Symmetric cross-entropy over captions of the same meaning, plus cross-entropy of the answers."""
     device = batch.images.device
@@ -176,8 +176,8 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
         raise BackboneError("the weights to start from are not a file that `medfedvqa pretrain` wrote") from None
 
 
-def _on(batch: Batch, device: torch.device) -> Batch:
-    return Batch(batch.images.to(device), batch.pictures, batch.captions, batch.asked)
+def _on(batch: PairBatch, device: torch.device) -> PairBatch:
+    return PairBatch(batch.images.to(device), batch.pictures, batch.captions, batch.asked)
 
 
 def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:

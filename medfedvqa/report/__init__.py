@@ -8,7 +8,7 @@ from medfedvqa.report.document import compose
 from medfedvqa.report.joined import compose_joined
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
-from privacy.report.join import Joined
+from privacy.report.join import JoinedReport
 from privacy.report.model_conduct import Report
 from privacy.report.report_files import HTML, PDF
 
@@ -23,7 +23,7 @@ def render(report: Report, folder: Path) -> None:
     _write(compose(report), folder / HTML, folder / PDF)
 
 
-def render_joined(joined: Joined, folder: Path) -> None:
+def render_joined(joined: JoinedReport, folder: Path) -> None:
     """Write joined.html and joined.pdf into the folder, as `render` does."""
     _write(compose_joined(joined), folder / JOINED_PAGE, folder / JOINED_PAPER)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
-from audits import Quoted
+from audits.excerpt import QuotedEntry
 from medfedvqa.report.blocks import (
     Code,
     Digest,
@@ -40,7 +40,7 @@ def log(report: Report) -> Section:
     return Section("log", "Log entries", (table,))
 
 
-def _entry(entry: Quoted) -> Row:
+def _entry(entry: QuotedEntry) -> Row:
     it: dict[str, Any] = entry.record
     return row(
         count(it.get("seq")),

@@ -24,7 +24,7 @@ from medfedvqa.figures import (
 )
 from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, shown, words
 from privacy.report.model_conduct import Egress, Empirical
-from privacy.report.model_guarantee import Accounting, Charge
+from privacy.report.model_guarantee import Accounting, ReportCharge
 from privacy.report.report_evidence import Accuracy
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _drawing(title: str, axes: "Axes", said: Sequence[str] = ()) -> Drawing:
     return Drawing(title, "; ".join([*said, *texts]), figure)
 
 
-def _runs(charges: Sequence[Charge]) -> list[tuple[int, int]]:
+def _runs(charges: Sequence[ReportCharge]) -> list[tuple[int, int]]:
     """Begin and end of each run of charges of the same job."""
     runs, begin = list[tuple[int, int]](), 0
     for _, group in groupby(charges, key=lambda charge: charge.job):

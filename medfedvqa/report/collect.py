@@ -9,20 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from audits import (
-    AuditKey,
-    AuditLog,
-    Event,
-    NewerFormat,
-    SitePolicy,
-    check_site,
-    examine,
-    origin_of,
-    quote,
-    read,
-    refuses_job,
-)
-from audits import Evidence as Others
+from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_site, examine, origin_of, read, refuses_job
+from audits.excerpt import quote
+from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
 from medfedvqa.cli.documents import bytes_of
@@ -39,15 +28,15 @@ from medfedvqa.version import code_digest, code_version
 from privacy.ledger_folder import read_folder
 from privacy.report import (
     Accuracy,
+    AccuracyMeasurement,
     Attack,
-    Attacked,
-    Checked,
-    Code,
-    Evidence,
-    Ingested,
+    AttackEstimate,
+    DicomCode,
+    IngestionManifest,
     LedgerRow,
-    Measured,
+    LogVerdict,
     Policy,
+    ReportEvidence,
     Run,
     StoreBinding,
     Tool,
@@ -65,7 +54,7 @@ def evidence_of(
     attack: Path | None,
     against: Sequence[Path],
     network: bool,
-) -> Evidence:
+) -> ReportEvidence:
     """What the site has on a job (its last one, if none is named), after signing its log as it is.
 
     Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
@@ -81,12 +70,12 @@ def evidence_of(
     def wanted(record: Mapping[str, Any]) -> bool:
         return record["job"] in (chosen, None) or refuses_job(record["event"], record["outcome"])
 
-    return Evidence(
+    return ReportEvidence(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         site=config.name,
         job=chosen,
         tool=Tool(version=code_version(), code_digest=code_digest(), opacus=version("opacus")),
-        log=quote(config.audit, config.name, wanted, Others.gather(against, config.audit)),
+        log=quote(config.audit, config.name, wanted, ExternalEvidence.gather(against, config.audit)),
         ledger=ledger,
         policy=_policy(config.policy),
         run=_read(results, _run) if results else None,
@@ -128,10 +117,10 @@ def _policy(policy: SitePolicy) -> Policy:
     return Policy(**told | {"kinds": tuple(kind.value for kind in policy.kinds)})
 
 
-def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[Checked, ...]:
+def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[LogVerdict, ...]:
     found = examine(config.audit, config.name, against, network=network)
     return tuple(
-        Checked(verdict=name, part=part.name, state=part.state.value, said=part.said)
+        LogVerdict(verdict=name, part=part.name, state=part.state.value, said=part.said)
         for name, verdict in found.verdicts()
         for part in verdict.parts
     )
@@ -185,13 +174,13 @@ def _attack(told: dict[str, Any], sha256: str) -> Attack:
         claimed_delta=claimed.get("delta"),
         confidence=told["confidence"],
         attacks=tuple(
-            Attacked(**{name: one[name] for name in ("artefact", "attack", "canaries", "guessed", "correct")})
+            AttackEstimate(**{name: one[name] for name in ("artefact", "attack", "canaries", "guessed", "correct")})
             for one in told["attacks"]
         ),
     )
 
 
-def _measured(site: str, results: Path, baseline: Path) -> Measured:
+def _measured(site: str, results: Path, baseline: Path) -> AccuracyMeasurement:
     def documents(told: dict[str, Any], sha256: str) -> dict[str, Any]:
         return {**told, "own": told["sites"][site], "accuracy": _accuracy(told["sites"][site])}
 
@@ -200,7 +189,7 @@ def _measured(site: str, results: Path, baseline: Path) -> Measured:
         raise ConfigError("--results is of the job with differential privacy, --baseline of the same one without")
     own = private["own"]
     alike = ("method", "options", "data", "split", "backbone", "seed")
-    return Measured(
+    return AccuracyMeasurement(
         private=private["accuracy"],
         without=without["accuracy"],
         prior=_accuracy(own["baselines"]["question_prior"]),
@@ -233,12 +222,12 @@ def _binding(config: SiteConfig) -> StoreBinding:
     return StoreBinding(from_store=True, bound=named, compared=register is not None and register.key == key)
 
 
-def _ingested(store: Path) -> Ingested:
+def _ingested(store: Path) -> IngestionManifest:
     manifest, said = read_manifest(store), (store / MANIFEST).read_bytes()
-    return Ingested(
+    return IngestionManifest(
         sha256=hashlib.sha256(said).hexdigest(),
         made=manifest.made,
-        codes=tuple(Code(value=code.value, meaning=code.meaning) for code in manifest.deidentification),
+        codes=tuple(DicomCode(value=code.value, meaning=code.meaning) for code in manifest.deidentification),
         retained=tuple(manifest.options.retain),
         versions=manifest.versions,
         code=manifest.code,

@@ -23,10 +23,10 @@ from medfedvqa.report.blocks import (
     words,
 )
 from medfedvqa.report.sections_guarantee import state
-from privacy.report.join import Joined
+from privacy.report.join import JoinedReport
 
 
-def compose_joined(it: Joined) -> Document:
+def compose_joined(it: JoinedReport) -> Document:
     """The document of a federation's reports on one job."""
     sections = [_claims(it), _agreements(it), _egress(it), _reports(it)]
     left_out = Section("left-out", "Left out", (Bullets("Not in a joined report", it.left_out),))
@@ -51,7 +51,7 @@ def compose_joined(it: Joined) -> Document:
     )
 
 
-def _claims(it: Joined) -> Section:
+def _claims(it: JoinedReport) -> Section:
     claims = Table(
         "Claims, site by site",
         ("Site", "Claim", "#Epsilon", "#Delta", "#GDP mu", "Aggregation", "#Attacks prove", "State", "Job"),
@@ -86,13 +86,13 @@ def _claims(it: Joined) -> Section:
     return Section("claims", "Claims", (*((silent,) if it.missing else ()), claims, rules, said))
 
 
-def _agreements(it: Joined) -> Section:
+def _agreements(it: JoinedReport) -> Section:
     rows = tuple(row(one.what, state(one.state), one.said) for one in it.agreements)
     table = Table("Whether the reports are of the same job", ("What", "State", "What was found"), rows, NONE)
     return Section("agreements", "What they have in common", (table,))
 
 
-def _egress(it: Joined) -> Section:
+def _egress(it: JoinedReport) -> Section:
     sites = tuple(row(one.site, count(one.messages), count(one.nbytes), count(one.cosigners)) for one in it.sites)
     kinds = tuple(row(k.kind, k.protection, count(k.tensors), count(k.nbytes)) for k in it.by_kind)
     by_site = tuple(
@@ -106,7 +106,7 @@ def _egress(it: Joined) -> Section:
     return Section("egress", "What left the sites", tables)
 
 
-def _reports(it: Joined) -> Section:
+def _reports(it: JoinedReport) -> Section:
     rows = tuple(
         row(one.site, moment(one.created), digest(one.report), digest(one.sha256), Code(one.signer)) for one in it.sites
     )

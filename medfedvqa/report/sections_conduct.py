@@ -34,7 +34,7 @@ from medfedvqa.report.blocks import (
     yes,
 )
 from medfedvqa.report.sections_guarantee import placed, refusals, state
-from privacy.report.model_conduct import Egress, Empirical, Proofs, Released, Report, Support
+from privacy.report.model_conduct import Egress, Empirical, Proofs, ReleaseFigures, Report, Support
 from privacy.report.report_evidence import Policy
 
 
@@ -118,7 +118,7 @@ def _rounds(it: Egress) -> Table:
     return Table("Bytes by round and kind", ("Round", *(f"#{kind}" for kind in kinds)), rows, "Nothing left.")
 
 
-def _releases(releases: Sequence[Released]) -> Table:
+def _releases(releases: Sequence[ReleaseFigures]) -> Table:
     titles = ("Entry", "Time", "Round", "Task", "To", "Tensor", "Shape", "Kind", "Protection", "#Bytes")
     return Table(
         "Every tensor that left",

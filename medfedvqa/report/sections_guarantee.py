@@ -37,7 +37,15 @@ from medfedvqa.report.blocks import (
     yes,
 )
 from privacy.report.model_conduct import Report
-from privacy.report.model_guarantee import Accounting, Charge, CodeShare, EventFigures, Executed, Figures, Refusal
+from privacy.report.model_guarantee import (
+    Accounting,
+    CodeShare,
+    EventFigures,
+    ExecutedMechanism,
+    Figures,
+    ReportCharge,
+    ReportRefusal,
+)
 
 TONES: Mapping[str, Tone] = {"shown": "good", "broken": "bad"}
 """How verdicts are coloured; any other is open."""
@@ -177,7 +185,7 @@ def mechanism(report: Report) -> Section:
     return Section("D", "Mechanism as executed", tuple(blocks))
 
 
-def _executed(it: Executed) -> tuple[Fact, ...]:
+def _executed(it: ExecutedMechanism) -> tuple[Fact, ...]:
     return (
         fact("Clip", figure(it.clip)),
         fact("Noise deviation", figure(it.noise_deviation), "multiplier times clip"),
@@ -254,7 +262,7 @@ def _jobs(it: Accounting) -> Table:
     )
 
 
-def _charges(charges: Sequence[Charge]) -> Table:
+def _charges(charges: Sequence[ReportCharge]) -> Table:
     charge_titles = ("Record", "Time", "Job, method", "Task", "Round", "Attempt", "Events", "#Delta")
     epsilon_titles = ("#Job, recorded", "#Job, replayed", "#All jobs, recorded", "State", "Log")
     return Table(
@@ -282,7 +290,7 @@ def _charges(charges: Sequence[Charge]) -> Table:
     )
 
 
-def _events(charge: Charge) -> Iterator[Inline]:
+def _events(charge: ReportCharge) -> Iterator[Inline]:
     for place, event in enumerate(charge.events):
         yield from (Break(),) if place else ()
         yield from (count(event.steps), f" × {_named(event)}: ", *_parameters(event))
@@ -297,7 +305,7 @@ def _parameters(event: EventFigures) -> Iterator[Inline]:
         yield from (", " if place else "", f"{one.name} ", figure(one.value))
 
 
-def _states(charge: Charge) -> Iterator[str]:
+def _states(charge: ReportCharge) -> Iterator[str]:
     yield "settled" if charge.settled else "begun"
     if charge.void:
         yield "void"
@@ -305,7 +313,7 @@ def _states(charge: Charge) -> Iterator[str]:
         yield "imported"
 
 
-def refusals(caption: str, refused: Sequence[Refusal], empty: str) -> Table:
+def refusals(caption: str, refused: Sequence[ReportRefusal], empty: str) -> Table:
     """What the site did not do."""
     return Table(
         caption,

@@ -15,7 +15,7 @@ from privacy import SeededChance
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepRows:
     """The rows of one step, int64 [rows], and what its forward passes draw from."""
 
     chosen: torch.Tensor
@@ -30,7 +30,7 @@ class PlainGradients:
     train: Examples
     config: TrainingConfig
 
-    def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[Batch, ...]]:
+    def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[StepRows, ...]]:
         """The batches of one round, none without rows; all passes see the same.
 
         A chance continues where earlier draws left it.
@@ -43,9 +43,9 @@ class PlainGradients:
             chosen: Iterator[torch.Tensor] = islice(chain.from_iterable(epochs), self.config.local_epochs)
         else:
             chosen = chain.from_iterable(islice(epochs, self.config.local_epochs))
-        return ((Batch(rows, chance),) * passes for rows in chosen)
+        return ((StepRows(rows, chance),) * passes for rows in chosen)
 
-    def fill(self, values: Values, loss: RowLoss, batch: Batch) -> None:
+    def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> None:
         """Set each value's gradient. Raises `ConfigError` for a value that takes no part in the loss."""
         losses = loss(values, self.rows.rows(self.train, batch.chosen, batch.chance))
         gradients = torch.autograd.grad(losses.mean(), list(values.values()), allow_unused=True)

@@ -46,7 +46,7 @@ class Analysis(Protocol):
         ...
 
     def renyi_divergence(self, rate: float, noise: float, orders: Sequence[float]) -> Floats:
-        """Of one step of the Gaussian mechanism on a Poisson sample, at these orders."""
+        """Renyi divergences of one step of the Gaussian mechanism on a Poisson sample, at these orders."""
         ...
 
     def epsilon_of(self, divergence: Floats, orders: Sequence[float], delta: float) -> float:

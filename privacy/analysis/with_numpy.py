@@ -44,10 +44,10 @@ def composed_epsilon(
 ) -> float:
     grid = _Grid.aligned(reach, mesh)
     discrete = [_discrete(loss, grid) for loss in losses(grid.least, grid.most)]
-    parts = [_repeated(loss, count) for loss, count in zip(discrete, steps, strict=True)]
+    parts = [_self_convolution(loss, count) for loss, count in zip(discrete, steps, strict=True)]
     while len(parts) > 1:
         odd = [parts.pop()] if len(parts) % 2 else []
-        parts = [_convolved(one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)] + odd
+        parts = [_convolution(left, right) for left, right in zip(parts[::2], parts[1::2], strict=True)] + odd
     return _epsilon(parts[0], delta, *errors)
 
 
@@ -121,7 +121,7 @@ class _SampledGaussianLoss:
         return np.where(t < self._ends[0], 0.0, np.where(t < self._ends[1], inside, 1.0))
 
     def mean(self) -> float:
-        """By quadrature over x, in panels that are narrow beside the Gaussians and beside the bend of the loss."""
+        """Integrates over x in panels that are narrow compared with the Gaussians and the bend of the loss."""
         rate, noise = self._rate, self._noise
         least, most = (self._z(self._ends) * noise**2 + 0.5).tolist()
         start, stop = max(least, -WIDTHS * noise), min(most, 1 + WIDTHS * noise)
@@ -194,32 +194,32 @@ def _discrete(loss: PrivacyLoss, grid: _Grid) -> _Discrete:
     return _Discrete(masses, grid.moved(shift))
 
 
-def _repeated(one: _Discrete, steps: int) -> _Discrete:
+def _self_convolution(loss: _Discrete, steps: int) -> _Discrete:
     """The sum of `steps` draws, which wraps around the grid's ends."""
-    size = one.grid.size
-    masses = np.fft.irfft(np.fft.rfft(one.masses) ** steps, size)
+    size = loss.grid.size
+    masses = np.fft.irfft(np.fft.rfft(loss.masses) ** steps, size)
     # Point 0 of the grid is not at 0 but half of the grid before it.
     turn = steps - 1 + (size // 2 if steps % 2 == 0 else 0)
-    return _Discrete(np.roll(masses, turn), one.grid.moved(one.grid.shift * (steps - 1)))
+    return _Discrete(np.roll(masses, turn), loss.grid.moved(loss.grid.shift * (steps - 1)))
 
 
-def _convolved(one: _Discrete, other: _Discrete) -> _Discrete:
+def _convolution(left: _Discrete, right: _Discrete) -> _Discrete:
     """The sum of both, cut to the grid."""
-    size, whole = one.grid.size, 2 * one.grid.size
-    product = np.fft.rfft(one.masses, whole) * np.fft.rfft(other.masses, whole)
+    size, padded_size = left.grid.size, 2 * left.grid.size
+    product = np.fft.rfft(left.masses, padded_size) * np.fft.rfft(right.masses, padded_size)
     start = (size - 1) // 2
-    return _Discrete(np.fft.irfft(product, whole)[start : start + size], one.grid.moved(other.grid.shift))
+    return _Discrete(np.fft.irfft(product, padded_size)[start : start + size], left.grid.moved(right.grid.shift))
 
 
 def _epsilon(loss: _Discrete, delta: float, delta_error: float, epsilon_error: float) -> float:
     """The upper bound: where the loss exceeds epsilon with a delta that is less by the error allowed in it."""
-    wanted = delta - delta_error
-    if np.finfo(np.longdouble).eps * loss.grid.size > wanted:
+    target = delta - delta_error
+    if np.finfo(np.longdouble).eps * loss.grid.size > target:
         raise ValueError("rounding errors would be larger than delta")
     points = loss.grid.points
     above = np.cumsum(loss.masses[::-1])[::-1]
     weighted = np.cumsum((loss.masses * np.exp(-points))[::-1])[::-1]
-    place = int(np.searchsorted(np.exp(points) * weighted - above, -wanted))
+    place = int(np.searchsorted(np.exp(points) * weighted - above, -target))
     if place == 0:
         raise RuntimeError("delta is reached nowhere on the grid")
-    return float(np.log((above[place] - wanted) / weighted[place])) + epsilon_error
+    return float(np.log((above[place] - target) / weighted[place])) + epsilon_error

@@ -7,9 +7,9 @@ registered under that name, and ledger, log, accountants and reports find it the
 from importlib import import_module
 from pkgutil import iter_modules
 
-from privacy.mechanisms.base import CountsMechanism, DPEvent, Use, counts_mechanisms, summed
+from privacy.mechanisms.base import CountsMechanism, DPEvent, Use, counts_mechanisms, merge_steps
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["CountsMechanism", "DPEvent", "Use", "counts_mechanisms", "summed"]
+__all__ = ["CountsMechanism", "DPEvent", "Use", "counts_mechanisms", "merge_steps"]

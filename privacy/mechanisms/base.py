@@ -73,7 +73,7 @@ class DPEvent(ABC):
     @property
     def parameters(self) -> dict[str, float]:
         """Its figures by name."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("steps", "use")}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("steps", "use")}
 
     def times(self, steps: int) -> Self:
         """The same mechanism, applied this many times."""
@@ -87,24 +87,24 @@ class DPEvent(ABC):
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "DPEvent":
         """The event that `to_dict` wrote. Raises `AccountingError` on a missing, unknown or unfit value."""
-        told = dict(values)
-        if "mechanism" not in told and "use" not in told:
-            told |= {"mechanism": UNNAMED, "use": None}
-        name = told.pop("mechanism", None)
+        record = dict(values)
+        if "mechanism" not in record and "use" not in record:
+            record |= {"mechanism": UNNAMED, "use": None}
+        name = record.pop("mechanism", None)
         kind = _REGISTRY.get(name) if isinstance(name, str) else None
         if kind is None and not isinstance(name, str):
             raise AccountingError("an event is written with the name of its mechanism: add it")
-        if kind is None or set(told) > {one.name for one in fields(kind)}:
+        if kind is None or set(record) > {member.name for member in fields(kind)}:
             raise NewerMechanism
-        if set(told) != {one.name for one in fields(kind)}:
+        if set(record) != {member.name for member in fields(kind)}:
             raise AccountingError("an event is written as exactly its mechanism's fields: add or remove fields")
-        if told["use"] is not None:
-            if not isinstance(told["use"], str):
+        if record["use"] is not None:
+            if not isinstance(record["use"], str):
                 raise AccountingError("an event names its use as a text, or none: correct it")
-            if told["use"] not in list(Use):
+            if record["use"] not in list(Use):
                 raise NewerMechanism
-            told["use"] = Use(told["use"])
-        return kind(**told)
+            record["use"] = Use(record["use"])
+        return kind(**record)
 
     @property
     @abstractmethod
@@ -191,7 +191,7 @@ def counts_mechanisms() -> list[type[CountsMechanism]]:
     return [kind for _, kind in sorted(_REGISTRY.items()) if issubclass(kind, CountsMechanism)]
 
 
-def summed(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
+def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
     """The events, in the order of their first steps, with those that differ in steps alone put together."""
     steps: dict[DPEvent, int] = {}
     for event in events:

@@ -2,58 +2,58 @@
 
 from privacy.report.build import report_of, sections_of
 from privacy.report.facts import NewerReport, ReportError
-from privacy.report.join import Given, Joined, join, verify_joined
+from privacy.report.join import JoinedReport, SourceReport, join, verify_joined
 from privacy.report.model_conduct import Report, Sections
 from privacy.report.registry import registry_entry
 from privacy.report.replay import quote_ledger
 from privacy.report.report_evidence import (
     Accuracy,
+    AccuracyMeasurement,
     Attack,
-    Attacked,
-    Checked,
-    Code,
-    Evidence,
-    Ingested,
+    AttackEstimate,
+    DicomCode,
+    IngestionManifest,
     LedgerRow,
-    Measured,
+    LogVerdict,
     Policy,
+    ReportEvidence,
     Run,
     StoreBinding,
     Tool,
 )
-from privacy.report.report_files import encoded, read_report, report_schema, signed, written
+from privacy.report.report_files import indented_json, read_report, report_bytes, report_schema, sign_report
 from privacy.report.verify import verify_report
 
 __all__ = [
     "Accuracy",
+    "AccuracyMeasurement",
     "Attack",
-    "Attacked",
-    "Checked",
-    "Code",
-    "Evidence",
-    "Given",
-    "Ingested",
-    "Joined",
+    "AttackEstimate",
+    "DicomCode",
+    "IngestionManifest",
+    "JoinedReport",
     "LedgerRow",
-    "Measured",
+    "LogVerdict",
     "NewerReport",
     "Policy",
     "Report",
     "ReportError",
+    "ReportEvidence",
     "Run",
     "Sections",
+    "SourceReport",
     "StoreBinding",
     "Tool",
-    "encoded",
+    "indented_json",
     "join",
     "quote_ledger",
     "read_report",
     "registry_entry",
+    "report_bytes",
     "report_of",
     "report_schema",
     "sections_of",
-    "signed",
+    "sign_report",
     "verify_joined",
     "verify_report",
-    "written",
 ]

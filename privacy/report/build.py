@@ -3,11 +3,11 @@
 from audits import LogError, NewerFormat
 from privacy.report.claim import claim, executed, identity, unit
 from privacy.report.egress import egress, outside, trust
-from privacy.report.facts import Facts, NewerReport, ReportError
+from privacy.report.facts import NewerReport, ReportError, ReportFacts
 from privacy.report.mappings import mappings
 from privacy.report.measured import data_handling, empirical
 from privacy.report.model_conduct import FORMAT, Report, Sections
-from privacy.report.report_evidence import Evidence
+from privacy.report.report_evidence import ReportEvidence
 from privacy.report.spending import accounting
 from privacy.report.verdicts import verdicts
 
@@ -24,20 +24,20 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 """What sections raise where an entry that is proven to be in the log holds other values than this version writes."""
 
 
-def sections_of(evidence: Evidence) -> Sections:
+def sections_of(evidence: ReportEvidence) -> Sections:
     """Sections A to M. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`.
 
     `NewerReport` is raised where only a newer version can read it.
     """
     try:
-        return _sections(Facts.of(evidence))
+        return _sections(ReportFacts.of(evidence))
     except NewerFormat as error:
         raise NewerReport(str(error)) from None
     except (*_UNREADABLE, LogError):
         raise ReportError("the log or the ledger holds values of which no report can be made") from None
 
 
-def _sections(facts: Facts) -> Sections:
+def _sections(facts: ReportFacts) -> Sections:
     return Sections(
         identity=identity(facts),
         claim=claim(facts),
@@ -55,8 +55,8 @@ def _sections(facts: Facts) -> Sections:
     )
 
 
-def report_of(evidence: Evidence) -> Report:
-    """As `sections_of`, with the evidence; every field of the sections that this version knows is in it."""
+def report_of(evidence: ReportEvidence) -> Report:
+    """The report: the sections with all their fields, and the evidence."""
     sections = sections_of(evidence)
-    whole = Sections.model_validate(sections.model_dump())
-    return Report(format=FORMAT, sections=whole, evidence=evidence)
+    checked_sections = Sections.model_validate(sections.model_dump())
+    return Report(format=FORMAT, sections=checked_sections, evidence=evidence)

@@ -4,18 +4,18 @@ import hashlib
 import math
 
 from audits import Kind
-from privacy.mechanisms import DPEvent, summed
-from privacy.report.facts import Facts, plain
+from privacy.mechanisms import DPEvent, merge_steps
+from privacy.report.facts import ReportFacts, plain
 from privacy.report.model_guarantee import (
     Bound,
     Claim,
     CodeShare,
     EventFigures,
-    Executed,
-    Identity,
+    ExecutedMechanism,
     Mechanism,
-    Named,
+    NamedDigest,
     Parameter,
+    ReportIdentity,
     Unit,
 )
 from privacy.report.report_evidence import Run
@@ -36,13 +36,13 @@ NOT_COVERED = (
 )
 
 
-def identity(facts: Facts) -> Identity:
+def identity(facts: ReportFacts) -> ReportIdentity:
     """A."""
-    evidence, checkpoint, run = facts.evidence, facts.held.checkpoint, facts.evidence.run
+    evidence, checkpoint, run = facts.evidence, facts.excerpt.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
-    told = evidence.model_dump(mode="json", exclude_unset=True)
-    return Identity(
-        report=hashlib.sha256(plain(told)).hexdigest(),
+    evidence_json = evidence.model_dump(mode="json", exclude_unset=True)
+    return ReportIdentity(
+        report=hashlib.sha256(plain(evidence_json)).hexdigest(),
         tool=evidence.tool.version,
         tool_code=evidence.tool.code_digest,
         created=evidence.created,
@@ -73,15 +73,15 @@ def identity(facts: Facts) -> Identity:
 
 
 def settings(run: Run) -> dict[str, object]:
-    """What the job was told."""
+    """The job's settings."""
     names = ("method", "options", "data", "split", "backbone", "seed", "rounds_planned", "secagg", "dp")
     return {name: getattr(run, name) for name in names}
 
 
-def _adapter(facts: Facts) -> tuple[Named, ...]:
+def _adapter(facts: ReportFacts) -> tuple[NamedDigest, ...]:
     """Each tensor of parameters as it was released last."""
     last = {
-        tensor.name: Named(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
+        tensor.name: NamedDigest(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
         for entry in facts.releases
         for tensor in entry.tensors
         if tensor.kind is Kind.PARAMETERS
@@ -89,7 +89,7 @@ def _adapter(facts: Facts) -> tuple[Named, ...]:
     return tuple(last.values())
 
 
-def claim(facts: Facts) -> Claim:
+def claim(facts: ReportFacts) -> Claim:
     """B."""
     why = _no_claim(facts)
     if why:
@@ -97,7 +97,7 @@ def claim(facts: Facts) -> Claim:
         nothing = dict.fromkeys(("mechanism", "unit", "neighbours", "observer", *figures))
         sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
         return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
-    found = facts.spent
+    cost = facts.spent
     events = facts.replay.events(facts.job)
     exact = all(event.mu_is_exact for event in events)
     return Claim(
@@ -106,9 +106,9 @@ def claim(facts: Facts) -> Claim:
         mechanism=_mechanism(events),
         unit=UNIT,
         neighbours=NEIGHBOURS,
-        epsilon=finite(found.epsilon),
+        epsilon=finite(cost.epsilon),
         delta=facts.delta,
-        mu=finite(found.mu),
+        mu=finite(cost.mu),
         mu_is_exact=exact,
         observer=OBSERVER,
         provisional=_is_open(facts),
@@ -116,13 +116,13 @@ def claim(facts: Facts) -> Claim:
     )
 
 
-def _not_covered(facts: Facts) -> tuple[str, ...]:
-    gone = facts.evidence.log.first
-    expired = (f"What left with the first {gone} entries of the log, which have expired: it is not in the report.",)
-    return (*NOT_COVERED, *expired) if gone else NOT_COVERED
+def _not_covered(facts: ReportFacts) -> tuple[str, ...]:
+    count = facts.evidence.log.first
+    sentence = (f"What left with the first {count} entries of the log, which have expired: it is not in the report.",)
+    return (*NOT_COVERED, *sentence) if count else NOT_COVERED
 
 
-def _no_claim(facts: Facts) -> str:
+def _no_claim(facts: ReportFacts) -> str:
     """Why nothing can be claimed; empty if something can."""
     if not facts.is_private:
         return "the job trained without it"
@@ -136,7 +136,7 @@ def _no_claim(facts: Facts) -> str:
     return ""
 
 
-def _is_open(facts: Facts) -> bool:
+def _is_open(facts: ReportFacts) -> bool:
     """Whether the job may still be charged."""
     job = facts.replay.book.jobs.get(facts.job)
     return facts.state == "running" or bool(job and job.reserved)
@@ -147,14 +147,14 @@ def _mechanism(events: list[DPEvent]) -> str:
     return f"{' and '.join(dict.fromkeys(event.sentence for event in events))}, added at the site"
 
 
-def _sentence(facts: Facts, events: list[DPEvent], exact: bool) -> str:
-    found, evidence = facts.spent, facts.evidence
+def _sentence(facts: ReportFacts, events: list[DPEvent], exact: bool) -> str:
+    cost, evidence = facts.spent, facts.evidence
     exactness = "exact" if exact else "the central limit's approximation and no bound"
-    mu = f"Gaussian DP mu {rounded_up(found.mu)}, {exactness}"
+    mu = f"Gaussian DP mu {rounded_up(cost.mu)}, {exactness}"
     so_far = "so far " if _is_open(facts) else ""
     return (
         f"What site {evidence.site} has released for job {evidence.job} {so_far}is differentially private by {UNIT} "
-        f"with epsilon {rounded_up(found.epsilon)} at delta {facts.delta:g} ({mu}): "
+        f"with epsilon {rounded_up(cost.epsilon)} at delta {facts.delta:g} ({mu}): "
         f"by {_mechanism(events)}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
     )
 
@@ -169,11 +169,11 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def unit(facts: Facts) -> Unit:
+def unit(facts: ReportFacts) -> Unit:
     """C."""
     policy = facts.evidence.policy
     site = "the site's policy"
-    own = (
+    policy_bounds = (
         Bound(
             name="delta", value=policy.delta, unit="probability", source=site,
             meaning="the largest that a job may use",
@@ -187,7 +187,7 @@ def unit(facts: Facts) -> Unit:
             meaning="what one job may cost any patient; none: no limit",
         ),
     )  # fmt: skip
-    bounds = (*_bounds(facts.evidence.run), *own) if facts.is_private else own
+    bounds = (*_bounds(facts.evidence.run), *policy_bounds) if facts.is_private else policy_bounds
     return Unit(unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds)
 
 
@@ -200,31 +200,31 @@ _SETTINGS = (
 
 
 def _bounds(run: Run | None) -> tuple[Bound, ...]:
-    told = (run and run.dp) or {}
-    source = "the job's settings" if told else "not known here: the run's results.json was not given"
-    found = [
-        Bound(name=name, value=_number(told.get(name)), unit=unit, meaning=meaning, source=source)
+    dp = (run and run.dp) or {}
+    source = "the job's settings" if dp else "not known here: the run's results.json was not given"
+    dp_bounds = [
+        Bound(name=name, value=_number(dp.get(name)), unit=unit, meaning=meaning, source=source)
         for name, unit, meaning in _SETTINGS
     ]
     pair = "one patient on a released pair of counts (share right, share wrong)"
-    return *found, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
+    return *dp_bounds, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def executed(facts: Facts) -> Executed:
+def executed(facts: ReportFacts) -> ExecutedMechanism:
     """D."""
-    told = (facts.evidence.run and facts.evidence.run.dp) or {}
-    clip, noise = _number(told.get("clip")), _number(told.get("noise"))
-    expected = told.get("expected_patients")
+    dp = (facts.evidence.run and facts.evidence.run.dp) or {}
+    clip, noise = _number(dp.get("clip")), _number(dp.get("noise"))
+    expected_patients = dp.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
-    return Executed(
-        mechanisms=tuple(_executed(event) for event in summed(facts.replay.events(facts.job))),
+    return ExecutedMechanism(
+        mechanisms=tuple(_mechanism_figures(event) for event in merge_steps(facts.replay.events(facts.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
-        expected_patients=expected if isinstance(expected, int) else None,
+        expected_patients=expected_patients if isinstance(expected_patients, int) else None,
         batch_sizes=f"{secret}; each is Poisson binomial with the given rate." if facts.is_private else "Not recorded.",
         randomness=_randomness(facts),
         void=facts.void,
@@ -234,7 +234,7 @@ def executed(facts: Facts) -> Executed:
     )
 
 
-def _randomness(facts: Facts) -> str:
+def _randomness(facts: ReportFacts) -> str:
     if not facts.is_private:
         return "None was needed: the job adds no noise."
     if facts.void:
@@ -242,7 +242,7 @@ def _randomness(facts: Facts) -> str:
     return "ChaCha20 keystreams under fresh keys of the operating system, for noise and for who takes part."
 
 
-def _executed(event: DPEvent) -> Mechanism:
+def _mechanism_figures(event: DPEvent) -> Mechanism:
     return Mechanism(
         event=figures(event),
         applied_to=event.applied_to,
@@ -253,6 +253,6 @@ def _executed(event: DPEvent) -> Mechanism:
 
 
 def figures(event: DPEvent) -> EventFigures:
-    """As a report holds it."""
+    """The event in the form that a report holds."""
     parameters = tuple(Parameter(name=name, value=value) for name, value in event.parameters.items())
     return EventFigures(mechanism=event.mechanism, use=event.use, parameters=parameters, steps=event.steps)

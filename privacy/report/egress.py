@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Literal
 
 from audits import Entry, Event, Outcome, Sharing, Stage, TensorRecord, refuses_job
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import (
-    Attempt,
     Egress,
     KindTotal,
     Outside,
     Proofs,
-    Released,
+    ReleaseFigures,
     RoundTotal,
-    TensorTotal,
+    SharedComputation,
+    TensorFigures,
     Trust,
 )
 from privacy.report.spending import charge_of, refusal
@@ -25,19 +25,19 @@ DIGESTS = (
 )
 
 
-def outside(facts: Facts) -> tuple[Outside, ...]:
+def outside(facts: ReportFacts) -> tuple[Outside, ...]:
     """F."""
-    found = [
+    unprotected = [
         Outside(
             what=f"released tensors without differential privacy: {len(facts.unprotected)}",
             why="they may depend on data",
             treatment="listed in H with protection 'none' or 'masked'; no epsilon covers them",
         )
     ] * bool(facts.unprotected)
-    kept = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
+    treatment = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
     return (
-        *found,
-        Outside(what="test results", why="they are computed from test rows without noise", treatment=kept),
+        *unprotected,
+        Outside(what="test results", why="they are computed from test rows without noise", treatment=treatment),
         Outside(
             what="tensors of the kind 'public'",
             why="they follow from settings alone: epsilon, seals, nonces, faults",
@@ -53,36 +53,34 @@ def outside(facts: Facts) -> tuple[Outside, ...]:
             why="how long a site computes depends on its data",
             treatment="not protected",
         ),
-        Outside(
-            what="refusals", why="they tell that a budget is used up", treatment="shared as a sentence; see E and H"
-        ),
+        Outside(what="refusals", why="they tell that a budget is used up", treatment="shared as a text; see E and H"),
     )
 
 
-def trust(facts: Facts) -> Trust:
+def trust(facts: ReportFacts) -> Trust:
     """G."""
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
     if attempts:
-        kind, said = "on shares", _on_shares(facts, attempts)
+        kind, text = "on shares", _on_shares(facts, attempts)
     elif any(entry.tensors for entry in facts.releases):
-        kind, said = "in clear", "The server sees this site's uploads one by one, under the protections that H lists."
+        kind, text = ("in clear", "The server sees this site's uploads one by one, under the protections that H lists.")
     else:
-        kind, said = "nothing released", "No tensor has left the site for this job."
+        kind, text = "nothing released", "No tensor has left the site for this job."
     return Trust(
         server="Honest but curious: it follows the protocol and looks at all that it relays.",
         sites="Honest but curious; up to all but one may collude, as far as the computation on shares states.",
         author="Untrusted: a job can demand more than the site does, never less.",
         administrators="Trusted with the site's data, not with its log: tampering shows to whoever holds a checkpoint.",
         aggregation=kind,
-        aggregation_said=said,
+        aggregation_said=text,
         attempts=attempts,
     )
 
 
-def _attempts(facts: Facts) -> tuple[Attempt, ...]:
+def _attempts(facts: ReportFacts) -> tuple[SharedComputation, ...]:
     """The first entry of each computation on shares."""
-    first: dict[object, Attempt] = {}
+    first: dict[object, SharedComputation] = {}
     for entry in facts.shared:
         sharing = facts.sharings[entry.seq]
         same = replace(sharing, stage=Stage.BEGUN, private=False) if sharing else entry.reason
@@ -90,10 +88,10 @@ def _attempts(facts: Facts) -> tuple[Attempt, ...]:
     return tuple(first.values())
 
 
-def _attempt(entry: Entry, sharing: Sharing | None) -> Attempt:
+def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
     if sharing is None:
-        return Attempt(entry=entry.seq, round=entry.round, said=entry.reason or "")
-    return Attempt(
+        return SharedComputation(entry=entry.seq, round=entry.round, said=entry.reason or "")
+    return SharedComputation(
         entry=entry.seq,
         round=entry.round,
         said=str(sharing),
@@ -104,29 +102,29 @@ def _attempt(entry: Entry, sharing: Sharing | None) -> Attempt:
     )
 
 
-def _on_shares(facts: Facts, attempts: tuple[Attempt, ...]) -> str:
-    open_ones = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
-    said = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
-    return said + (f" Tensors released in clear beside them: {open_ones}." if open_ones else "")
+def _on_shares(facts: ReportFacts, attempts: tuple[SharedComputation, ...]) -> str:
+    unshared = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
+    text = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
+    return text + (f" Tensors released in clear beside them: {unshared}." if unshared else "")
 
 
-def egress(facts: Facts) -> Egress:
+def egress(facts: ReportFacts) -> Egress:
     """H."""
-    pairs = [(entry, tensor) for entry in facts.releases for tensor in entry.tensors]
-    received = [one for one in facts.own if one.event is Event.RECEIVE and one.outcome is Outcome.ACCEPTED]
+    pairs = [(item, tensor) for item in facts.releases for tensor in item.tensors]
+    receipts = [item for item in facts.job_entries if item.event is Event.RECEIVE and item.outcome is Outcome.ACCEPTED]
     rounds: Counter[tuple[int | None, str]] = Counter()
-    for entry, tensor in pairs:
-        rounds[entry.round, tensor.kind.value] += tensor.nbytes
+    for item, tensor in pairs:
+        rounds[item.round, tensor.kind.value] += tensor.nbytes
     return Egress(
-        releases=tuple(_released(entry, tensor) for entry, tensor in pairs),
+        releases=tuple(_release_figures(item, tensor) for item, tensor in pairs),
         messages=len(facts.releases),
-        nbytes=sum(entry.nbytes for entry in facts.releases),
+        nbytes=sum(item.nbytes for item in facts.releases),
         by_kind=_by_kind(pairs),
         by_round=tuple(RoundTotal(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
         by_tensor=_by_tensor(pairs),
-        received_messages=len(received),
-        received_nbytes=sum(entry.nbytes for entry in received),
-        refused=tuple(refusal(one) for one in facts.own if _is_refused_message(one)),
+        received_messages=len(receipts),
+        received_nbytes=sum(item.nbytes for item in receipts),
+        refused=tuple(refusal(item) for item in facts.job_entries if _is_refused_message(item)),
         proofs=_proofs(facts),
         digests_said=DIGESTS,
     )
@@ -136,9 +134,9 @@ def _is_refused_message(entry: Entry) -> bool:
     return entry.outcome is Outcome.REFUSED and not refuses_job(entry.event, entry.outcome)
 
 
-def _released(entry: Entry, tensor: TensorRecord) -> Released:
+def _release_figures(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
     charge = charge_of(entry)
-    return Released(
+    return ReleaseFigures(
         entry=entry.seq,
         time=entry.time,
         round=entry.round,
@@ -160,30 +158,30 @@ def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
     for _, tensor in pairs:
         sizes[tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        KindTotal(kind=kind, protection=protection, tensors=len(found), nbytes=sum(found))
-        for (kind, protection), found in sizes.items()
+        KindTotal(kind=kind, protection=protection, tensors=len(numbers), nbytes=sum(numbers))
+        for (kind, protection), numbers in sizes.items()
     )
 
 
-def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorTotal, ...]:
+def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorFigures, ...]:
     sizes: defaultdict[tuple[str, str | None, str, str], list[int]] = defaultdict(list)
-    for entry, one in pairs:
-        sizes[one.name, entry.peer, one.kind.value, one.protection.value].append(one.nbytes)
+    for entry, tensor in pairs:
+        sizes[tensor.name, entry.peer, tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        TensorTotal(
-            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(found), nbytes=sum(found)
+        TensorFigures(
+            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(numbers), nbytes=sum(numbers)
         )
-        for (name, peer, kind, protection), found in sizes.items()
+        for (name, peer, kind, protection), numbers in sizes.items()
     )
 
 
-def _proofs(facts: Facts) -> Proofs:
-    checkpoint, log = facts.held.checkpoint, facts.evidence.log
+def _proofs(facts: ReportFacts) -> Proofs:
+    checkpoint, log = facts.excerpt.checkpoint, facts.evidence.log
     return Proofs(
         checkpoint_entries=checkpoint.size,
         checkpoint_root=checkpoint.root.hex(),
-        cosigned_entries=facts.held.cosigned,
-        cosigners=facts.held.cosigners,
+        cosigned_entries=facts.excerpt.cosigned,
+        cosigners=facts.excerpt.cosigners,
         quoted=len(log.entries),
         not_quoted=checkpoint.size - log.first - len(log.entries),
         expired=log.first,

@@ -1,33 +1,20 @@
-"""Evidence, read once: entries, releases and charges of the job, after their proofs were found to hold."""
+"""Facts of a report: the job's entries, releases and charges, whose proofs hold."""
 
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import (
-    AuditError,
-    Entry,
-    Event,
-    Held,
-    JobCode,
-    Kind,
-    NewerFormat,
-    Outcome,
-    Sharing,
-    TensorRecord,
-    held,
-    quoted_entries,
-    refuses_job,
-    sharing_of,
-)
+from audits import AuditError, Entry, Event, JobCode, Kind, NewerFormat, Outcome, Sharing, TensorRecord, refuses_job
+from audits.excerpt import ExcerptFacts, check_excerpt, quoted_entries
 from audits.exchange import SITES
-from privacy.accounting import Spent, spent
+from audits.sharing import sharing_of
+from privacy.accounting import PrivacyCost, spent
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import NewerRecord
 from privacy.ledger_replay import JobKey
-from privacy.report.replay import Charged, Replay
-from privacy.report.report_evidence import Evidence
+from privacy.report.replay import Replay, ReplayedCharge
+from privacy.report.report_evidence import ReportEvidence
 
 
 class ReportError(PrivacyError):
@@ -39,27 +26,27 @@ class NewerReport(ReportError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """What the sections are made of. `of` raises `ReportError` if a signature, a proof or a chain does not hold."""
 
-    evidence: Evidence
-    held: Held
+    evidence: ReportEvidence
+    excerpt: ExcerptFacts
     entries: tuple[Entry, ...]
     replay: Replay
 
     @classmethod
-    def of(cls, evidence: Evidence) -> "Facts":
+    def of(cls, evidence: ReportEvidence) -> "ReportFacts":
         """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
         newer: Exception | None = None
         try:
-            shown = held(evidence.log, evidence.site)
+            excerpt = check_excerpt(evidence.log, evidence.site)
             try:
                 replay = Replay(evidence.ledger, evidence.site)
             except NewerRecord as error:
                 newer = error
             entries = quoted_entries(evidence.log)
             if newer is None:
-                return cls(evidence, shown, entries, replay)
+                return cls(evidence, excerpt, entries, replay)
         except NewerFormat as error:
             newer = error
         except (AuditError, PrivacyError) as error:
@@ -67,7 +54,7 @@ class Facts:
         raise NewerReport(str(newer))
 
     @cached_property
-    def own(self) -> tuple[Entry, ...]:
+    def job_entries(self) -> tuple[Entry, ...]:
         """The job's entries."""
         return tuple(entry for entry in self.entries if entry.job == self.evidence.job)
 
@@ -78,13 +65,15 @@ class Facts:
 
     @cached_property
     def releases(self) -> tuple[Entry, ...]:
-        """What left for the job."""
-        return tuple(one for one in self.own if one.event is Event.RELEASE and one.outcome is Outcome.SENT)
+        """The job's releases."""
+        return tuple(
+            entry for entry in self.job_entries if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT
+        )
 
     @cached_property
-    def charges(self) -> tuple[Charged, ...]:
-        """Of the job."""
-        return tuple(one for one in self.replay.charges if one.debit.key == self.job)
+    def charges(self) -> tuple[ReplayedCharge, ...]:
+        """The charges of the job."""
+        return tuple(charge for charge in self.replay.charges if charge.debit.key == self.job)
 
     @property
     def is_private(self) -> bool:
@@ -94,18 +83,18 @@ class Facts:
     @property
     def void(self) -> bool:
         """Whether any noise of the job could be repeated."""
-        return any(one.debit.void for one in self.charges)
+        return any(charge.debit.void for charge in self.charges)
 
     @property
     def delta(self) -> float:
-        """Of the job's last charge; without one, the site's."""
-        told = [one.charge.delta for one in self.charges if one.charge]
-        return told[-1] if told else self.evidence.policy.delta
+        """The delta of the job's last charge, or the site's if there is none."""
+        deltas = [charge.charge.delta for charge in self.charges if charge.charge]
+        return deltas[-1] if deltas else self.evidence.policy.delta
 
     @property
     def state(self) -> Literal["running", "closed", "refused", "expired"]:
-        """As the last entry about it tells, if there is one yet."""
-        about = [entry for entry in self.own if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
+        """The job's state according to the last entry about it."""
+        about = [entry for entry in self.job_entries if entry.event in (Event.OPEN, Event.CLOSE, Event.REFUSAL)]
         if not about:
             return "expired"
         if about[-1].event is Event.CLOSE:
@@ -114,13 +103,13 @@ class Facts:
 
     @property
     def method(self) -> str:
-        """As the log names it, or else the ledger."""
-        known = self.replay.book.jobs.get(self.job)
-        return self.latest("method") or (known.method if known else "")
+        """The job's method according to the log, or else to the ledger."""
+        book_job = self.replay.book.jobs.get(self.job)
+        return self.latest("method") or (book_job.method if book_job else "")
 
     @cached_property
-    def spent(self) -> Spent:
-        """By the job, so far."""
+    def spent(self) -> PrivacyCost:
+        """The privacy cost of the job so far."""
         return spent(self.replay.events(self.job), self.delta)
 
     @cached_property
@@ -134,19 +123,19 @@ class Facts:
         """All of the job, as far as the run or the entries of computations on shares tell."""
         if self.evidence.run:
             return tuple(sorted(self.evidence.run.sites))
-        named = {site for one in self.sharings.values() if one for site in one.sites}
-        return tuple(sorted(named | {self.evidence.site}))
+        names = {site for sharing in self.sharings.values() if sharing for site in sharing.sites}
+        return tuple(sorted(names | {self.evidence.site}))
 
     @cached_property
     def codes(self) -> tuple[JobCode, ...]:
         """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
-        named = [JobCode.from_record(entry.code) for entry in self.own if entry.code is not None]
-        return tuple(dict.fromkeys(named))
+        entry_codes = [JobCode.from_record(entry.code) for entry in self.job_entries if entry.code is not None]
+        return tuple(dict.fromkeys(entry_codes))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:
         """Releases that are part of a computation on shares."""
-        tensors = ((entry, [one.protection.masked for one in entry.tensors]) for entry in self.releases)
+        tensors = ((entry, [tensor.protection.masked for tensor in entry.tensors]) for entry in self.releases)
         return tuple(entry for entry, masked in tensors if entry.peer == SITES or any(masked))
 
     @cached_property
@@ -156,12 +145,14 @@ class Facts:
 
     def latest(self, name: str) -> str | None:
         """A field of the job's last entry that has it."""
-        found = [value for entry in self.own if (value := getattr(entry, name)) is not None]
-        return str(found[-1]) if found else None
+        values = [value for entry in self.job_entries if (value := getattr(entry, name)) is not None]
+        return str(values[-1]) if values else None
 
     def every(self, name: str) -> tuple[str, ...]:
         """All values of a field over the job's entries, in order, each once."""
-        return tuple(dict.fromkeys(str(value) for entry in self.own if (value := getattr(entry, name)) is not None))
+        return tuple(
+            dict.fromkeys(str(value) for entry in self.job_entries if (value := getattr(entry, name)) is not None)
+        )
 
 
 def plain(value: object) -> bytes:

@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from audits import Judgement, NewerFormat, Part
-from audits import State as JudgedState
+from audits import Judgement, NewerFormat, VerdictPart
 from audits.format_numbers import check_number
+from audits.judgement import BROKEN, NOT_SHOWN, SHOWN
 from privacy.report.claim import rounded_up
 from privacy.report.facts import ReportError
 from privacy.report.model_conduct import KindTotal, Report, State
-from privacy.report.model_guarantee import Identity
+from privacy.report.model_guarantee import ReportIdentity
 from privacy.report.report_evidence import Frozen
-from privacy.report.report_files import encoded
+from privacy.report.report_files import indented_json
 from privacy.report.wording import Wording, Wordings, differences, figures_of
 
 FORMAT: Final = "medfedvqa.joined-privacy-reports/1"
@@ -66,7 +66,7 @@ class Agreement(Frozen):
     said: Wording
 
 
-class Joined(Frozen):
+class JoinedReport(Frozen):
     """The reports of several sites on one job."""
 
     format: Literal["medfedvqa.joined-privacy-reports/1"] = FORMAT
@@ -89,66 +89,66 @@ class Joined(Frozen):
     left_out: Wordings
 
 
-def verify_joined(content: bytes, made: Joined) -> Judgement:
-    """Whether a file, `joined.json`, has the figures of the joined report that was `made` of the reports here.
+def verify_joined(content: bytes, expected: JoinedReport) -> Judgement:
+    """Whether a file, `joined.json`, has the figures of the joined report that was `expected` of the reports here.
 
     A joined report is not signed, so that sentences which this version would not write are not shown to be anybody's.
     """
     try:
-        report = Joined.model_validate_json(content)
+        report = JoinedReport.model_validate_json(content)
     except (ValueError, RecursionError):
         report = None
         try:
             check_number(json.loads(content)["format"], FORMAT, "the joined report")
         except NewerFormat as error:
-            return Judgement((Part("schema", JudgedState.NOT_SHOWN, str(error)),))
+            return Judgement((VerdictPart("schema", NOT_SHOWN, str(error)),))
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
     if report is None:
-        return Judgement((Part("schema", JudgedState.BROKEN, "this is no joined report of this version"),))
-    where = next(differences(figures_of(report), figures_of(made, whole=True), ""), None)
+        return Judgement((VerdictPart("schema", BROKEN, "this is no joined report of this version"),))
+    where = next(differences(figures_of(report), figures_of(expected, whole=True), ""), None)
     if where:
-        return Judgement((Part("figures", JudgedState.BROKEN, f"{where} is not what these reports come to"),))
-    figures = Part("figures", JudgedState.SHOWN, "all figures are what these reports come to")
-    if content == encoded(made.model_dump(mode="json")):
-        return Judgement((figures, Part("wording", JudgedState.SHOWN, "all sentences are those of this version")))
-    said = "sentences that this version would not write: another version made them, or they were edited"
-    return Judgement((figures, Part("wording", JudgedState.NOT_SHOWN, said)))
+        return Judgement((VerdictPart("figures", BROKEN, f"{where} is not what these reports come to"),))
+    figures = VerdictPart("figures", SHOWN, "all figures are what these reports come to")
+    if content == indented_json(expected.model_dump(mode="json")):
+        return Judgement((figures, VerdictPart("wording", SHOWN, "all sentences are those of this version")))
+    sentence = "sentences that this version would not write: another version made them, or they were edited"
+    return Judgement((figures, VerdictPart("wording", NOT_SHOWN, sentence)))
 
 
-class Given(NamedTuple):
+class SourceReport(NamedTuple):
     """A report and the SHA-256 of its file."""
 
     report: Report
     sha256: str
 
 
-def join(given: Iterable[Given]) -> Joined:
+def join(sources: Iterable[SourceReport]) -> JoinedReport:
     """The reports side by side, by the names of their sites. Raises `ReportError` unless they are of several sites."""
-    reports = sorted(given, key=lambda one: one.report.sections.identity.site)
-    names = [one.report.sections.identity.site for one in reports]
+    reports = sorted(sources, key=lambda item: item.report.sections.identity.site)
+    names = [item.report.sections.identity.site for item in reports]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ReportError("reports are joined of two sites or more, one of each: leave out what is there twice")
-    told = [one.report.sections for one in reports]
-    agreements = tuple(_agreements([one.identity for one in told]))
-    claims = [one.claim for one in told]
-    all_claim = all(one.made for one in claims)
-    epsilons = [one.epsilon for one in claims if one.epsilon is not None]
-    deltas = [one.delta for one in claims if one.delta is not None]
-    return Joined(
-        job=told[0].identity.job,
-        method=told[0].identity.method,
-        created=max(one.identity.created for one in told),
-        sites=tuple(_part(one) for one in reports),
-        missing=tuple(sorted({name for one in told for name in one.identity.sites} - set(names))),
+    sections = [item.report.sections for item in reports]
+    agreements = tuple(_agreements([item.identity for item in sections]))
+    claims = [item.claim for item in sections]
+    all_claim = all(item.made for item in claims)
+    epsilons = [item.epsilon for item in claims if item.epsilon is not None]
+    deltas = [item.delta for item in claims if item.delta is not None]
+    return JoinedReport(
+        job=sections[0].identity.job,
+        method=sections[0].identity.method,
+        created=max(item.identity.created for item in sections),
+        sites=tuple(_part(item) for item in reports),
+        missing=tuple(sorted({name for item in sections for name in item.identity.sites} - set(names))),
         agreements=agreements,
-        state="broken" if any(one.state == "broken" for one in agreements) else "shown",
-        sentence=_sentence(max(epsilons), max(deltas), len(told)) if all_claim else _NO_CLAIM,
+        state="broken" if any(item.state == "broken" for item in agreements) else "shown",
+        sentence=_sentence(max(epsilons), max(deltas), len(sections)) if all_claim else _NO_CLAIM,
         epsilon=max(epsilons) if all_claim else None,
         delta=max(deltas) if all_claim else None,
-        messages=sum(one.egress.messages for one in told),
-        nbytes=sum(one.egress.nbytes for one in told),
-        by_kind=_sum(total for one in told for total in one.egress.by_kind),
+        messages=sum(item.egress.messages for item in sections),
+        nbytes=sum(item.egress.nbytes for item in sections),
+        by_kind=_sum(total for item in sections for total in item.egress.by_kind),
         left_out=LEFT_OUT,
     )
 
@@ -164,26 +164,26 @@ def _sentence(epsilon: float, delta: float, sites: int) -> str:
     )
 
 
-def _part(one: Given) -> SitePart:
-    told, rules = one.report.sections, one.report.sections.verdicts.rules
+def _part(source: SourceReport) -> SitePart:
+    sections, rules = source.report.sections, source.report.sections.verdicts.rules
     return SitePart(
-        site=told.identity.site,
-        report=told.identity.report,
-        sha256=one.sha256,
-        signer=told.identity.signer,
-        created=told.identity.created,
-        state=told.identity.state,
-        claimed=told.claim.made,
-        sentence=told.claim.sentence,
-        epsilon=told.claim.epsilon,
-        delta=told.claim.delta,
-        mu=told.claim.mu,
-        aggregation=told.trust.aggregation,
-        messages=told.egress.messages,
-        nbytes=told.egress.nbytes,
-        by_kind=told.egress.by_kind,
-        cosigners=len(told.egress.proofs.cosigners),
-        lower_bound=told.empirical.lower_bound,
+        site=sections.identity.site,
+        report=sections.identity.report,
+        sha256=source.sha256,
+        signer=sections.identity.signer,
+        created=sections.identity.created,
+        state=sections.identity.state,
+        claimed=sections.claim.made,
+        sentence=sections.claim.sentence,
+        epsilon=sections.claim.epsilon,
+        delta=sections.claim.delta,
+        mu=sections.claim.mu,
+        aggregation=sections.trust.aggregation,
+        messages=sections.egress.messages,
+        nbytes=sections.egress.nbytes,
+        by_kind=sections.egress.by_kind,
+        cosigners=len(sections.egress.proofs.cosigners),
+        lower_bound=sections.empirical.lower_bound,
         broken=tuple(rule.rule for rule in rules if rule.state == "broken" and rule.rule not in _OWN),
         not_shown=tuple(rule.rule for rule in rules if rule.state == "not shown" and rule.rule not in _OWN),
     )
@@ -192,7 +192,7 @@ def _part(one: Given) -> SitePart:
 _OWN = ("de-identified", "within limits")
 """Rules whose state tells of a site's data or policy."""
 
-_SAME: tuple[tuple[str, Callable[[Identity], object]], ...] = (
+_SAME: tuple[tuple[str, Callable[[ReportIdentity], object]], ...] = (
     ("job", lambda one: one.job),
     ("method", lambda one: one.method),
     ("code", lambda one: one.same_code),
@@ -203,12 +203,12 @@ _SAME: tuple[tuple[str, Callable[[Identity], object]], ...] = (
 )
 
 
-def _agreements(told: Sequence[Identity]) -> Iterator[Agreement]:
+def _agreements(identities: Sequence[ReportIdentity]) -> Iterator[Agreement]:
     for what, value in _SAME:
-        found = {value(one) for one in told}
-        if None in found:
+        values = {value(identity) for identity in identities}
+        if None in values:
             yield Agreement(what=what, state="not shown", said="not all reports say it")
-        elif len(found) > 1:
+        elif len(values) > 1:
             yield Agreement(what=what, state="broken", said="the reports name different ones")
         else:
             yield Agreement(what=what, state="shown", said="all reports name the same")
@@ -217,9 +217,9 @@ def _agreements(told: Sequence[Identity]) -> Iterator[Agreement]:
 def _sum(totals: Iterable[KindTotal]) -> tuple[KindTotal, ...]:
     tensors: Counter[tuple[str, str]] = Counter()
     nbytes: Counter[tuple[str, str]] = Counter()
-    for one in totals:
-        tensors[one.kind, one.protection] += one.tensors
-        nbytes[one.kind, one.protection] += one.nbytes
+    for total in totals:
+        tensors[total.kind, total.protection] += total.tensors
+        nbytes[total.kind, total.protection] += total.nbytes
     return tuple(
         KindTotal(kind=kind, protection=protection, tensors=count, nbytes=nbytes[kind, protection])
         for (kind, protection), count in sorted(tensors.items())

@@ -4,7 +4,7 @@ Written in the project's own words, from NIST SP 800-226 (2025), the template of
 45 CFR 164, Regulation (EU) 2016/679, SATRE 2, and Regulation (EU) 2024/1689. No legal conclusion follows from it.
 """
 
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import Mapping, Support
 
 YES: Support = "supports"
@@ -16,12 +16,12 @@ HIPAA, GDPR, SATRE, AI_ACT = "HIPAA", "GDPR", "SATRE", "EU AI Act"
 _ELSEWHERE = "Not provided by the project: an organisation's own document."
 
 
-def mappings(facts: Facts) -> tuple[Mapping, ...]:
+def mappings(facts: ReportFacts) -> tuple[Mapping, ...]:
     """K."""
     lines = (*_nist(facts), *_registry(facts), *_hipaa(facts), *_gdpr(facts), *_SATRE, *_AI_ACT)
     return tuple(
-        Mapping(framework=of, reference=reference, topic=topic, support=support, said=said, evidence=tuple(where))
-        for of, reference, topic, support, said, where in lines
+        Mapping(framework=of, reference=reference, topic=topic, support=support, said=sentence, evidence=tuple(where))
+        for of, reference, topic, support, sentence, where in lines
     )
 
 
@@ -29,16 +29,16 @@ Line = tuple[str, str, str, Support, str, str]
 """Framework, reference, topic, support, sentence, and the letters of sections."""
 
 
-def _nist(facts: Facts) -> tuple[Line, ...]:
+def _nist(facts: ReportFacts) -> tuple[Line, ...]:
     private = facts.is_private and not facts.void and not facts.unprotected
-    claimed = YES if private else NO
+    claim = YES if private else NO
     clip = YES if private and facts.evidence.run else PARTLY if private else NO
     return (
-        (NIST, "parameters", "epsilon and delta of the release", claimed, "Stated with both accountants.", "BE"),
-        (NIST, "unit of privacy", "who is protected", claimed, "The patient, with all rows.", "BC"),
-        (NIST, "composition", "loss over all jobs", claimed, "The ledger's charges, replayed.", "E"),
+        (NIST, "parameters", "epsilon and delta of the release", claim, "Stated with both accountants.", "BE"),
+        (NIST, "unit of privacy", "who is protected", claim, "The patient, with all rows.", "BC"),
+        (NIST, "composition", "loss over all jobs", claim, "The ledger's charges, replayed.", "E"),
         (NIST, "mechanism", "sensitivity and noise", clip, "Clip, multiplier, sampler as executed.", "CD"),
-        (NIST, "floating point", "noise on computers", claimed, "Sums of four Gaussians, secure generator.", "D"),
+        (NIST, "floating point", "noise on computers", claim, "Sums of four Gaussians, secure generator.", "D"),
         (NIST, "trust model", "who sees what", YES, "Server, sites, author, administrators.", "G"),
         (NIST, "side channels", "time", NO, "Time is not protected, and the report says so.", "F"),
         (NIST, "security and access control", "of the site's own disk", NO, _ELSEWHERE, "F"),
@@ -47,24 +47,24 @@ def _nist(facts: Facts) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
-def _registry(facts: Facts) -> tuple[Line, ...]:
-    claimed = YES if facts.is_private and not facts.void and not facts.unprotected else NO
+def _registry(facts: ReportFacts) -> tuple[Line, ...]:
+    claim = YES if facts.is_private and not facts.void and not facts.unprotected else NO
     return (
         (REGISTRY, "basic", "name, curator, use, product", PARTLY, "The product's type; the rest is the site's.", "A"),
-        (REGISTRY, "dp_variant", "variant, domain, unprotected quantities", claimed, "Exported.", "BF"),
-        (REGISTRY, "privacy_loss", "unit and parameters", claimed, "Exported; the number of units is withheld.", "BE"),
+        (REGISTRY, "dp_variant", "variant, domain, unprotected quantities", claim, "Exported.", "BF"),
+        (REGISTRY, "privacy_loss", "unit and parameters", claim, "Exported; the number of units is withheld.", "BE"),
         (REGISTRY, "deployment_model", "model, actors, release, access", YES, "Exported.", "G"),
         (REGISTRY, "implementation", "mechanisms, composition, tuning", PARTLY, "All but tuning and reasons.", "DE"),
         (REGISTRY, "administrative", "authors, sources, review", NO, _ELSEWHERE, "L"),
     )
 
 
-def _hipaa(facts: Facts) -> tuple[Line, ...]:
-    stored = PARTLY if facts.evidence.ingested else NO
+def _hipaa(facts: ReportFacts) -> tuple[Line, ...]:
+    store = PARTLY if facts.evidence.ingested else NO
     return (
         (HIPAA, "164.514(b)(1)", "expert determination", PARTLY, "Figures an expert may use; no determination.", "BEJ"),
-        (HIPAA, "164.514(b)(2)", "removal of listed identifiers", stored, "A DICOM profile, not the list itself.", "I"),
-        (HIPAA, "164.514(c)", "re-identification codes", stored, "Keyed pseudonyms; the key stays on site.", "I"),
+        (HIPAA, "164.514(b)(2)", "removal of listed identifiers", store, "A DICOM profile, not the list itself.", "I"),
+        (HIPAA, "164.514(c)", "re-identification codes", store, "Keyed pseudonyms; the key stays on site.", "I"),
         (HIPAA, "164.312(a)", "access control", NO, _ELSEWHERE, "G"),
         (HIPAA, "164.312(b)", "audit controls", YES, "Every release is logged before it is sent.", "H"),
         (HIPAA, "164.312(c)", "integrity", YES, "Hash chain, tree, signed and cosigned checkpoints.", "HL"),
@@ -75,7 +75,7 @@ def _hipaa(facts: Facts) -> tuple[Line, ...]:
     )
 
 
-def _gdpr(facts: Facts) -> tuple[Line, ...]:
+def _gdpr(facts: ReportFacts) -> tuple[Line, ...]:
     return (
         (GDPR, "Art. 30(1)(a), (b)", "controller and purposes", NO, _ELSEWHERE, "A"),
         (GDPR, "Art. 30(1)(c)", "categories of people and data", PARTLY, "Unit and kinds of tensors.", "CH"),
@@ -108,5 +108,5 @@ _AI_ACT: tuple[Line, ...] = (
 )
 
 
-def _given(found: object) -> Support:
-    return YES if found is not None else NO
+def _given(value: object) -> Support:
+    return YES if value is not None else NO

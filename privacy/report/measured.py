@@ -1,9 +1,10 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
-from audits import AuditError, Guesses, epsilon_lower_bound, rate_interval
-from privacy.report.facts import Facts, ReportError
+from audits import AuditError
+from audits.epsilon_lower_bound import Guesses, epsilon_lower_bound, rate_interval
+from privacy.report.facts import ReportError, ReportFacts
 from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
-from privacy.report.report_evidence import Attack, Attacked, Kept, Measured, Run
+from privacy.report.report_evidence import AccuracyMeasurement, Attack, AttackEstimate, KeptModel, Run
 
 CLEAN_PIXELS = "113101"
 NO_STORE = (
@@ -18,7 +19,7 @@ NOT_COVERED = (
 NO_UTILITY = "Not given. Accuracies are computed from test rows without noise; a site shares them by choice only."
 
 
-def data_handling(facts: Facts) -> DataHandling:
+def data_handling(facts: ReportFacts) -> DataHandling:
     """I."""
     store = facts.evidence.ingested
     if store is None:
@@ -32,8 +33,8 @@ def data_handling(facts: Facts) -> DataHandling:
             manifest=None,
             made=None,
         )
-    cleaned = any(code.value == CLEAN_PIXELS for code in store.codes)
-    blanked = (
+    is_cleaned = any(code.value == CLEAN_PIXELS for code in store.codes)
+    sentence = (
         "Text that was found in the pixels was blanked and looked for again; a picture in which text remained was left "
         "out. A text finder misses text. How many were blanked stays in the manifest, on the site."
     )
@@ -42,25 +43,25 @@ def data_handling(facts: Facts) -> DataHandling:
         said="Read from DICOM, de-identified and stored by `medfedvqa ingest`; patients are keyed pseudonyms.",
         profile=tuple(f"{code.value} {code.meaning}" for code in store.codes),
         retained=store.retained,
-        burned_in=blanked if cleaned else "Pixels were not searched for text.",
+        burned_in=sentence if is_cleaned else "Pixels were not searched for text.",
         tools=tuple(f"{name} {version}" for name, version in sorted(store.versions.items())),
         manifest=store.sha256,
         made=store.made,
     )
 
 
-def empirical(facts: Facts) -> Empirical:
+def empirical(facts: ReportFacts) -> Empirical:
     """J. Raises `ReportError` for counts that no attack can have."""
     attack, run, measured = facts.evidence.attack, facts.evidence.run, facts.evidence.measured
     try:
         figures = _attacks(attack) if attack else ()
     except AuditError as error:
         raise ReportError(f"the attack's counts are none: {error}") from None
-    bound = max((one.epsilon_at_least for one in figures), default=None)
-    refuted = any(one.refutes for one in figures) if attack and attack.claimed_epsilon is not None else None
+    bound = max((estimate.epsilon_at_least for estimate in figures), default=None)
+    refuted = any(estimate.refutes for estimate in figures) if attack and attack.claimed_epsilon is not None else None
     return Empirical(
         attacked=attack is not None,
-        said=_said(refuted) if attack else NO_ATTACK,
+        said=_attack_sentence(refuted) if attack else NO_ATTACK,
         same_settings=_same_settings(attack, run) if attack else None,
         data=attack.data if attack else None,
         claimed_epsilon=attack.claimed_epsilon if attack else None,
@@ -69,7 +70,7 @@ def empirical(facts: Facts) -> Empirical:
         attacks=figures,
         lower_bound=bound,
         refuted=refuted,
-        utility_said=_utility_said(measured) if measured else NO_UTILITY,
+        utility_said=_utility_sentence(measured) if measured else NO_UTILITY,
         accuracy_private=measured.private.accuracy if measured else None,
         accuracy_private_low=measured.private.low if measured else None,
         accuracy_private_high=measured.private.high if measured else None,
@@ -82,7 +83,7 @@ def empirical(facts: Facts) -> Empirical:
         accuracy_alone=measured.alone if measured else None,
         accuracy_alone_equal=measured.alone_equal if measured else None,
         kept=measured.kept if measured else None,
-        kept_said=_kept_said(measured.kept if measured else None, run),
+        kept_said=_kept_sentence(measured.kept if measured else None, run),
     )
 
 
@@ -91,26 +92,26 @@ def _attacks(attack: Attack) -> tuple[AttackFigures, ...]:
     if not attack.attacks:
         raise ReportError("the attack's file has no attack in it")
     each = 1 - (1 - attack.confidence) / len(attack.attacks)
-    return tuple(_attacked(one, attack, each) for one in attack.attacks)
+    return tuple(_attack_figures(estimate, attack, each) for estimate in attack.attacks)
 
 
-def _attacked(one: Attacked, attack: Attack, confidence: float) -> AttackFigures:
-    found, delta = Guesses(one.canaries, one.guessed, one.correct), attack.claimed_delta or 0.0
-    if not one.guessed:
+def _attack_figures(estimate: AttackEstimate, attack: Attack, confidence: float) -> AttackFigures:
+    guesses, delta = Guesses(estimate.canaries, estimate.guessed, estimate.correct), attack.claimed_delta or 0.0
+    if not estimate.guessed:
         raise ReportError("an attack without a guess proves nothing: give the file as it was written")
-    bound = epsilon_lower_bound(found, delta, confidence)
-    low, high = rate_interval(one.correct, one.guessed, confidence)
+    bound = epsilon_lower_bound(guesses, delta, confidence)
+    low, high = rate_interval(estimate.correct, estimate.guessed, confidence)
     return AttackFigures(
-        artefact=one.artefact,
-        attack=one.attack,
-        canaries=one.canaries,
-        guessed=one.guessed,
-        correct=one.correct,
-        accuracy=one.correct / one.guessed,
+        artefact=estimate.artefact,
+        attack=estimate.attack,
+        canaries=estimate.canaries,
+        guessed=estimate.guessed,
+        correct=estimate.correct,
+        accuracy=estimate.correct / estimate.guessed,
         accuracy_low=low,
         accuracy_high=high,
         epsilon_at_least=bound,
-        provable=epsilon_lower_bound(Guesses(one.canaries, one.guessed, one.guessed), delta, confidence),
+        provable=epsilon_lower_bound(Guesses(estimate.canaries, estimate.guessed, estimate.guessed), delta, confidence),
         refutes=None if attack.claimed_epsilon is None else bound > attack.claimed_epsilon,
     )
 
@@ -119,13 +120,13 @@ def _same_settings(attack: Attack, run: Run | None) -> bool | None:
     """None where the job's settings are not known. Secure aggregation is left aside: an attack is on single uploads."""
     if run is None:
         return None
-    asked = {name: value for name, value in (attack.dp or {}).items() if value is not None}
-    private = all((run.dp or {}).get(name) == value for name, value in asked.items())
+    demands = {name: value for name, value in (attack.dp or {}).items() if value is not None}
+    private = all((run.dp or {}).get(name) == value for name, value in demands.items())
     plain = (attack.method, attack.options, attack.backbone) == (run.method, run.options, run.backbone)
     return plain and private and (attack.dp is None) == (run.dp is None)
 
 
-def _said(refuted: bool | None) -> str:
+def _attack_sentence(refuted: bool | None) -> str:
     small = "A small bound proves nothing about safety: better attacks may exist."
     if refuted is None:
         return f"The attacked job claimed no epsilon. {small}"
@@ -134,7 +135,7 @@ def _said(refuted: bool | None) -> str:
     return f"The attacks do not refute the epsilon that the attacked job claimed. {small}"
 
 
-def _kept_said(kept: Kept | None, run: Run | None) -> str | None:
+def _kept_sentence(kept: KeptModel | None, run: Run | None) -> str | None:
     """None unless the site has trained on after its last release, as its figures or the job's settings tell."""
     if kept is None:
         return NOT_COVERED if run and run.options.get("finish_epochs") else None
@@ -142,7 +143,7 @@ def _kept_said(kept: Kept | None, run: Run | None) -> str | None:
     return f"By validation rows the site keeps {model}. {NOT_COVERED}"
 
 
-def _utility_said(measured: Measured) -> str:
+def _utility_sentence(measured: AccuracyMeasurement) -> str:
     alike = "differ in nothing but privacy" if measured.same_settings else "differ in other settings as well"
     what = f"Accuracy on the site's test rows, with and without differential privacy; the two jobs {alike}."
     return f"{what} It is given by the site's choice, has no noise, and no epsilon covers it."

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Final, Literal
 
-from privacy.report.model_guarantee import Accounting, Claim, Executed, Identity, Refusal, Unit
-from privacy.report.report_evidence import Accuracy, Evidence, Frozen, Kept
+from privacy.report.model_guarantee import Accounting, Claim, ExecutedMechanism, ReportIdentity, ReportRefusal, Unit
+from privacy.report.report_evidence import Accuracy, Frozen, KeptModel, ReportEvidence
 from privacy.report.wording import WORDING, MaybeWording, Wording, Wordings
 
 FORMAT: Final = "medfedvqa.privacy-report/1"
@@ -20,7 +20,7 @@ class Outside(Frozen):
     treatment: Wording
 
 
-class Attempt(Frozen):
+class SharedComputation(Frozen):
     """One computation on shares, as its entry tells."""
 
     entry: int
@@ -43,10 +43,10 @@ class Trust(Frozen):
     administrators: Wording
     aggregation: Literal["in clear", "on shares", "nothing released"]
     aggregation_said: Wording
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[SharedComputation, ...]
 
 
-class Released(Frozen):
+class ReleaseFigures(Frozen):
     """One tensor of one release."""
 
     entry: int
@@ -66,7 +66,7 @@ class Released(Frozen):
 
 
 class KindTotal(Frozen):
-    """Released tensors of one kind and protection."""
+    """ReleaseFigures tensors of one kind and protection."""
 
     kind: str
     protection: str
@@ -75,14 +75,14 @@ class KindTotal(Frozen):
 
 
 class RoundTotal(Frozen):
-    """Released tensors of one round and kind."""
+    """ReleaseFigures tensors of one round and kind."""
 
     round: int | None
     kind: str
     nbytes: int
 
 
-class TensorTotal(Frozen):
+class TensorFigures(Frozen):
     """One tensor over the job."""
 
     tensor: str
@@ -111,15 +111,15 @@ class Proofs(Frozen):
 class Egress(Frozen):
     """H: everything that left the site for this job."""
 
-    releases: tuple[Released, ...]
+    releases: tuple[ReleaseFigures, ...]
     messages: int
     nbytes: int
     by_kind: tuple[KindTotal, ...]
     by_round: tuple[RoundTotal, ...]
-    by_tensor: tuple[TensorTotal, ...]
+    by_tensor: tuple[TensorFigures, ...]
     received_messages: int
     received_nbytes: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[ReportRefusal, ...]
     proofs: Proofs
     digests_said: Wording
 
@@ -184,7 +184,7 @@ class Empirical(Frozen):
     accuracy_finished: Accuracy | None = None
     accuracy_alone: Accuracy | None = None
     accuracy_alone_equal: Accuracy | None = None
-    kept: Kept | None = None
+    kept: KeptModel | None = None
     kept_said: MaybeWording = None
     """What epsilon does not cover of the kept model; none if the job keeps none."""
 
@@ -234,10 +234,10 @@ class Verdicts(Frozen):
 class Sections(Frozen):
     """A to L as they follow from the evidence, and M."""
 
-    identity: Identity
+    identity: ReportIdentity
     claim: Claim
     unit: Unit
-    mechanism: Executed
+    mechanism: ExecutedMechanism
     accounting: Accounting
     outside: Annotated[tuple[Outside, ...], WORDING]
     trust: Trust
@@ -255,4 +255,4 @@ class Report(Frozen):
 
     format: Literal["medfedvqa.privacy-report/1"] = FORMAT
     sections: Sections
-    evidence: Evidence
+    evidence: ReportEvidence

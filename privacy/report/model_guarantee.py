@@ -7,7 +7,7 @@ from privacy.report.report_evidence import Frozen
 from privacy.report.wording import MaybeWording, Wording, Wordings
 
 
-class Named(Frozen):
+class NamedDigest(Frozen):
     """A tensor that was released last, and the digest of the bytes that were sent; none where it was shared."""
 
     tensor: str
@@ -26,7 +26,7 @@ class CodeShare(Frozen):
     """None of code that is in no file."""
 
 
-class Identity(Frozen):
+class ReportIdentity(Frozen):
     """A: what the report is of."""
 
     report: str
@@ -49,7 +49,7 @@ class Identity(Frozen):
     """Hex."""
     ledger_records: int
     ledger_head: str | None
-    adapter: tuple[Named, ...]
+    adapter: tuple[NamedDigest, ...]
     backbone: str | None
     backbone_digest: str | None
     code_versions: tuple[str, ...]
@@ -135,7 +135,7 @@ class Mechanism(Frozen):
     """The most that one patient changes the value before noise: a setting of the job or a number, and the norm."""
 
 
-class Executed(Frozen):
+class ExecutedMechanism(Frozen):
     """D: what ran."""
 
     mechanisms: tuple[Mechanism, ...]
@@ -150,7 +150,7 @@ class Executed(Frozen):
     source: Wording
 
 
-class Charge(Frozen):
+class ReportCharge(Frozen):
     """One charge of the ledger, with its replay."""
 
     record: int
@@ -205,7 +205,7 @@ class JobFigures(Frozen):
     void: bool
 
 
-class Refusal(Frozen):
+class ReportRefusal(Frozen):
     """Something that the site did not do."""
 
     entry: int
@@ -229,7 +229,7 @@ class Accounting(Frozen):
     """E: what was charged, and what that comes to."""
 
     delta: float | None
-    charges: tuple[Charge, ...]
+    charges: tuple[ReportCharge, ...]
     """Of all jobs of this site, in the ledger's order: the course of the budget, by job."""
     accountants: tuple[Accountant, ...]
     job: Figures | None
@@ -245,7 +245,7 @@ class Accounting(Frozen):
     limit_per_job: float | None
     remaining: float | None
     """Limit less what is authorised, not below 0."""
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[ReportRefusal, ...]
     restarts: tuple[Restart, ...]
     jobs: tuple[JobFigures, ...]
     """This job and all earlier and other ones."""

@@ -22,26 +22,26 @@ CHOICES = "The unit is the patient, since a hospital owes its promise to people 
 
 def registry_entry(report: Report) -> dict[str, Any]:
     """The entry as plain values. Raises `ReportError` if the report claims no differential privacy."""
-    told = report.sections
-    if not told.claim.made:
+    sections = report.sections
+    if not sections.claim.made:
         raise ReportError("the report claims no differential privacy: there is no deployment to register")
     return {
         "url_slug": "",
         "deployment": {
-            "basic": _basic(told),
+            "basic": _basic(sections),
             "dp_variant": {
                 "variant_name": "Approximate DP",
                 "data_domain": DOMAIN,
-                "unprotected_quantities": "; ".join(f"{one.what}: {one.treatment}" for one in told.outside),
+                "unprotected_quantities": "; ".join(f"{item.what}: {item.treatment}" for item in sections.outside),
             },
             "privacy_loss": {
                 "privacy_unit": UNIT,
-                "privacy_unit_details": f"{told.unit.record}; neighbours are {NEIGHBOURS}.",
-                "privacy_parameters": {"epsilon": told.claim.epsilon, "delta": told.claim.delta},
-                "privacy_parameters_details": told.claim.sentence,
+                "privacy_unit_details": f"{sections.unit.record}; neighbours are {NEIGHBOURS}.",
+                "privacy_parameters": {"epsilon": sections.claim.epsilon, "delta": sections.claim.delta},
+                "privacy_parameters_details": sections.claim.sentence,
             },
-            "deployment_model": _model(told),
-            "implementation": _implementation(told),
+            "deployment_model": _model(sections),
+            "implementation": _implementation(sections),
             "administrative": {
                 "evidence_sources": {},
                 "status": "Draft",
@@ -52,11 +52,11 @@ def registry_entry(report: Report) -> dict[str, Any]:
     }
 
 
-def _basic(told: Sections) -> dict[str, Any]:
+def _basic(sections: Sections) -> dict[str, Any]:
     return {
         "name": "",
         "data_curators": [{"data_curator_name": "", "data_curator_type": ""}],
-        "description": f"Visual question answering over medical images, trained federatedly by {told.identity.method}.",
+        "description": f"Visual question answering on medical images, federated by {sections.identity.method}.",
         "intended_use": "",
         "data_product_type": "Machine learning model",
         "data_product_region": "",
@@ -65,15 +65,15 @@ def _basic(told: Sections) -> dict[str, Any]:
     }
 
 
-def _model(told: Sections) -> dict[str, Any]:
-    trust = told.trust
+def _model(sections: Sections) -> dict[str, Any]:
+    trust = sections.trust
     return {
         "model_name": "Federated",
         "model_name_details": f"Each site adds the noise itself, before anything leaves it. {trust.aggregation_said}",
         "trust_assumptions": f"Server: {trust.server} Sites: {trust.sites}",
-        "actors": f"Observer: {told.claim.observer}. Job author: {trust.author} Administrators: {trust.administrators}",
+        "actors": f"Observer: {sections.claim.observer}. Author: {trust.author} Administrators: {trust.administrators}",
         "release_type": "Many releases",
-        "release_type_details": f"{told.egress.messages} messages of one job; a ledger composes all jobs of the site.",
+        "release_type_details": f"{sections.egress.messages} messages of one job; the ledger composes all jobs.",
         "data_source_type": "Static",
         "data_source_type_details": "",
         "access_type": "Non-interactive",
@@ -82,21 +82,22 @@ def _model(told: Sections) -> dict[str, Any]:
 
 
 def _parameters(event: EventFigures) -> str:
-    return f" ({', '.join(f'{one.name} {one.value:g}' for one in event.parameters)})"
+    return f" ({', '.join(f'{parameter.name} {parameter.value:g}' for parameter in event.parameters)})"
 
 
-def _implementation(told: Sections) -> dict[str, Any]:
+def _implementation(sections: Sections) -> dict[str, Any]:
+    claim, mechanism = sections.claim, sections.mechanism
     ran = "; ".join(
-        f"{one.applied_to}: {one.noise}{_parameters(one.event)}, {one.event.steps} times; sampling: {one.sampler}"
-        for one in told.mechanism.mechanisms
+        f"{item.applied_to}: {item.noise}{_parameters(item.event)}, {item.event.steps} times; sampling: {item.sampler}"
+        for item in mechanism.mechanisms
     )
-    accountants = " and ".join(one.implementation for one in told.accounting.accountants)
+    accountants = " and ".join(item.implementation for item in sections.accounting.accountants)
     return {
         "preprocessing_and_hyperparameter_tuning": TUNING,
-        "mechanisms": f"{told.claim.mechanism}. {ran}. {told.mechanism.randomness} medfedvqa {told.identity.tool}.",
+        "mechanisms": f"{claim.mechanism}. {ran}. {mechanism.randomness} medfedvqa {sections.identity.tool}.",
         "composition": f"Charges of a ledger, replayed by {accountants}; the smaller upper bound is stated.",
         "post_processing": "What the server and other sites compute from releases.",
         "justification": CHOICES,
-        "utility": told.empirical.utility_said,
-        "additional_information": f"{told.empirical.said} {told.egress.digests_said}",
+        "utility": sections.empirical.utility_said,
+        "additional_information": f"{sections.empirical.said} {sections.egress.digests_said}",
     }

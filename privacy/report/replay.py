@@ -1,12 +1,12 @@
-"""The ledger in a report: quoted without patients, checked against its own chain, and replayed charge by charge."""
+"""The ledger in a report: quoted without patients, checked against its own chain, and item charge by charge."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from privacy.accounting import PRV_ERROR, Spent, spent
-from privacy.ledger_journal import Head, LedgerError, Row, link
-from privacy.ledger_replay import Book, Charge, Debit, JobKey, events_of
+from privacy.accounting import PRV_ERROR, PrivacyCost, spent
+from privacy.ledger_journal import Head, JournalRow, LedgerError, link
+from privacy.ledger_replay import Book, Debit, JobKey, LedgerCharge, events_of
 from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-6
 """Relative: figures of two machines may differ by this much, and by no more."""
 
 
-def quote_ledger(rows: Iterable[Row]) -> tuple[LedgerRow, ...]:
+def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
     """The journal's records, but for those that list patients' digests: of these the hash alone."""
     return tuple(
         LedgerRow(seq=row.seq, prev=row.prev, hash=row.hash, record=None if _of_patients(row) else row.record)
@@ -22,25 +22,25 @@ def quote_ledger(rows: Iterable[Row]) -> tuple[LedgerRow, ...]:
     )
 
 
-def same(one: float | None, other: float | None) -> bool:
-    """Whether two figures are one, but for the last digits that machines may differ in."""
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+def same(first: float | None, second: float | None) -> bool:
+    """Whether two figures are equal up to the last digits, in which machines may differ."""
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
-class Charged(NamedTuple):
+class ReplayedCharge(NamedTuple):
     """A charge in the chain; without `charge` if it was taken over from another ledger, whose figures are not here."""
 
     seq: int
     hash: str
     time: str
     debit: Debit
-    charge: Charge | None
+    charge: LedgerCharge | None
 
 
 class Replay:
-    """What quoted records come to.
+    """The state of the ledger after its quoted records.
 
     A record that is withheld can only be the registration of a cohort: there are as many as cohorts, each before the
     first record that names its cohort, so that none can stand for a charge that is kept back.
@@ -49,14 +49,20 @@ class Replay:
     """
 
     def __init__(self, quoted: Sequence[LedgerRow], site: str) -> None:
-        rows = list(_completed(quoted))
+        rows = list(_with_cohorts(quoted))
         self.book = Book()
         self.book.apply(rows)
         if self.book.origin and site not in self.book.sites:
             raise LedgerError("the quoted ledger is of another site")
-        made = {row.record.get("began", row.hash): row for row in rows}
+        by_hash = {row.record.get("began", row.hash): row for row in rows}
         self.charges = [
-            Charged(made[began].seq, made[began].hash, made[began].record["time"], debit, self.book.charges.get(began))
+            ReplayedCharge(
+                by_hash[began].seq,
+                by_hash[began].hash,
+                by_hash[began].record["time"],
+                debit,
+                self.book.charges.get(began),
+            )
             for began, debit in self.book.debits.items()
         ]
 
@@ -64,69 +70,69 @@ class Replay:
         """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
-    def at(self, one: Charged) -> Spent | None:
+    def at(self, item: ReplayedCharge) -> PrivacyCost | None:
         """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
-        if one.charge is None:
+        if item.charge is None:
             return None
-        before = (other.debit for other in self.charges if other.seq <= one.seq and other.debit.key == one.debit.key)
-        return spent(events_of(before), one.charge.delta)
+        before = (other.debit for other in self.charges if other.seq <= item.seq and other.debit.key == item.debit.key)
+        return spent(events_of(before), item.charge.delta)
 
-    def is_last(self, one: Charged) -> bool:
+    def is_last(self, item: ReplayedCharge) -> bool:
         """Whether the job has no later charge."""
-        return all(other.seq <= one.seq for other in self.charges if other.debit.key == one.debit.key)
+        return all(other.seq <= item.seq for other in self.charges if other.debit.key == item.debit.key)
 
-    def settled(self, one: Charged) -> bool:
+    def settled(self, item: ReplayedCharge) -> bool:
         """Whether the result of the charged task was saved."""
-        job = self.book.jobs.get(one.debit.key)
-        slot = one.debit.task, one.debit.round
-        return one.charge is None or bool(job and slot in job.settled and job.charges[slot] == one.charge)
+        job = self.book.jobs.get(item.debit.key)
+        slot = item.debit.task, item.debit.round
+        return item.charge is None or bool(job and slot in job.settled and job.charges[slot] == item.charge)
 
     def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
         """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
-        for one in self.charges:
-            found = self.at(one) if one.debit.key == job or self.is_last(one) else None
-            if one.charge is None or found is None:
+        for item in self.charges:
+            cost = self.at(item) if item.debit.key == job or self.is_last(item) else None
+            if item.charge is None or cost is None:
                 continue
-            if not same(one.charge.job_epsilon_after, found.epsilon) or not self._is_possible(one, one.charge):
-                yield one.seq
+            if not same(item.charge.job_epsilon_after, cost.epsilon) or not self._is_possible(item, item.charge):
+                yield item.seq
 
-    def _is_possible(self, one: Charged, charge: Charge) -> bool:
+    def _is_possible(self, item: ReplayedCharge, charge: LedgerCharge) -> bool:
         """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
 
         Which patients are in several cohorts, no report tells; of a single cohort both are the same.
         """
-        if not self.is_last(one):
+        if not self.is_last(item):
             return True
-        before = [other.debit for other in self.charges if other.seq <= one.seq]
-        least = spent(events_of(debit for debit in before if debit.cohort == one.debit.cohort), charge.delta).epsilon
+        before = [other.debit for other in self.charges if other.seq <= item.seq]
+        least = spent(events_of(debit for debit in before if debit.cohort == item.debit.cohort), charge.delta).epsilon
         most = spent(events_of(before), charge.delta).epsilon
         if len(self.book.cohorts) == 1:
             return same(charge.epsilon_after, most)
         return least - PRV_ERROR <= charge.epsilon_after <= most + PRV_ERROR
 
 
-def _completed(quoted: Sequence[LedgerRow]) -> Iterator[Row]:
+def _with_cohorts(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
     """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
-    head, cohorts = Head(), _named(quoted)
+    head, cohorts = Head(), _cohort_names(quoted)
     for row in quoted:
-        told = {} if row.record is None else dict(row.record)
-        if (row.seq, row.prev) != (head.seq + 1, head.hash) or (told and link(row.prev, told) != row.hash):
+        record = {} if row.record is None else dict(row.record)
+        if (row.seq, row.prev) != (head.seq + 1, head.hash) or (record and link(row.prev, record) != row.hash):
             raise LedgerError(f"record {row.seq} of the quoted ledger does not follow from those before it")
-        if not told:
+        if not record:
             cohort = next(cohorts, None)
             if cohort is None:
                 raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
-            told = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
+            record = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
         head = Head(row.seq, row.hash)
-        yield Row(row.seq, row.prev, row.hash, told)
+        yield JournalRow(row.seq, row.prev, row.hash, record)
 
 
-def _named(quoted: Sequence[LedgerRow]) -> Iterator[str]:
+def _cohort_names(quoted: Sequence[LedgerRow]) -> Iterator[str]:
     """Each cohort, in the order in which records name them first."""
-    told: list[dict[str, Any]] = [row.record or {} for row in quoted]
-    named = [one.get("cohort") or (one.get("debit") or {}).get("cohort") for one in told]
-    return iter(dict.fromkeys(str(cohort) for cohort in named if cohort))
+    records: list[dict[str, Any]] = [row.record or {} for row in quoted]
+    cohorts = [record.get("cohort") or (record.get("debit") or {}).get("cohort") for record in records]
+    return iter(dict.fromkeys(str(cohort) for cohort in cohorts if cohort))
 
 
-def _of_patients(row: Row) -> bool:
+def _of_patients(row: JournalRow) -> bool:
     return bool(row.record["event"] == "cohort")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from audits import Excerpt
+from audits.excerpt import Excerpt
 
 
 class Frozen(BaseModel):
@@ -91,7 +91,7 @@ class Run(Frozen):
     versions: dict[str, str | None]
 
 
-class Checked(Frozen):
+class LogVerdict(Frozen):
     """One part of what the verifier found about the whole log, see `medfedvqa audit verify`."""
 
     verdict: str
@@ -100,7 +100,7 @@ class Checked(Frozen):
     said: str
 
 
-class Attacked(Frozen):
+class AttackEstimate(Frozen):
     """One attack's guesses about synthetic patients."""
 
     artefact: str
@@ -124,7 +124,7 @@ class Attack(Frozen):
     claimed_epsilon: float | None
     claimed_delta: float | None
     confidence: float
-    attacks: tuple[Attacked, ...]
+    attacks: tuple[AttackEstimate, ...]
 
 
 class Accuracy(Frozen):
@@ -135,11 +135,11 @@ class Accuracy(Frozen):
     high: float
 
 
-Kept = Literal["finished", "alone"]
+KeptModel = Literal["finished", "alone"]
 """Which model a site keeps: the one that it trained on after its last release, or the one that it trained alone."""
 
 
-class Measured(Frozen):
+class AccuracyMeasurement(Frozen):
     """What the site's model answers right, with and without differential privacy; given on the site's own decision."""
 
     private: Accuracy
@@ -156,24 +156,24 @@ class Measured(Frozen):
     """Of the model that the site trained without the other sites and without noise; none if it trained none."""
     alone_equal: Accuracy | None = None
     """Of the same, with as many passes as the federation and finishing have together."""
-    kept: Kept | None = None
+    kept: KeptModel | None = None
     """None if the site did not train on."""
 
 
-class Code(Frozen):
+class DicomCode(Frozen):
     """A code of DICOM's context group 7050."""
 
     value: str
     meaning: str
 
 
-class Ingested(Frozen):
+class IngestionManifest(Frozen):
     """What the manifest of an ingested store says of how it was made; its counts stay with it."""
 
     sha256: str
     """Of the manifest."""
     made: str
-    codes: tuple[Code, ...]
+    codes: tuple[DicomCode, ...]
     retained: tuple[str, ...]
     versions: dict[str, str]
     code: str
@@ -190,7 +190,7 @@ class StoreBinding(Frozen):
     """Whether ingestion compared all files and patients of the store with those of the ledgers beside it."""
 
 
-class Evidence(Frozen):
+class ReportEvidence(Frozen):
     """All that a report is made of."""
 
     created: str
@@ -204,8 +204,8 @@ class Evidence(Frozen):
     """The whole chain; empty if the site has no ledger."""
     policy: Policy
     run: Run | None
-    examined: tuple[Checked, ...]
+    examined: tuple[LogVerdict, ...]
     attack: Attack | None
-    measured: Measured | None
-    ingested: Ingested | None
+    measured: AccuracyMeasurement | None
+    ingested: IngestionManifest | None
     binding: StoreBinding | None = None

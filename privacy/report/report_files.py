@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audits import AuditKey, NewerFormat, sealed, statement
+from audits import AuditKey, NewerFormat
 from audits.bounded_files import MAX_DOCUMENT
+from audits.envelope import seal_statement, statement
 from audits.format_numbers import check_number
 from privacy.report.facts import NewerReport, ReportError
 from privacy.report.model_conduct import FORMAT, Report
@@ -20,28 +21,28 @@ PREDICATE = "urn:medfedvqa:privacy-report/1"
 MAX_REPORT = MAX_DOCUMENT
 
 
-def written(report: Report) -> bytes:
+def report_bytes(report: Report) -> bytes:
     """The report as JSON; the same report is always the same bytes."""
-    return encoded(report.model_dump(mode="json", exclude_unset=True))
+    return indented_json(report.model_dump(mode="json", exclude_unset=True))
 
 
-def encoded(told: Mapping[str, Any]) -> bytes:
+def indented_json(content: Mapping[str, Any]) -> bytes:
     """Indented JSON. Raises `ValueError` for numbers that are not finite."""
-    return (json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read_report(said: bytes) -> Report:
-    """The report in a file, which must be exactly what `written` wrote.
+def read_report(content: bytes) -> Report:
+    """The report in a file, which must be exactly what `report_bytes` wrote.
 
     Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
     """
-    if len(said) > MAX_REPORT:
+    if len(content) > MAX_REPORT:
         raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
     try:
-        report = Report.model_validate_json(said)
-        same = written(report) == said
+        report = Report.model_validate_json(content)
+        same = report_bytes(report) == content
     except ValidationError as error:
-        if _is_newer(said, error):
+        if _is_newer(content, error):
             raise NewerReport("the report was written by a newer version of this software: use that version") from None
         raise ReportError(_NONE) from None
     except (ValueError, RecursionError):
@@ -60,7 +61,7 @@ def _is_newer(content: bytes, error: ValidationError) -> bool:
     """Whether a file that is no report of this version is one of a newer version, as far as its format tells."""
     try:
         number = json.loads(content)["format"]
-        return check_number(number, FORMAT, "the report") and all(one["type"] in _UNKNOWN for one in error.errors())
+        return check_number(number, FORMAT, "the report") and all(fault["type"] in _UNKNOWN for fault in error.errors())
     except NewerFormat:
         return True
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -69,22 +70,22 @@ def _is_newer(content: bytes, error: ValidationError) -> bool:
 
 def predicate(report: Report) -> dict[str, Any]:
     """What the signed statement says besides the files' digests."""
-    told = report.sections.identity
+    identity = report.sections.identity
     return {
-        "report": told.report,
+        "report": identity.report,
         "format": report.format,
-        "created": told.created,
-        "site": told.site,
-        "job": told.job,
-        "log": {"origin": told.log_origin, "entries": told.log_entries, "root": told.log_root},
+        "created": identity.created,
+        "site": identity.site,
+        "job": identity.job,
+        "log": {"origin": identity.log_origin, "entries": identity.log_entries, "root": identity.log_root},
     }
 
 
-def signed(report: Report, said: Mapping[str, bytes], key: AuditKey) -> bytes:
+def sign_report(report: Report, contents: Mapping[str, bytes], key: AuditKey) -> bytes:
     """The envelope of the statement about these files, given by name. Raises `ReportError` for another site's key."""
     if str(key.public) != report.evidence.log.key:
         raise ReportError("a report is signed with the key that signs the site's log")
-    return encoded(sealed(statement(said, PREDICATE, predicate(report)), key))
+    return indented_json(seal_statement(statement(contents, PREDICATE, predicate(report)), key))
 
 
 def report_schema() -> dict[str, Any]:
@@ -93,7 +94,7 @@ def report_schema() -> dict[str, Any]:
     return schema
 
 
-def made_schema() -> dict[str, Any]:
+def model_schema() -> dict[str, Any]:
     """The schema that the model has."""
     schema = Report.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{PREDICATE}/schema", **schema}

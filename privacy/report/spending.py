@@ -1,4 +1,4 @@
-"""Section E: charges of the ledger, replayed; what they come to, what is left, what was refused or repeated."""
+"""Section E: charges of the ledger, charge; what they come to, what is left, what was refused or repeated."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,42 +8,50 @@ from privacy.accounting import spent
 from privacy.ledger_replay import JobKey
 from privacy.mechanisms import DPEvent
 from privacy.report.claim import figures, finite
-from privacy.report.facts import Facts
-from privacy.report.model_guarantee import Accountant, Accounting, Charge, Figures, JobFigures, Refusal, Restart
-from privacy.report.replay import Charged
+from privacy.report.facts import ReportFacts
+from privacy.report.model_guarantee import (
+    Accountant,
+    Accounting,
+    Figures,
+    JobFigures,
+    ReportCharge,
+    ReportRefusal,
+    Restart,
+)
+from privacy.report.replay import ReplayedCharge
 
 RDP = "Mironov, Renyi Differential Privacy, 2017"
 PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2021"
 
 
-def accounting(facts: Facts) -> Accounting:
+def accounting(facts: ReportFacts) -> Accounting:
     """E."""
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
-    known = ledger.book.jobs.get(job)
+    book_job = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
     limit = policy.limit
-    left = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
+    remaining = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
     return Accounting(
         delta=facts.delta,
-        charges=tuple(_charge(facts, one) for one in ledger.charges),
+        charges=tuple(_charge(facts, item) for item in ledger.charges),
         accountants=_accountants(facts.evidence.tool.opacus, ledger.events(reserved=True)),
         job=_figures(ledger.events(job), facts.delta) if facts.is_private else None,
         projected=_figures(ledger.events(job, reserved=True), facts.delta) if facts.is_private else None,
-        reserved_tasks=len(known.reserved) if known else 0,
+        reserved_tasks=len(book_job.reserved) if book_job else 0,
         spent=_figures(ledger.events(), facts.delta),
         authorised=authorised,
         limit=limit,
         limit_per_job=policy.max_epsilon_per_job,
-        remaining=left,
-        refusals=tuple(refusal(one) for one in facts.entries if refuses_job(one.event, one.outcome)),
+        remaining=remaining,
+        refusals=tuple(refusal(item) for item in facts.entries if refuses_job(item.event, item.outcome)),
         restarts=_restarts(facts),
         jobs=tuple(_job(facts, name) for name in _jobs(facts)),
     )
 
 
-def refusal(entry: Entry) -> Refusal:
-    """Of a job, a release or a receipt."""
-    return Refusal(
+def refusal(entry: Entry) -> ReportRefusal:
+    """The refusal of a job, a release or a receipt."""
+    return ReportRefusal(
         entry=entry.seq,
         time=entry.time,
         job=entry.job,
@@ -55,8 +63,8 @@ def refusal(entry: Entry) -> Refusal:
 
 
 def _figures(events: Iterable[DPEvent], delta: float) -> Figures:
-    found = spent(events, delta)
-    return Figures(epsilon=finite(found.epsilon), rdp=finite(found.rdp), prv=finite(found.prv), mu=finite(found.mu))
+    cost = spent(events, delta)
+    return Figures(epsilon=finite(cost.epsilon), rdp=finite(cost.rdp), prv=finite(cost.prv), mu=finite(cost.mu))
 
 
 def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ...]:
@@ -69,27 +77,27 @@ def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ..
     )
 
 
-def _charge(facts: Facts, one: Charged) -> Charge:
-    ledger, debit, told = facts.replay, one.debit, one.charge
-    whole = debit.key == facts.job or ledger.is_last(one)
-    found = ledger.at(one) if whole else None
-    return Charge(
-        record=one.seq,
-        time=one.time,
+def _charge(facts: ReportFacts, charge: ReplayedCharge) -> ReportCharge:
+    ledger, debit, recorded = facts.replay, charge.debit, charge.charge
+    comparable = debit.key == facts.job or ledger.is_last(charge)
+    cost = ledger.at(charge) if comparable else None
+    return ReportCharge(
+        record=charge.seq,
+        time=charge.time,
         job=_label(facts, debit.key),
         method=debit.method,
         task=debit.task,
         round=debit.round,
         attempt=debit.attempt,
-        settled=ledger.settled(one),
+        settled=ledger.settled(charge),
         void=debit.void,
-        imported=told is None,
+        imported=recorded is None,
         events=tuple(figures(event) for event in debit.events),
-        delta=told.delta if told else None,
-        job_epsilon_after=told.job_epsilon_after if told else None,
-        replayed=finite(found.epsilon) if found else None,
-        site_epsilon_after=told.epsilon_after if told else None,
-        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (one.seq, one.hash)),
+        delta=recorded.delta if recorded else None,
+        job_epsilon_after=recorded.job_epsilon_after if recorded else None,
+        replayed=finite(cost.epsilon) if cost else None,
+        site_epsilon_after=recorded.epsilon_after if recorded else None,
+        entries=tuple(entry.seq for entry in facts.entries if charge_of(entry) == (charge.seq, charge.hash)),
     )
 
 
@@ -97,36 +105,36 @@ def charge_of(entry: Entry) -> tuple[int, str] | None:
     """Position and hash in the ledger of the charge that an entry names."""
     if entry.dp_event is None:
         return None
-    named = entry.dp_event["ledger"]
-    return named["seq"], named["head"]
+    ledger_record = entry.dp_event["ledger"]
+    return ledger_record["seq"], ledger_record["head"]
 
 
-def _restarts(facts: Facts) -> tuple[Restart, ...]:
-    tried = Counter((one.debit.task, one.debit.round) for one in facts.charges)
-    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in tried.items() if n > 1)
+def _restarts(facts: ReportFacts) -> tuple[Restart, ...]:
+    attempts = Counter((charge.debit.task, charge.debit.round) for charge in facts.charges)
+    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in attempts.items() if n > 1)
 
 
-def _jobs(facts: Facts) -> Iterable[JobKey]:
+def _jobs(facts: ReportFacts) -> Iterable[JobKey]:
     """This one first, then the others in the ledger's order."""
-    charged = (one.debit.key for one in facts.replay.charges)
-    own = [facts.job] if facts.is_private else []
-    return dict.fromkeys([*own, *charged, *facts.replay.book.jobs])
+    charged_keys = (charge.debit.key for charge in facts.replay.charges)
+    this_job = [facts.job] if facts.is_private else []
+    return dict.fromkeys([*this_job, *charged_keys, *facts.replay.book.jobs])
 
 
-def _label(facts: Facts, key: JobKey) -> str:
+def _label(facts: ReportFacts, key: JobKey) -> str:
     """The job's identifier; with the site, where another site of the same store ran this part of it."""
     site, job = key
     return job if site == facts.evidence.site else f"{job} at {site}"
 
 
-def _job(facts: Facts, name: JobKey) -> JobFigures:
-    charges = [one for one in facts.replay.charges if one.debit.key == name]
-    known = facts.replay.book.jobs.get(name)
+def _job(facts: ReportFacts, name: JobKey) -> JobFigures:
+    charges = [charge for charge in facts.replay.charges if charge.debit.key == name]
+    book_job = facts.replay.book.jobs.get(name)
     return JobFigures(
         job=_label(facts, name),
-        method=known.method if known else charges[0].debit.method,
+        method=book_job.method if book_job else charges[0].debit.method,
         epsilon=finite(spent(facts.replay.events(name), facts.delta).epsilon),
         charges=len(charges),
-        reserved=len(known.reserved) if known else 0,
-        void=any(one.debit.void for one in charges) or bool(known and known.void),
+        reserved=len(book_job.reserved) if book_job else 0,
+        void=any(charge.debit.void for charge in charges) or bool(book_job and book_job.void),
     )

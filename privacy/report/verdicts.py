@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import cast
 
-from audits import CodeKind, Entry, Event, Kind, PolicyError, SitePolicy, TensorRecord
-from audits.plurals import counted
+from audits import CodeKind, Entry, Event, Kind, SitePolicy, TensorRecord
+from audits.errors import PolicyError
+from audits.plurals import quantity
 from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
-from privacy.ledger_replay import decoded
+from privacy.ledger_replay import decode_events
 from privacy.mechanisms import DPEvent
-from privacy.report.facts import Facts
+from privacy.report.facts import ReportFacts
 from privacy.report.measured import empirical
 from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
 from privacy.report.report_evidence import Policy
@@ -26,101 +27,101 @@ SIGN_OFF = (
     SignOff(role="Auditor", confirms="has run `medfedvqa privacy verify-report` with a key from the site itself"),
 )
 
-Found = tuple[State, str]
+RuleVerdict = tuple[State, str]
 
 
-def verdicts(facts: Facts) -> Verdicts:
+def verdicts(facts: ReportFacts) -> Verdicts:
     """L."""
     rules = tuple(
-        Rule(rule=name, statement=statement, state=state, said=said, evidence=tuple(where))
+        Rule(rule=name, statement=statement, state=state, said=sentence, evidence=tuple(where))
         for name, statement, where, check in _RULES
         if check is not _bound or "binding" in facts.evidence.model_fields_set
         if check is not _identified or facts.codes  # as entries name it from their format 1 on
-        for state, said in [check(facts)]
+        for state, sentence in [check(facts)]
     )
-    return Verdicts(state=max((one.state for one in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
+    return Verdicts(state=max((rule.state for rule in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
 
 
-def _proven(facts: Facts) -> Found:
-    size = facts.held.checkpoint.size
+def _proven(facts: ReportFacts) -> RuleVerdict:
+    size = facts.excerpt.checkpoint.size
     return (
         SHOWN,
-        f"{counted(len(facts.entries), 'entry is', 'entries are')} proven to be under the site's checkpoint of {size}",
+        f"{quantity(len(facts.entries), 'entry is', 'entries are')} proven to be under the site's checkpoint of {size}",
     )
 
 
-def _complete(facts: Facts) -> Found:
-    log, size = facts.evidence.log, facts.held.checkpoint.size
+def _complete(facts: ReportFacts) -> RuleVerdict:
+    log, size = facts.evidence.log, facts.excerpt.checkpoint.size
     if log.first:
         return (
             NOT_SHOWN,
-            f"{counted(log.first, 'entry has', 'entries have')} expired: releases of this job may be among them",
+            f"{quantity(log.first, 'entry has', 'entries have')} expired: releases of this job may be among them",
         )
-    if left := size - len(log.entries):
+    if rest := size - len(log.entries):
         return (
             NOT_SHOWN,
-            f"{counted(left, 'entry is', 'entries are')} of other jobs: compare with the log (`verify-report --log`)",
+            f"{quantity(rest, 'entry is', 'entries are')} of other jobs: compare with the log (`verify-report --log`)",
         )
-    return SHOWN, f"all of the log is quoted, {counted(size, 'entry', 'entries')}"
+    return SHOWN, f"all of the log is quoted, {quantity(size, 'entry', 'entries')}"
 
 
-def _witnessed(facts: Facts) -> Found:
-    last = max((one.seq for one in facts.releases if one.tensors), default=-1)
-    held = facts.held
-    if held.cosigned > last:
-        who = ", ".join(held.cosigners)
-        return SHOWN, f"the log up to entry {held.cosigned - 1}, with every released tensor, is cosigned by {who}"
-    return NOT_SHOWN, f"others cosigned {counted(held.cosigned, 'entry', 'entries')}; a release is in entry {last}"
+def _witnessed(facts: ReportFacts) -> RuleVerdict:
+    last = max((entry.seq for entry in facts.releases if entry.tensors), default=-1)
+    excerpt = facts.excerpt
+    if excerpt.cosigned > last:
+        who = ", ".join(excerpt.cosigners)
+        return SHOWN, f"the log up to entry {excerpt.cosigned - 1}, with every released tensor, is cosigned by {who}"
+    return NOT_SHOWN, f"others cosigned {quantity(excerpt.cosigned, 'entry', 'entries')}; a release is in entry {last}"
 
 
-def _whole(facts: Facts) -> Found:
-    found = [one for one in facts.evidence.examined if one.verdict in ("integrity", "completeness")]
-    if broken := [one for one in found if one.state == BROKEN]:
-        return BROKEN, f"{broken[0].part}: {broken[0].said}"
-    if missing := [one for one in found if one.state != SHOWN]:
-        return NOT_SHOWN, f"{missing[0].part}: {missing[0].said}"
-    if not found:
+def _whole(facts: ReportFacts) -> RuleVerdict:
+    checks = [check for check in facts.evidence.examined if check.verdict in ("integrity", "completeness")]
+    if failures := [check for check in checks if check.state == BROKEN]:
+        return BROKEN, f"{failures[0].part}: {failures[0].said}"
+    if open_checks := [check for check in checks if check.state != SHOWN]:
+        return NOT_SHOWN, f"{open_checks[0].part}: {open_checks[0].said}"
+    if not checks:
         return NOT_SHOWN, "the whole log was not verified when the report was made"
-    return SHOWN, f"verified when the report was made: {', '.join(one.part for one in found)}"
+    return SHOWN, f"verified when the report was made: {', '.join(check.part for check in checks)}"
 
 
-def _agreed(facts: Facts) -> Found:
-    found = [one for one in facts.evidence.examined if one.verdict == "consistency"]
-    if broken := [one for one in found if one.state == BROKEN]:
-        return BROKEN, f"{broken[0].part}: {broken[0].said}"
-    if [one for one in facts.entries if one.event is Event.FINDING]:
+def _agreed(facts: ReportFacts) -> RuleVerdict:
+    checks = [item for item in facts.evidence.examined if item.verdict == "consistency"]
+    if failures := [item for item in checks if item.state == BROKEN]:
+        return BROKEN, f"{failures[0].part}: {failures[0].said}"
+    if [item for item in facts.entries if item.event is Event.FINDING]:
         return NOT_SHOWN, "the site itself logged findings about others' checkpoints"
-    if [one for one in found if one.state != SHOWN] or not found:
+    if [item for item in checks if item.state != SHOWN] or not checks:
         return NOT_SHOWN, "nobody else's copy was compared over all releases"
     return SHOWN, "nobody who was asked holds a checkpoint or key that contradicts the log"
 
 
-def _anchored(facts: Facts) -> Found:
-    named = [charge for one in facts.entries if (charge := charge_of(one))]
-    held = {(one.seq, one.hash) for one in facts.evidence.ledger}
-    if lost := [seq for seq, head in named if (seq, head) not in held]:
-        return BROKEN, f"the log names record {lost[0]} of a ledger that is not this one"
+def _anchored(facts: ReportFacts) -> RuleVerdict:
+    named = [charge for item in facts.entries if (charge := charge_of(item))]
+    records = {(item.seq, item.hash) for item in facts.evidence.ledger}
+    if missing := [seq for seq, head in named if (seq, head) not in records]:
+        return BROKEN, f"the log names record {missing[0]} of a ledger that is not this one"
     if not facts.evidence.ledger:
         return NOT_SHOWN, "the site has no ledger"
     if not named:
         return NOT_SHOWN, "no quoted entry names a record of the ledger"
-    return SHOWN, f"the chain of {counted(len(held), 'record')} holds; entries of the log that name one: {len(named)}"
+    return SHOWN, f"the chain of {quantity(len(records), 'record')} holds; log entries that name one: {len(named)}"
 
 
-def _bound(facts: Facts) -> Found:
+def _bound(facts: ReportFacts) -> RuleVerdict:
     binding = facts.evidence.binding
     if binding is None or not binding.from_store:
         return NOT_SHOWN, "the data are no store of `medfedvqa ingest`: another ledger would grant another budget"
     if not binding.bound:
         return NOT_SHOWN, "the ledger is not bound to the store: another ledger would grant another budget"
     if not binding.compared:
-        said = "whether the same patients were ingested before, under another key, was not looked at"
-        return NOT_SHOWN, f"ledger and store name each other; {said}"
-    said = "a store that was made out of their sight would not be noticed"
-    return SHOWN, f"ledger and store name each other, and no ledger beside it has these patients; {said}"
+        sentence = "whether the same patients were ingested before, under another key, was not looked at"
+        return NOT_SHOWN, f"ledger and store name each other; {sentence}"
+    sentence = "a store that was made out of their sight would not be noticed"
+    return SHOWN, f"ledger and store name each other, and no ledger beside it has these patients; {sentence}"
 
 
-def _replayed(facts: Facts) -> Found:
+def _replayed(facts: ReportFacts) -> RuleVerdict:
     if wrong := list(facts.replay.recorded_wrongly(facts.job)):
         return BROKEN, f"record {wrong[0]} of the ledger has another epsilon than its charges come to"
     if not facts.charges:
@@ -128,12 +129,12 @@ def _replayed(facts: Facts) -> Found:
     return SHOWN, f"after each charge the recorded epsilon is what both accountants give ({len(facts.charges)})"
 
 
-def _charged(facts: Facts) -> Found:
-    private = [one for one in facts.releases if any(tensor.protection.private for tensor in one.tensors)]
-    known = {(one.seq, one.hash): one.debit for one in facts.charges}
+def _charged(facts: ReportFacts) -> RuleVerdict:
+    private = [item for item in facts.releases if any(tensor.protection.private for tensor in item.tensors)]
+    debits = {(item.seq, item.hash): item.debit for item in facts.charges}
     for entry in private:
-        named = charge_of(entry)
-        debit = known.get(named) if named else None
+        record = charge_of(entry)
+        debit = debits.get(record) if record else None
         if debit is None or _events(entry) != debit.events:
             return BROKEN, f"entry {entry.seq} left without the charge that it should name"
     if not private:
@@ -142,30 +143,30 @@ def _charged(facts: Facts) -> Found:
 
 
 def _events(entry: Entry) -> tuple[DPEvent, ...]:
-    """Of the charge, as the log has them; none if this version cannot read them."""
+    """The charge's events as the log holds them; none if this version cannot read them."""
     try:
-        return decoded((entry.dp_event or {})["events"])
+        return decode_events((entry.dp_event or {})["events"])
     except (AccountingError, KeyError, TypeError, ValueError):
         return ()
 
 
-def _protected(facts: Facts) -> Found:
+def _protected(facts: ReportFacts) -> RuleVerdict:
     if not facts.is_private:
         return NOT_SHOWN, "the job trained without differential privacy"
     if facts.unprotected:
         return (
             BROKEN,
-            f"{counted(len(facts.unprotected), 'tensor')} that may depend on data left without differential privacy",
+            f"{quantity(len(facts.unprotected), 'tensor')} that may depend on data left without differential privacy",
         )
     return SHOWN, "all that may depend on data left under differential privacy"
 
 
-def _within(facts: Facts) -> Found:
+def _within(facts: ReportFacts) -> RuleVerdict:
     policy = facts.evidence.policy
-    told = [one.charge for one in facts.charges if one.charge]
-    if not told:
+    charges = [charge.charge for charge in facts.charges if charge.charge]
+    if not charges:
         return NOT_SHOWN, "the job was charged nothing"
-    worst, alone = max(one.epsilon_after for one in told), max(one.job_epsilon_after for one in told)
+    worst, alone = max(charge.epsilon_after for charge in charges), max(charge.job_epsilon_after for charge in charges)
     limits = ((worst, policy.limit), (alone, policy.max_epsilon_per_job))
     if any(limit is not None and epsilon > limit for epsilon, limit in limits):
         return BROKEN, "a charge went over a limit of the site's policy as it is now"
@@ -174,33 +175,33 @@ def _within(facts: Facts) -> Found:
     return SHOWN, "every charge stayed within the site's limits"
 
 
-def _sound(facts: Facts) -> Found:
+def _sound(facts: ReportFacts) -> RuleVerdict:
     if not facts.is_private:
         return NOT_SHOWN, "the job adds no noise"
     return (BROKEN, "charges are void: their noise could be repeated") if facts.void else (SHOWN, "no charge is void")
 
 
-def _allowed(facts: Facts) -> Found:
+def _allowed(facts: ReportFacts) -> RuleVerdict:
     policy = facts.evidence.policy
     for entry in facts.releases:
         kinds = {tensor.kind.value for tensor in entry.tensors} - set(policy.kinds)
         if kinds or entry.method not in policy.methods or entry.peer not in policy.recipients:
             return BROKEN, f"entry {entry.seq} left against the policy as it is now"
-    used = facts.every("policy")
-    if set(used) - {_digest(policy)}:
+    digests = facts.every("policy")
+    if set(digests) - {_digest(policy)}:
         return NOT_SHOWN, "the policy has changed since the job ran; what left is allowed by the one of now"
     return SHOWN, "all that left is allowed by the policy whose digest its entries have"
 
 
 def _digest(policy: Policy) -> str:
-    told = policy.model_dump(mode="json", exclude={"epsilon_limit"})
+    policy_json = policy.model_dump(mode="json", exclude={"epsilon_limit"})
     try:
-        return SitePolicy.from_mapping(told).digest()
+        return SitePolicy.from_mapping(policy_json).digest()
     except PolicyError:
         return ""
 
 
-def _in_settings(facts: Facts) -> Found:
+def _in_settings(facts: ReportFacts) -> RuleVerdict:
     run = facts.evidence.run
     if run is None:
         return NOT_SHOWN, "the run's results.json was not given"
@@ -209,17 +210,17 @@ def _in_settings(facts: Facts) -> Found:
     if run.dp is None:
         return SHOWN, "the method of the settings is that of the log, and neither adds noise"
     try:
-        planned = {event.times(1) for event in decoded(cast(list[Record], run.dp["mechanisms"]))}
+        plan = {event.times(1) for event in decode_events(cast(list[Record], run.dp["mechanisms"]))}
     except (AccountingError, KeyError, TypeError, ValueError):
         return NOT_SHOWN, "the settings that were given do not name the job's mechanisms"
-    if not planned.issuperset(event.times(1) for event in facts.replay.events(facts.job)):
+    if not plan.issuperset(event.times(1) for event in facts.replay.events(facts.job)):
         return BROKEN, "the settings that were given have another noise than the ledger charged"
     return SHOWN, "method and mechanisms of the settings are those of log and ledger"
 
 
-def _identified(facts: Facts) -> Found:
-    named = {code.digest for code in facts.codes}
-    if set(facts.every("code_digest")) - named:
+def _identified(facts: ReportFacts) -> RuleVerdict:
+    digests = {code.digest for code in facts.codes}
+    if set(facts.every("code_digest")) - digests:
         return BROKEN, "an entry of the job has the digest of other code than the log names"
     if len(facts.codes) > 1:
         return NOT_SHOWN, "the job was continued with other code"
@@ -229,16 +230,16 @@ def _identified(facts: Facts) -> Found:
     return SHOWN, f"the log names all code that took part; {len(outside)} parts are from outside of this project"
 
 
-def _hidden(facts: Facts) -> Found:
+def _hidden(facts: ReportFacts) -> RuleVerdict:
     if not facts.shared:
         return NOT_SHOWN, "the job aggregates in clear"
     if not facts.evidence.run and not any(facts.sharings.values()):
         return NOT_SHOWN, "no entry and no settings name the sites that computed on shares"
     if len(facts.sites) < 3:
-        return BROKEN, f"{counted(len(facts.sites), 'site')} computed on shares: fewer than three reveal each other"
-    bare = [one.seq for one in facts.releases if any(_is_bare(tensor) for tensor in one.tensors)]
-    if bare:
-        return NOT_SHOWN, f"entry {bare[0]} has tensors of this site's own that were not shared"
+        return BROKEN, f"{quantity(len(facts.sites), 'site')} computed on shares: fewer than three reveal each other"
+    unshared = [entry.seq for entry in facts.releases if any(_is_bare(tensor) for tensor in entry.tensors)]
+    if unshared:
+        return NOT_SHOWN, f"entry {unshared[0]} has tensors of this site's own that were not shared"
     return SHOWN, f"{len(facts.sites)} sites; of this site's contributions only shares and masked values left"
 
 
@@ -247,24 +248,24 @@ def _is_bare(tensor: TensorRecord) -> bool:
     return tensor.kind is not Kind.PUBLIC and not tensor.protection.masked
 
 
-def _attacked(facts: Facts) -> Found:
-    found = empirical(facts)
-    if not found.attacked:
+def _attacked(facts: ReportFacts) -> RuleVerdict:
+    figures = empirical(facts)
+    if not figures.attacked:
         return NOT_SHOWN, "no attack was given"
-    if found.refuted:
+    if figures.refuted:
         return BROKEN, "an attack refutes the claimed epsilon"
-    if found.refuted is None or not found.same_settings:
+    if figures.refuted is None or not figures.same_settings:
         return NOT_SHOWN, "the attacked job is not shown to have this job's settings, or claimed no epsilon"
-    return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(found.attacks)}"
+    return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(figures.attacks)}"
 
 
-def _de_identified(facts: Facts) -> Found:
+def _de_identified(facts: ReportFacts) -> RuleVerdict:
     if facts.evidence.ingested is None:
         return NOT_SHOWN, "the data are not shown to have been ingested with this tool"
     return SHOWN, "the data come from a store that was de-identified as section I says"
 
 
-_RULES: tuple[tuple[str, str, str, Callable[[Facts], Found]], ...] = (
+_RULES: tuple[tuple[str, str, str, Callable[[ReportFacts], RuleVerdict]], ...] = (
     ("log", "Every quoted entry is in the log that the site signed.", "H", _proven),
     ("all of it", "No entry of the job is left out.", "H", _complete),
     ("witnessed", "Others have cosigned the log over every release.", "H", _witnessed),

@@ -14,17 +14,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from audits import AuditError, Judgement, NoteError, Part, State, VerifierKey, opened, origin_of, subjects
+from audits import AuditError, Judgement, NoteError, VerdictPart, VerifierKey, origin_of
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.entry import parse_any
+from audits.envelope import open_envelope, subjects
+from audits.judgement import BROKEN, NOT_COMPARED, NOT_SHOWN, SHOWN
 from audits.log_files import lines_from
-from audits.plurals import counted
+from audits.plurals import quantity
 from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import read_export
 from privacy.report.build import sections_of
-from privacy.report.facts import Facts, NewerReport, ReportError
+from privacy.report.facts import NewerReport, ReportError, ReportFacts
 from privacy.report.model_conduct import Report, Sections
 from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
 from privacy.report.wording import differences, figures_of
@@ -42,7 +44,7 @@ def verify_report(
     withdrawn: Path | None = None,
     code_digest: str = "",
 ) -> Judgement:
-    """What is shown of a report, and what is not.
+    """Judges a report: what it shows and what it does not.
 
     `path`: its folder, or its JSON in the folder of the others. `key`: the site's, where it is known for sure.
     `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
@@ -51,23 +53,23 @@ def verify_report(
 
     Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
     """
-    listed = withdrawals(withdrawn)
+    listing = withdrawals(withdrawn)
     folder = path if path.is_dir() else path.parent
-    said = _read(folder / JSON if path.is_dir() else path)
+    content = _read(folder / JSON if path.is_dir() else path)
     try:
-        report = read_report(said)
+        report = read_report(content)
     except NewerReport as error:
-        newer = Part("schema", State.NOT_SHOWN, str(error))
-        return Judgement((newer, *_signature(None, said, key, folder), *_withdrawn_tool(said, listed)))
+        newer = VerdictPart("schema", NOT_SHOWN, str(error))
+        return Judgement((newer, *_signature(None, content, key, folder), *_tool_withdrawal(content, listing)))
     except ReportError as error:
-        return Judgement((Part("schema", State.BROKEN, str(error)), *_withdrawn_tool(said, listed)))
+        return Judgement((VerdictPart("schema", BROKEN, str(error)), *_tool_withdrawal(content, listing)))
     parts = (
-        Part("schema", State.SHOWN, "the report is one that this version reads, and written as such"),
+        VerdictPart("schema", SHOWN, "the report is one that this version reads, and written as such"),
         _key(report, key, log),
-        *_signature(report, said, key, folder),
+        *_signature(report, content, key, folder),
         _proofs(report),
         *_figures(report, code_digest),
-        _code(report, listed),
+        _code(report, listing),
         *((_log(report, log),) if log else ()),
         *((_ledger(report, ledger),) if ledger else ()),
         _complete(report, log),
@@ -83,36 +85,38 @@ def _read(path: Path) -> bytes:
         raise ReportError(f"there is no report to read here ({error.strerror})") from None
 
 
-def _key(report: Report, key: VerifierKey | None, log: Path | None) -> Part:
-    known = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
-    if known is None:
-        return Part("key", State.NOT_SHOWN, "whose key it is: give the one that you have from the site (--key)")
-    if str(known) != report.evidence.log.key:
-        return Part("key", State.BROKEN, "the report is signed with another key than the site's")
-    return Part("key", State.SHOWN, "the report is about the log of the key that was given")
+def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
+    site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
+    if site_key is None:
+        return VerdictPart("key", NOT_SHOWN, "pass --key with the key that the site gave you; this key is the report's")
+    if str(site_key) != report.evidence.log.key:
+        return VerdictPart("key", BROKEN, "the report is signed with another key than the site's")
+    return VerdictPart("key", SHOWN, "the report is about the log of the key that was given")
 
 
-def _signature(report: Report | None, said: bytes, key: VerifierKey | None, folder: Path) -> Iterator[Part]:
+def _signature(report: Report | None, content: bytes, key: VerifierKey | None, folder: Path) -> Iterator[VerdictPart]:
     try:
         envelope = read_bounded(folder / ENVELOPE, MAX_DOCUMENT)
     except FileNotFoundError:
-        yield Part("signature", State.NOT_SHOWN, f"who signed it: there is no {ENVELOPE} beside it")
+        yield VerdictPart("signature", NOT_SHOWN, f"who signed it: there is no {ENVELOPE} beside it")
         return
     except OSError as error:
-        yield Part("signature", State.BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
+        yield VerdictPart("signature", BROKEN, f"{ENVELOPE} cannot be read ({error.strerror})")
         return
     try:
-        told = opened(envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(said)))
+        signed = open_envelope(
+            envelope, key or VerifierKey.parse(report.evidence.log.key if report else _key_in(content))
+        )
     except NoteError as error:
-        yield Part("signature", State.BROKEN, str(error))
+        yield VerdictPart("signature", BROKEN, str(error))
         return
-    digests, about = subjects(told), (told.get("predicateType"), told["predicate"])
+    digests, about = subjects(signed), (signed.get("predicateType"), signed["predicate"])
     same = report is None or about == (PREDICATE, predicate(report))
-    if digests.get(JSON) != sha256(said).hexdigest() or not same:
-        yield Part("signature", State.BROKEN, "what was signed is another report: this one was edited")
+    if digests.get(JSON) != sha256(content).hexdigest() or not same:
+        yield VerdictPart("signature", BROKEN, "what was signed is another report: this one was edited")
         return
-    yield Part("signature", State.SHOWN, "the site's key has signed exactly these bytes")
-    yield _drawn(digests, folder)
+    yield VerdictPart("signature", SHOWN, "the site's key has signed exactly these bytes")
+    yield _pages(digests, folder)
 
 
 def _key_in(content: bytes) -> str:
@@ -123,167 +127,177 @@ def _key_in(content: bytes) -> str:
         return ""
 
 
-def _drawn(digests: Mapping[str, str], folder: Path) -> Part:
+def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
     """The pages that were drawn from the report."""
     if digests.keys() - {JSON, HTML, PDF}:
-        return Part("pages", State.BROKEN, "what was signed names files that no report has")
-    missing = [name for name in digests if name != JSON and not (folder / name).is_file()]
-    for name in digests.keys() - {JSON, *missing}:
+        return VerdictPart("pages", BROKEN, "what was signed names files that no report has")
+    absent = [name for name in digests if name != JSON and not (folder / name).is_file()]
+    for name in digests.keys() - {JSON, *absent}:
         if _digest(folder / name) != digests[name]:
-            return Part("pages", State.BROKEN, "a page is not the one that was signed: it was edited")
-    if missing:
-        return Part("pages", State.NOT_SHOWN, f"{', '.join(sorted(missing))}: signed, and not here")
+            return VerdictPart("pages", BROKEN, "a page is not the one that was signed: it was edited")
+    if absent:
+        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
-        return Part("pages", State.BROKEN, f"{', '.join(unsigned)} was never signed")
-    return Part("pages", State.SHOWN, f"{counted(len(digests) - 1, 'page')}: as signed with the report")
+        return VerdictPart("pages", BROKEN, f"{', '.join(unsigned)} was never signed")
+    return VerdictPart("pages", SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
 
 
 def _digest(page: Path) -> str:
-    """Of a page; empty if it cannot be read as one."""
+    """The SHA-256 of a page; empty if the page cannot be read."""
     try:
         return sha256(read_bounded(page, MAX_DOCUMENT)).hexdigest()
     except OSError:
         return ""
 
 
-def _proofs(report: Report) -> Part:
+def _proofs(report: Report) -> VerdictPart:
     try:
-        facts = Facts.of(report.evidence)
+        facts = ReportFacts.of(report.evidence)
     except NewerReport as error:
-        return Part("proofs", State.NOT_SHOWN, str(error))
+        return VerdictPart("proofs", NOT_SHOWN, str(error))
     except ReportError as error:
-        return Part("proofs", State.BROKEN, str(error))
-    held = facts.held
-    said = f"{counted(len(facts.entries), 'entry', 'entries')} of the log and "
-    said += f"{counted(len(report.evidence.ledger), 'record')} of the ledger hold"
-    if not held.cosigners:
-        return Part("proofs", State.SHOWN, f"{said}; no other party cosigned the log")
-    parties = counted(len(held.cosigners), "other party", "other parties")
-    return Part("proofs", State.SHOWN, f"{said}; {parties} cosigned {counted(held.cosigned, 'entry', 'entries')}")
+        return VerdictPart("proofs", BROKEN, str(error))
+    excerpt = facts.excerpt
+    text = f"{quantity(len(facts.entries), 'entry', 'entries')} of the log and "
+    text += f"{quantity(len(report.evidence.ledger), 'record')} of the ledger hold"
+    if not excerpt.cosigners:
+        return VerdictPart("proofs", SHOWN, f"{text}; no other party cosigned the log")
+    parties = quantity(len(excerpt.cosigners), "other party", "other parties")
+    return VerdictPart("proofs", SHOWN, f"{text}; {parties} cosigned {quantity(excerpt.cosigned, 'entry', 'entries')}")
 
 
-def _figures(report: Report, code_digest: str) -> Iterator[Part]:
+def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
     try:
-        made = sections_of(report.evidence)
+        fresh = sections_of(report.evidence)
     except NewerReport as error:
-        yield Part("figures", State.NOT_SHOWN, str(error))
+        yield VerdictPart("figures", NOT_SHOWN, str(error))
         return
     except (PrivacyError, AuditError):
-        yield Part("figures", State.BROKEN, "no report can be made of the evidence that is quoted")
+        yield VerdictPart("figures", BROKEN, "no report can be made of the evidence that is quoted")
         return
-    where = next(differences(figures_of(report.sections), figures_of(made, whole=True), ""), None)
-    deltas = made.accounting.delta, *(one.delta for one in made.accounting.charges)
+    where = next(differences(figures_of(report.sections), figures_of(fresh, whole=True), ""), None)
+    deltas = fresh.accounting.delta, *(charge.delta for charge in fresh.accounting.charges)
     if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
-        said = f"{where} cannot be recomputed at so small a delta without Opacus: install medfedvqa[train] to verify it"
-        yield Part("figures", State.NOT_SHOWN, said)
+        text = f"{where} cannot be fresh at so small a delta without Opacus: install medfedvqa[train] to verify it"
+        yield VerdictPart("figures", NOT_SHOWN, text)
         return
     if where:
         by = f"medfedvqa {report.evidence.tool.version} wrote it"
-        yield Part("figures", State.BROKEN, f"{where} is not what this version makes of the evidence ({by})")
+        yield VerdictPart("figures", BROKEN, f"{where} is not what this version makes of the evidence ({by})")
     else:
-        yield Part("figures", State.SHOWN, "all figures follow from what is quoted, by both accountants")
-    yield _wording(report, made, code_digest)
+        yield VerdictPart("figures", SHOWN, "all figures follow from what is quoted, by both accountants")
+    yield _wording(report, fresh, code_digest)
 
 
-def _wording(report: Report, made: Sections, code_digest: str) -> Part:
+def _wording(report: Report, fresh: Sections, code_digest: str) -> VerdictPart:
     """Sentences and titles, of which no figure depends."""
     if report.evidence.tool.code_digest != code_digest:
-        said = "other code than this made the sentences: no figure depends on them, and the signature covers them"
-        return Part("wording", State.NOT_COMPARED, said)
-    told = report.sections.model_dump(mode="json", exclude_unset=True)
-    if where := next(differences(told, made.model_dump(mode="json"), ""), None):
-        return Part("wording", State.BROKEN, f"{where} is not what the code that made the report writes: it was edited")
-    return Part("wording", State.SHOWN, "all sentences are those that this code writes")
+        text = "other code wrote the sentences: no figure depends on them, and the signature covers them"
+        return VerdictPart("wording", NOT_COMPARED, text)
+    sections = report.sections.model_dump(mode="json", exclude_unset=True)
+    if where := next(differences(sections, fresh.model_dump(mode="json"), ""), None):
+        return VerdictPart(
+            "wording", BROKEN, f"{where} is not what the code that made the report writes: it was edited"
+        )
+    return VerdictPart("wording", SHOWN, "all sentences are those that this code writes")
 
 
-def _code(report: Report, listed: Sequence[Withdrawal]) -> Part:
+def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
     """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
     if not report.sections.claim.made:
-        return Part(CODE, State.SHOWN, "the report claims no epsilon that could be withdrawn")
-    quoted = [one.record for one in report.evidence.log.entries if one.record.get("job") == report.evidence.job]
+        return VerdictPart(CODE, SHOWN, "the report claims no epsilon that could be withdrawn")
+    records = [
+        record.record for record in report.evidence.log.entries if record.record.get("job") == report.evidence.job
+    ]
     try:
-        parts = [identities(one.get("code_version"), one.get("code_digest"), one.get("code")) for one in quoted]
+        parts = [
+            identities(record.get("code_version"), record.get("code_digest"), record.get("code")) for record in records
+        ]
         ran = [identity for names in parts for identity in names]
     except AuditError:
-        return Part(CODE, State.NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably")
+        return VerdictPart(CODE, NOT_SHOWN, "which code ran the job: an entry that is quoted does not name it readably")
     tool = report.evidence.tool
-    if found := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listed):
-        return _withdrawn(found)
+    if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listing):
+        return _withdrawal_part(withdrawal)
     if not any(code.version for code in ran):
-        return Part(CODE, State.NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
-    return Part(CODE, State.SHOWN, "no version that ran the job or made the report is withdrawn")
+        return VerdictPart(CODE, NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
+    return VerdictPart(CODE, SHOWN, "no version that ran the job or made the report is withdrawn")
 
 
-def _withdrawn(found: Withdrawal) -> Part:
-    return Part(CODE, State.NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {found.sentence}")
+def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
+    return VerdictPart(
+        CODE, NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {withdrawal.sentence}"
+    )
 
 
-def _withdrawn_tool(said: bytes, listed: Sequence[Withdrawal]) -> Iterator[Part]:
-    """Of a report of another version: whether the version that it says made it is withdrawn."""
+def _tool_withdrawal(content: bytes, listing: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
+    """A part if a report of another version names a withdrawn version as its maker."""
     try:
-        tool = json.loads(said)["evidence"]["tool"]
-        found = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listed)
+        tool = json.loads(content)["evidence"]["tool"]
+        withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listing)
     except (ValueError, KeyError, TypeError, RecursionError):
         return
-    if found:
-        yield _withdrawn(found)
+    if withdrawal:
+        yield _withdrawal_part(withdrawal)
 
 
-def _log(report: Report, folder: Path) -> Part:
+def _log(report: Report, folder: Path) -> VerdictPart:
     """The log itself: it has what is quoted, and nothing of the job that is not."""
     log, size = report.evidence.log, report.sections.identity.log_entries
     try:
-        quoted, newer = {one.record["seq"]: one.record["leaf_hash"] for one in log.entries}, False
+        hashes, newer = ({item.record["seq"]: item.record["leaf_hash"] for item in log.entries}, False)
         for line in islice(lines_from(folder, log.first), size - log.first):
             record, unknown = parse_any(line)
             newer = newer or unknown
-            known = quoted.pop(record["seq"], None)
-            if known != record["leaf_hash"] and (known or record.get("job") == report.evidence.job):
-                said = "the log has another entry, or one of the job that the report leaves out"
-                return Part("log", State.BROKEN, said, record["seq"])
+            quoted_hash = hashes.pop(record["seq"], None)
+            if quoted_hash != record["leaf_hash"] and (quoted_hash or record.get("job") == report.evidence.job):
+                text = "the log has another entry, or one of the job that the report leaves out"
+                return VerdictPart("log", BROKEN, text, record["seq"])
     except (AuditError, OSError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        return Part("log", State.BROKEN, f"the log does not have the entries that are quoted: {told}")
+        cause = error.strerror if isinstance(error, OSError) else error
+        return VerdictPart("log", BROKEN, f"the log does not have the entries that are quoted: {cause}")
     except (KeyError, TypeError, ValueError, OverflowError):
-        return Part("log", State.BROKEN, "what is quoted of the log are no entries of one")
-    if quoted:
-        return Part("log", State.BROKEN, "the log lacks entries that are quoted")
+        return VerdictPart("log", BROKEN, "what is quoted of the log are no entries of one")
+    if hashes:
+        return VerdictPart("log", BROKEN, "the log lacks entries that are quoted")
     if newer:
-        return Part("log", State.NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
-    return Part("log", State.SHOWN, "the log has what is quoted, and no more of the job under that checkpoint")
+        return VerdictPart("log", NOT_SHOWN, "the log has what is quoted, and entries of a newer version")
+    return VerdictPart("log", SHOWN, "the log has what is quoted, and no more of the job under that checkpoint")
 
 
-def _ledger(report: Report, export: Path) -> Part:
+def _ledger(report: Report, export: Path) -> VerdictPart:
     try:
         rows = read_export(export)
     except PrivacyError as error:
-        return Part("ledger", State.BROKEN, str(error))
+        return VerdictPart("ledger", BROKEN, str(error))
     if [row.hash for row in rows[: len(report.evidence.ledger)]] != [row.hash for row in report.evidence.ledger]:
-        return Part("ledger", State.BROKEN, "the ledger that was given is not the one that is quoted")
-    return Part("ledger", State.SHOWN, "the ledger that was given begins with the records that are quoted")
+        return VerdictPart("ledger", BROKEN, "the ledger that was given is not the one that is quoted")
+    return VerdictPart("ledger", SHOWN, "the ledger that was given begins with the records that are quoted")
 
 
-def _complete(report: Report, log: Path | None) -> Part:
+def _complete(report: Report, log: Path | None) -> VerdictPart:
     proofs = report.sections.egress.proofs
     if proofs.expired:
-        said = f"{counted(proofs.expired, 'entry', 'entries')} of the log expired"
-        return Part("all of it", State.NOT_SHOWN, said)
+        text = f"{quantity(proofs.expired, 'entry', 'entries')} of the log expired"
+        return VerdictPart("all of it", NOT_SHOWN, text)
     if proofs.not_quoted and not log:
-        left_out = counted(proofs.not_quoted, "entry", "entries")
-        said = f"{left_out} of other jobs not quoted: give the log to rule out others (--log)"
-        return Part("all of it", State.NOT_SHOWN, said)
-    return Part("all of it", State.SHOWN, "no entry of the job is left out")
+        omitted = quantity(proofs.not_quoted, "entry", "entries")
+        text = f"{omitted} of other jobs not quoted: give the log to rule out others (--log)"
+        return VerdictPart("all of it", NOT_SHOWN, text)
+    return VerdictPart("all of it", SHOWN, "no entry of the job is left out")
 
 
-def _rules(report: Report) -> Part:
-    broken = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
-    if broken:
-        return Part("rules", State.BROKEN, f"the report itself says that rules were broken: {', '.join(broken)}")
-    return Part("rules", State.SHOWN, "no rule is reported broken; section L has what is not shown")
+def _rules(report: Report) -> VerdictPart:
+    broken_rules = [rule.rule for rule in report.sections.verdicts.rules if rule.state == "broken"]
+    if broken_rules:
+        return VerdictPart("rules", BROKEN, f"the report states broken rules: {', '.join(broken_rules)}")
+    return VerdictPart("rules", SHOWN, "no rule is reported broken; section L has what is not shown")
 
 
 def as_record(judgement: Judgement) -> dict[str, Any]:
-    """As plain JSON."""
-    parts = [{"name": one.name, "state": one.state, "said": one.said, "entry": one.entry} for one in judgement.parts]
-    told: dict[str, Any] = json.loads(json.dumps({"state": judgement.state, "parts": parts}))
-    return told
+    """The judgement as plain JSON."""
+    parts = [
+        {"name": part.name, "state": part.state, "said": part.said, "entry": part.entry} for part in judgement.parts
+    ]
+    record: dict[str, Any] = json.loads(json.dumps({"state": judgement.state, "parts": parts}))
+    return record

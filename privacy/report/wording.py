@@ -37,24 +37,24 @@ def _plain(value: Any, whole: bool) -> Any:
     if isinstance(value, BaseModel):
         return figures_of(value, whole)
     if isinstance(value, tuple | list):
-        return [_plain(one, whole) for one in value]
+        return [_plain(item, whole) for item in value]
     return value
 
 
-def differences(one: Any, other: Any, where: str) -> Iterator[str]:
+def differences(first: Any, second: Any, where: str) -> Iterator[str]:
     """Where plain JSON says something else than another, floats by more than machines differ by.
 
     What only the other says is no difference: reports that earlier versions wrote lack what was added since.
     """
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         yield where
-    elif isinstance(one, dict):
-        for name in one:
-            yield from differences(one[name], other.get(name), f"{where}.{name}".lstrip("."))
-    elif isinstance(one, list):
-        if len(one) != len(other):
+    elif isinstance(first, dict):
+        for name in first:
+            yield from differences(first[name], second.get(name), f"{where}.{name}".lstrip("."))
+    elif isinstance(first, list):
+        if len(first) != len(second):
             yield where
-        for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        for index, (mine, theirs) in enumerate(zip(first, second, strict=False)):
             yield from differences(mine, theirs, f"{where}[{index}]")
-    elif not same(one, other) if isinstance(one, float) else one != other:
+    elif not same(first, second) if isinstance(first, float) else first != second:
         yield where

@@ -4,7 +4,7 @@ What is computed is in `privacy.secagg.protocol`; importing that module imports 
 changes it for the whole process, see `privacy.secagg.crypten_runtime`. The rest, here, costs nothing.
 """
 
-from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Link, Relay, Session, connect
+from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Relay, SecureLink, Session, connect
 from privacy.secagg.errors import (
     MINIMUM,
     EquivocationError,
@@ -14,7 +14,7 @@ from privacy.secagg.errors import (
     SiteError,
 )
 from privacy.secagg.group import Group
-from privacy.secagg.layout import Layout
+from privacy.secagg.layout import TensorLayout
 
 __all__ = [
     "MINIMUM",
@@ -23,8 +23,8 @@ __all__ = [
     "Handshake",
     "Identity",
     "InProcessRelay",
-    "Layout",
-    "Link",
+    "TensorLayout",
+    "SecureLink",
     "MisdealtError",
     "RangeError",
     "Relay",

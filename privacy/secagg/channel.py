@@ -133,8 +133,8 @@ class Session:
 class Handshake:
     """One end of the key agreement between two sites for one job: send `hello`, then `finish` with the peer's."""
 
-    def __init__(self, identity: Identity, job: str, me: str, peer: str, pinned: str) -> None:
-        self._identity, self._job, self._me, self._peer, self._pinned = identity, job, me, peer, pinned
+    def __init__(self, identity: Identity, job: str, me: str, peer: str, fingerprint: str) -> None:
+        self._identity, self._job, self._me, self._peer, self._pinned = identity, job, me, peer, fingerprint
         self._ephemeral = X25519PrivateKey.generate()
         self.hello = identity.public + self._ephemeral.public_key().public_bytes_raw()
 
@@ -147,23 +147,25 @@ class Handshake:
         if len(hello) != 2 * KEY_BYTES or hashlib.sha256(static).hexdigest() != self._pinned:
             raise SiteError(self._peer, "shows a key whose fingerprint is not the pinned one: compare them by phone")
         try:
-            shared = self._agree(static, ephemeral)
+            exchanged = self._agree(static, ephemeral)
         except ValueError:
             raise SiteError(self._peer, "sent a degenerate key: leave it out until it is repaired") from None
         ends = sorted([(self._me.encode(), self.hello), (self._peer.encode(), hello)])
         transcript = hashlib.sha256(joined(_PROTOCOL, self._job.encode(), *ends[0], *ends[1])).digest()
-        secret = HKDF(SHA256(), KEY_BYTES, transcript, _PROTOCOL).derive(shared)
+        secret = HKDF(SHA256(), KEY_BYTES, transcript, _PROTOCOL).derive(exchanged)
         return Session(secret, self._job, self._me, self._peer)
 
     def _agree(self, static: bytes, ephemeral: bytes) -> bytes:
         """ee, the two crossed agreements in the order of the sites' names, ss. Raises `ValueError` for a zero one."""
         keys = [X25519PublicKey.from_public_bytes(raw) for raw in (ephemeral, static)]
-        (ee, es), (se, ss) = [[own.exchange(key) for key in keys] for own in (self._ephemeral, self._identity.private)]
+        (ee, es), (se, ss) = [
+            [own_key.exchange(key) for key in keys] for own_key in (self._ephemeral, self._identity.private)
+        ]
         return b"".join([ee, es, se, ss] if self._me < self._peer else [ee, se, es, ss])
 
 
 @dataclass(frozen=True)
-class Link:
+class SecureLink:
     """A session over a relay."""
 
     session: Session
@@ -186,27 +188,27 @@ def connect(
     identity: Identity,
     job: str,
     me: str,
-    pinned: Mapping[str, str],
+    fingerprints: Mapping[str, str],
     relay: Relay,
     timeout: float,
-    told: bytes = b"",
-) -> dict[str, Link]:
+    context: bytes = b"",
+) -> dict[str, SecureLink]:
     """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint, and that the
     server told it the same as this site.
 
-    `job` names job, round and attempt: another attempt has other keys. `timeout` in seconds, for each message. `told`:
-    all that the server told this site of the attempt, in an encoding that is equal at all sites.
+    `job` names job, round and attempt: another attempt has other keys. `timeout`: seconds for each message.
+    `context`: all that the server told this site of the attempt, in an encoding that is equal at all sites.
     Raises `SiteError` naming the peer that is silent or not who it should be, and `EquivocationError` if a genuine
     message of a peer shows that it was told something else; nothing was sent before that depends on data.
     """
-    handshakes = {peer: Handshake(identity, job, me, peer, fingerprint) for peer, fingerprint in pinned.items()}
+    handshakes = {peer: Handshake(identity, job, me, peer, fingerprint) for peer, fingerprint in fingerprints.items()}
     for peer, handshake in handshakes.items():
         relay.send(peer, handshake.hello)
     links = {
-        peer: Link(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
+        peer: SecureLink(handshake.finish(_received(relay, peer, timeout)), relay, timeout)
         for peer, handshake in handshakes.items()
     }
-    confirmation = _CONFIRMATION + hashlib.sha256(told).digest()
+    confirmation = _CONFIRMATION + hashlib.sha256(context).digest()
     for link in links.values():
         link.send(confirmation)
     for peer, link in links.items():

@@ -54,31 +54,31 @@ class Beacon:
     value: bytes
 
     @classmethod
-    def open(cls, own: Nonce, commitments: Mapping[str, bytes], opened: Mapping[str, bytes]) -> "Beacon":
+    def open(cls, nonce: Nonce, commitments: Mapping[str, bytes], nonces: Mapping[str, bytes]) -> "Beacon":
         """The beacon as a site checks it: `commitments` are those that it saw before it opened its own, by site.
 
         Raises `SiteError` naming the site whose nonce does not fit its commitment, or is missing, and
         `SecureAggregationError` if this site's own part is missing or changed, or sites were added.
         """
-        if commitments.get(own.site) != own.commitment or opened.get(own.site) != own.value:
+        if commitments.get(nonce.site) != nonce.commitment or nonces.get(nonce.site) != nonce.value:
             raise SecureAggregationError("the draw leaves out this site's own nonce: refuse the job")
-        return cls.of(own.job, commitments, opened)
+        return cls.of(nonce.job, commitments, nonces)
 
     @classmethod
-    def of(cls, job: str, commitments: Mapping[str, bytes], opened: Mapping[str, bytes]) -> "Beacon":
+    def of(cls, job: str, commitments: Mapping[str, bytes], nonces: Mapping[str, bytes]) -> "Beacon":
         """The beacon as anybody checks it who has no nonce in it. Raises as `open` does."""
-        if added := sorted(opened.keys() - commitments.keys()):
+        if strangers := sorted(nonces.keys() - commitments.keys()):
             raise SecureAggregationError(
-                f"the draw has nonces of sites that did not commit ({', '.join(added)}): refuse the job"
+                f"the draw has nonces of sites that did not commit ({', '.join(strangers)}): refuse the job"
             )
         sites = tuple(sorted(commitments))
         for site in sites:
-            if site not in opened:
+            if site not in nonces:
                 raise SiteError(site, "committed to a nonce and did not open it: the draw is void, refuse the job")
-            nonce = Nonce(job, site, opened[site])
+            nonce = Nonce(job, site, nonces[site])
             if len(nonce.value) != NONCE_BYTES or not hmac.compare_digest(nonce.commitment, commitments[site]):
                 raise SiteError(site, "opened another nonce than it committed to: the draw is void, refuse the job")
-        parts = [part for site in sites for part in (site.encode(), opened[site])]
+        parts = [part for site in sites for part in (site.encode(), nonces[site])]
         return cls(sites, _digest(b"beacon", job.encode(), *parts))
 
     def committee(self, round: int, size: int, left_out: Collection[str] = ()) -> tuple[str, ...]:
@@ -108,9 +108,9 @@ def colluding(sites: int, colluders: int, members: int, enough: int, left_out: i
     first = min(members + left_out, sites)
     if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or min(left_out, rounds - 1) < 0:
         raise SecureAggregationError("a committee and the colluders are each a part of the sites: check the numbers")
-    found = range(enough, min(first, colluders) + 1)
-    drawn = (math.comb(colluders, k) * math.comb(sites - colluders, first - k) for k in found)
-    once = sum(drawn) / math.comb(sites, first)
+    counts = range(enough, min(first, colluders) + 1)
+    draws = (math.comb(colluders, k) * math.comb(sites - colluders, first - k) for k in counts)
+    once = sum(draws) / math.comb(sites, first)
     # As 1 - (1 - once) ** rounds, also where once is below the resolution of 1.
     return 1.0 if once >= 1 else -math.expm1(rounds * math.log1p(-once))
 

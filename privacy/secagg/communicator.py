@@ -29,7 +29,7 @@ class Peer(Wire, Protocol):
 
 
 @dataclass
-class Metered:
+class MeteredWire:
     """A way to a peer that counts what is sent."""
 
     link: Peer
@@ -89,8 +89,8 @@ class LinkCommunicator:
 
     def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """A tensor of the shape of the one that is given, which stays as it is."""
-        received = np.frombuffer(bytearray(self._receive(src, 8 * tensor.numel())), dtype="<i8")
-        return torch.from_numpy(received.reshape(tensor.shape))
+        values = np.frombuffer(bytearray(self._receive(src, 8 * tensor.numel())), dtype="<i8")
+        return torch.from_numpy(values.reshape(tensor.shape))
 
     def isend(self, tensor: torch.Tensor, dst: int) -> _Request:
         self.send(tensor, dst)
@@ -106,9 +106,9 @@ class LinkCommunicator:
 
     def send_obj(self, obj: Any, dst: int) -> None:
         """Plain JSON: nothing that a peer sends is ever unpickled."""
-        encoded = json.dumps(obj).encode()
-        self._send(dst, len(encoded).to_bytes(8, "big"))
-        self._send(dst, encoded)
+        content = json.dumps(obj).encode()
+        self._send(dst, len(content).to_bytes(8, "big"))
+        self._send(dst, content)
 
     def recv_obj(self, src: int) -> Any:
         return json.loads(self._receive(src, int.from_bytes(self._receive(src, 8), "big")))
@@ -137,8 +137,8 @@ class LinkCommunicator:
 
     def reduce(self, input: Any, dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, batched: bool = False) -> Any:
         def one(tensor: torch.Tensor) -> torch.Tensor | None:
-            gathered = self.gather(tensor, dst)
-            return _reduced(gathered, op) if self.rank == dst else None
+            tensors = self.gather(tensor, dst)
+            return _reduced(tensors, op) if self.rank == dst else None
 
         return _batch(one, input, batched)
 
@@ -163,8 +163,8 @@ class LinkCommunicator:
         self, scatter_list: list[torch.Tensor], src: int, size: Any = None, device: None = None
     ) -> torch.Tensor:
         if self.rank != src:
-            expected = scatter_list[self.rank].shape if size is None else size
-            return self.recv(torch.empty(expected, dtype=torch.int64), src)
+            shape = scatter_list[self.rank].shape if size is None else size
+            return self.recv(torch.empty(shape, dtype=torch.int64), src)
         for peer in self._wires:
             self.send(scatter_list[peer], peer)
         return scatter_list[self.rank]
@@ -210,12 +210,12 @@ def _reduced(tensors: list[Any], op: ReduceOp.RedOpType) -> torch.Tensor:
     return total
 
 
-def _batch(one: Callable[[torch.Tensor], Any], input: Any, batched: bool) -> Any:
+def _batch(apply: Callable[[torch.Tensor], Any], input: Any, batched: bool) -> Any:
     """Several tensors travel as one, so a batch is one exchange whatever its length."""
     if not batched:
-        return one(input)
-    done = one(torch.cat([tensor.reshape(-1) for tensor in input]))
-    if done is None:
+        return apply(input)
+    result = apply(torch.cat([tensor.reshape(-1) for tensor in input]))
+    if result is None:
         return None
-    parts = done.split([tensor.numel() for tensor in input])
+    parts = result.split([tensor.numel() for tensor in input])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, input, strict=True)]

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from privacy.secagg.crypten_runtime import Party
-from privacy.secagg.masked_opening import MIDDLE, Opening
+from privacy.secagg.masked_opening import MIDDLE, MaskedOpening
 from privacy.secagg.ring import Ring
 
 CHUNKS = 5
@@ -31,21 +31,21 @@ _ONE, _TOP = np.uint64(1), np.uint64(63)
 _SHIFTS = np.array([63 - 6 * (chunk + 1) for chunk in range(CHUNKS)], np.uint64)
 
 
-def below(party: Party, *questions: tuple[Opening, Ring]) -> list[Ring]:
+def below(party: Party, *questions: tuple[MaskedOpening, Ring]) -> list[Ring]:
     """For each opening [...] and its limits [limits], shares of 1 or 0, [..., limits]; one exchange for all.
 
     Right where secret and limit differ by 2^33 to 2^63 - 2^33.
     """
-    asked = [_Asked(party, opening, limits) for opening, limits in questions]
-    opened = party.open_bits(np.concatenate([each.hidden.reshape(-1) for each in asked]))
-    parts = np.split(opened, np.cumsum([each.hidden.size for each in asked])[:-1])
-    return [each.answer(part.reshape(each.hidden.shape)) for each, part in zip(asked, parts, strict=True)]
+    comparisons = [_Comparison(party, opening, limits) for opening, limits in questions]
+    bits = party.open_bits(np.concatenate([each.hidden.reshape(-1) for each in comparisons]))
+    parts = np.split(bits, np.cumsum([each.hidden.size for each in comparisons])[:-1])
+    return [each.answer(part.reshape(each.hidden.shape)) for each, part in zip(comparisons, parts, strict=True)]
 
 
-class _Asked:
+class _Comparison:
     """One question between its steps 1 and 3."""
 
-    def __init__(self, party: Party, opening: Opening, limits: Ring) -> None:
+    def __init__(self, party: Party, opening: MaskedOpening, limits: Ring) -> None:
         self._party, self._r = party, opening.r
         self._public = (opening.value - MIDDLE)[..., None] - limits
         tables = party.tuples.dependent(self._tables, (2, CHUNKS, *self._r.shape), binary=True)
@@ -59,19 +59,19 @@ class _Asked:
 
     def _tables(self) -> Ring:
         """[equal or less, chunks, ...]: bit v says what a public chunk of value v is to r's chunk."""
-        chosen = _ONE << _chunks(self._r)
-        return np.stack([chosen, chosen - _ONE])
+        digits = _ONE << _chunks(self._r)
+        return np.stack([digits, digits - _ONE])
 
-    def answer(self, opened: Ring) -> Ring:
+    def answer(self, word: Ring) -> Ring:
         """Shares of the exclusive or of borrow and both top bits."""
         tuples, party = self._party.tuples, self._party
         r_top = tuples.dependent(lambda: self._r >> _TOP, self._r.shape)
         # A borrow changes 0 to 1 or 1 to 0: it is dealt times 1 - 2 r_top, and added to r_top.
-        answer = np.broadcast_to(r_top[..., None], opened.shape).copy()
+        answer = np.broadcast_to(r_top[..., None], word.shape).copy()
         for chunk in range(CHUNKS):
             size = 1 << (chunk + 1)
-            hot = tuples.dependent(partial(self._hot, chunk), (size, *opened.shape))
-            answer += np.take_along_axis(hot, _place(opened, chunk).astype(np.int64)[None], axis=0)[0]
+            hot = tuples.dependent(partial(self._hot, chunk), (size, *word.shape))
+            answer += np.take_along_axis(hot, _place(word, chunk).astype(np.int64)[None], axis=0)[0]
         top = self._public >> _TOP
         return party.public(top) + (_ONE - np.uint64(2) * top) * answer
 

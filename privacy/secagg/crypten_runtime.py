@@ -67,18 +67,18 @@ class Party:
     def open(self, *shares: Ring) -> list[Ring]:
         """The secrets, to every member; one exchange for all."""
         with self._at_work():
-            shared = [_wrapped(tensor(each)) for each in shares]
-            return [ring(opened) for opened in _crypten.mpc.primitives.ArithmeticSharedTensor.reveal_batch(shared)]
+            tensors = [_wrapped(tensor(each)) for each in shares]
+            return [ring(values) for values in _crypten.mpc.primitives.ArithmeticSharedTensor.reveal_batch(tensors)]
 
     def open_bits(self, shares: Ring) -> Ring:
-        """Of secrets that are shared by exclusive or; one exchange."""
+        """Opens secrets that are shared by exclusive or; one exchange."""
         with self._at_work():
             return ring(_binary(tensor(shares)).reveal())
 
-    def multiply(self, one: Ring, other: Ring) -> Ring:
+    def multiply(self, left: Ring, right: Ring) -> Ring:
         """Shares of the elementwise products, shapes broadcast; one exchange."""
         with self._at_work():
-            return _plain(_crypten.mpc.primitives.beaver.mul(_wrapped(tensor(one)), _wrapped(tensor(other))))
+            return _plain(_crypten.mpc.primitives.beaver.mul(_wrapped(tensor(left)), _wrapped(tensor(right))))
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -96,9 +96,9 @@ class _Provider:
         self._tuples = tuples
 
     def generate_additive_triple(
-        self, one: Any, other: Any, op: str, device: Any = None, **how: Any
+        self, left: Any, right: Any, op: str, device: Any = None, **how: Any
     ) -> tuple[Any, ...]:
-        a, b = self._tuples.random(one), self._tuples.random(other)
+        a, b = self._tuples.random(left), self._tuples.random(right)
         # The shape of the product is that of the product of the shares.
         product = ring(getattr(torch, op)(tensor(a), tensor(b), **how))
         return tuple(_wrapped(tensor(x)) for x in (a, b, self._tuples.dependent(lambda: product, product.shape)))
@@ -145,8 +145,8 @@ def _binary(shares: torch.Tensor) -> Any:
     return _crypten.mpc.primitives.BinarySharedTensor.from_shares(shares, precision=0)
 
 
-def _plain(shared: Any) -> Ring:
-    return ring(shared.share)
+def _plain(crypten_tensor: Any) -> Ring:
+    return ring(crypten_tensor.share)
 
 
 def _imported() -> Any:

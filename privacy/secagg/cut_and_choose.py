@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from privacy.secagg.channel import joined
 from privacy.secagg.errors import MisdealtError, SecureAggregationError
-from privacy.secagg.layout import Layout
-from privacy.secagg.randomness import KEY_BYTES, derived
+from privacy.secagg.layout import TensorLayout
+from privacy.secagg.randomness import KEY_BYTES, derive_key
 
 SETS = 4
 """Dealings for each attempt, of which one is used. A power of two, so that 32 uniform bytes choose it uniformly."""
@@ -45,7 +45,7 @@ def set_seed(seed: bytes, context: bytes, index: int) -> bytes:
     """
     if len(seed) != KEY_BYTES:
         raise SecureAggregationError(f"a member's seed has {KEY_BYTES} bytes: ask the member for another")
-    return derived(seed, _digest(b"set seed", context, b"%d" % index))
+    return derive_key(seed, _digest(b"set seed", context, b"%d" % index))
 
 
 def choice(beacon: bytes) -> int:
@@ -56,7 +56,7 @@ def choice(beacon: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenInstances:
     """What the dealer sends of the chosen dealing, by site, and of the others: the set seeds, by member, in order."""
 
     parts: Mapping[str, bytes]
@@ -70,29 +70,34 @@ class Dealing:
 
     sites: tuple[str, ...]
     members: tuple[str, ...]
-    layout: Layout
+    layout: TensorLayout
     seeds: tuple[Mapping[str, bytes], ...]
     """For each set, the set seeds by member."""
     digests: tuple[bytes, ...]
 
     @classmethod
     def of(
-        cls, sites: Sequence[str], members: Sequence[str], layout: Layout, context: bytes, seeds: Mapping[str, bytes]
+        cls,
+        sites: Sequence[str],
+        members: Sequence[str],
+        layout: TensorLayout,
+        context: bytes,
+        seeds: Mapping[str, bytes],
     ) -> "Dealing":
         """The dealings of one attempt. Raises `SecureAggregationError` if these are no group, or a seed is missing or
         has another length."""
-        if missing := sorted(set(members) - seeds.keys()):
-            raise SecureAggregationError(f"no seed came from {', '.join(missing)}: repeat the attempt without it")
+        if absent := sorted(set(members) - seeds.keys()):
+            raise SecureAggregationError(f"no seed came from {', '.join(absent)}: repeat the attempt without it")
         by_set = tuple({member: set_seed(seeds[member], context, index) for member in members} for index in range(SETS))
         digests = tuple(_digest_of_set(_part_digests(_parts(sites, members, layout, each))) for each in by_set)
         return cls(tuple(sites), tuple(members), layout, by_set, digests)
 
-    def chosen(self, index: int) -> Chosen:
+    def chosen(self, index: int) -> ChosenInstances:
         """The dealing of this index, and what shows that the others are right."""
         parts = _parts(self.sites, self.members, self.layout, self.seeds[index])
         others = [each for place, each in enumerate(self.seeds) if place != index]
-        revealed = {member: tuple(each[member] for each in others) for member in self.members}
-        return Chosen(parts, _part_digests(parts), revealed)
+        set_seeds = {member: tuple(each[member] for each in others) for member in self.members}
+        return ChosenInstances(parts, _part_digests(parts), set_seeds)
 
 
 def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes) -> None:
@@ -111,10 +116,10 @@ def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes
 def check_dealing(
     sites: Sequence[str],
     members: Sequence[str],
-    layout: Layout,
+    layout: TensorLayout,
     context: bytes,
     me_seed: tuple[str, bytes],
-    revealed: Mapping[str, Sequence[bytes]],
+    set_seeds: Mapping[str, Sequence[bytes]],
     digests: Sequence[bytes],
     index: int,
 ) -> None:
@@ -123,15 +128,15 @@ def check_dealing(
     `me_seed`: this member's name and the seed that it drew. `digests`: of all dealings, from before the coin toss.
     """
     (me, seed), others = me_seed, [each for each in range(SETS) if each != index]
-    complete = revealed.keys() == set(members) and all(
-        len(each) == len(others) and all(len(key) == KEY_BYTES for key in each) for each in revealed.values()
+    complete = set_seeds.keys() == set(members) and all(
+        len(each) == len(others) and all(len(key) == KEY_BYTES for key in each) for each in set_seeds.values()
     )
     if len(digests) != SETS or len(others) != SETS - 1 or not complete:
         raise MisdealtError("the server does not show every dealing that is not used: refuse the job")
-    if list(revealed[me]) != [set_seed(seed, context, each) for each in others]:
+    if list(set_seeds[me]) != [set_seed(seed, context, each) for each in others]:
         raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
     for place, each in enumerate(others):
-        parts = _parts(sites, members, layout, {member: revealed[member][place] for member in members})
+        parts = _parts(sites, members, layout, {member: set_seeds[member][place] for member in members})
         if not hmac.compare_digest(_digest_of_set(_part_digests(parts)), digests[each]):
             raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
 
@@ -139,7 +144,7 @@ def check_dealing(
 def check_unused(
     sites: Sequence[str],
     members: Sequence[str],
-    layout: Layout,
+    layout: TensorLayout,
     context: bytes,
     me_seed: tuple[str, bytes],
     seeds: Mapping[str, bytes],
@@ -158,7 +163,7 @@ def check_unused(
 
 
 def _parts(
-    sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
+    sites: Sequence[str], members: Sequence[str], layout: TensorLayout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     # CrypTen takes seconds to import, and a site that is no member checks its part without it.
     from privacy.secagg.protocol import deal_mix

@@ -82,25 +82,27 @@ def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
     if not vector[pivot]:
         return vector
     mine, other = row[pivot], vector[pivot]
-    cleared = [mine * a - other * b for a, b in zip(vector, row, strict=True)]
-    shared = gcd(*cleared)
-    return [value // shared for value in cleared] if shared > 1 else cleared
+    row_without_column = [mine * a - other * b for a, b in zip(vector, row, strict=True)]
+    divisor = gcd(*row_without_column)
+    return [value // divisor for value in row_without_column] if divisor > 1 else row_without_column
 
 
 def _dependent(columns: Sequence[_Vector], weights: Sequence[int], room: int) -> list[int]:
     """Places of columns that are linearly dependent and together weigh at most `room`; empty if there are none."""
 
-    def search(left: list[tuple[int, _Vector]], room: int) -> list[int]:
-        for number, (place, column) in enumerate(left):
+    def search(columns: list[tuple[int, _Vector]], room: int) -> list[int]:
+        for number, (place, column) in enumerate(columns):
             pivot = _first(column)
             if pivot is None:
                 return [place]
             rest = room - weights[place]
             others = [
-                (other, _cleared(later, column, pivot)) for other, later in left[number + 1 :] if weights[other] <= rest
+                (other, _cleared(later, column, pivot))
+                for other, later in columns[number + 1 :]
+                if weights[other] <= rest
             ]
-            if found := search(others, rest):
-                return [place, *found]
+            if rest_of_path := search(others, rest):
+                return [place, *rest_of_path]
         return []
 
     return search([(place, column) for place, column in enumerate(columns) if weights[place] <= room], room)

@@ -20,14 +20,14 @@ def with_error(most_norm: float) -> float:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """The shapes of float32 tensors, in an order that all sites share; `by_block` splits each along its first axis."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     by_block: bool = False
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], by_block: bool = False) -> "Layout":
+    def of(cls, shapes: Mapping[str, tuple[int, ...]], by_block: bool = False) -> "TensorLayout":
         """The layout of tensors with these shapes, in order of their names."""
         return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), by_block)
 

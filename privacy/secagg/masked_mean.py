@@ -2,16 +2,17 @@
 
 import numpy as np
 
-from audits import Tensors, joint_norm
+from audits import Tensors
+from audits.exchange import joint_norm
 from privacy.secagg.errors import RangeError, SecureAggregationError
-from privacy.secagg.layout import Layout, with_error
+from privacy.secagg.layout import TensorLayout, with_error
 from privacy.secagg.ring import FixedPoint, Ring
 
 SUM_BITS = 24
 """A sum is exact to sites * 2^-25; one site's tensors times its weight stay below 2^38 / sites."""
 
 
-def summand(tensors: Tensors, weight: float, layout: Layout, sites: int) -> Ring:
+def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -> Ring:
     """The tensors times the weight, the weight, and a one, [layout.size + 2], to be masked before it leaves.
 
     Raises `RangeError` if a value is not finite or too large, or if the weight is negative.
@@ -23,7 +24,7 @@ def summand(tensors: Tensors, weight: float, layout: Layout, sites: int) -> Ring
     return np.append(FixedPoint(SUM_BITS, sites).encode(values), np.uint64(1))
 
 
-def mean_of_sum(total: Ring, sites: int, layout: Layout, weights: tuple[float, float] | None = None) -> Tensors:
+def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[float, float] | None = None) -> Tensors:
     """The weighted mean, from the sum over so many sites; `weights`: the least and the most that one site may weigh.
 
     Raises `SecureAggregationError` if it is not that, if the weights are all zero, or if no weights of so many sites

@@ -23,7 +23,7 @@ _ONE, _TOP, _MINUS_ONE = np.uint64(1), np.uint64(63), np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedSecret:
     """`shown` plus, for each of `terms`, a public factor times a dealt number of which each member has a share.
 
     All are of one shape, or broadcast to that of `shown`.
@@ -32,34 +32,36 @@ class Masked:
     shown: Ring
     terms: tuple[tuple[Ring, Ring], ...]
 
-    def __getitem__(self, index: Any) -> "Masked":
+    def __getitem__(self, index: Any) -> "MaskedSecret":
         """The elements at an index of numpy."""
 
         def chosen(values: Ring) -> Ring:
             elements: Ring = np.broadcast_to(values, self.shown.shape)[index]
             return elements
 
-        return Masked(chosen(self.shown), tuple((chosen(factor), chosen(dealt)) for factor, dealt in self.terms))
+        return MaskedSecret(chosen(self.shown), tuple((chosen(factor), chosen(dealt)) for factor, dealt in self.terms))
 
-    def subtracted_from(self, number: int) -> "Masked":
+    def subtracted_from(self, number: int) -> "MaskedSecret":
         """A public number minus the secret."""
         zero = np.uint64(0)
-        return Masked(np.uint64(number) - self.shown, tuple((zero - factor, dealt) for factor, dealt in self.terms))
+        return MaskedSecret(
+            np.uint64(number) - self.shown, tuple((zero - factor, dealt) for factor, dealt in self.terms)
+        )
 
 
 @dataclass(frozen=True)
-class Opening:
+class MaskedOpening:
     """`value`, known to all members: a secret plus 2^62 plus the dealt `r`."""
 
     party: Party
     value: Ring
     r: Ring
 
-    def whole(self) -> Masked:
+    def whole(self) -> MaskedSecret:
         """The secret, exactly."""
-        return Masked(self.value - MIDDLE, ((np.full_like(self.value, _MINUS_ONE), self.r),))
+        return MaskedSecret(self.value - MIDDLE, ((np.full_like(self.value, _MINUS_ONE), self.r),))
 
-    def truncated(self, bits: int) -> Masked:
+    def truncated(self, bits: int) -> MaskedSecret:
         """The secret / 2^bits, rounded up or down at random, for a secret of magnitude below 2^62.
 
         With y = secret + 2^62, which is below 2^63: y + r wrapped exactly if the top bit of r is set and that of
@@ -69,16 +71,16 @@ class Opening:
         high = tuples.dependent(lambda: self.r >> shift, self.r.shape)
         carry = tuples.dependent(lambda: (self.r >> _TOP) << (np.uint64(64) - shift), self.r.shape)
         unset = _ONE - (self.value >> _TOP)
-        return Masked(
+        return MaskedSecret(
             (self.value >> shift) - (MIDDLE >> shift), ((np.full_like(unset, _MINUS_ONE), high), (unset, carry))
         )
 
 
-def open_masked(party: Party, *secrets: Ring) -> list[Opening]:
+def open_masked(party: Party, *secrets: Ring) -> list[MaskedOpening]:
     """Opens each secret under a mask of its own; one exchange for all."""
     masks = [party.tuples.random(shares.shape) for shares in secrets]
     values = party.open(*[s + party.public(np.full_like(s, MIDDLE)) + r for s, r in zip(secrets, masks, strict=True)])
-    return [Opening(party, value, r) for value, r in zip(values, masks, strict=True)]
+    return [MaskedOpening(party, value, r) for value, r in zip(values, masks, strict=True)]
 
 
 def truncate(party: Party, shares: Ring, bits: int) -> Ring:
@@ -87,16 +89,16 @@ def truncate(party: Party, shares: Ring, bits: int) -> Ring:
     return product(party, opening.truncated(bits))
 
 
-def product(party: Party, *factors: Masked) -> Ring:
+def product(party: Party, *factors: MaskedSecret) -> Ring:
     """Shares of the product, shapes broadcast; no exchange. Of one factor: its shares."""
     total: Ring = party.public(_multiplied([factor.shown for factor in factors]))
     choices = [[(factor.shown, None), *factor.terms] for factor in factors]
-    for chosen in itertools.product(*choices):
-        dealt = [number for _, number in chosen if number is not None]
+    for combination in itertools.product(*choices):
+        dealt = [number for _, number in combination if number is not None]
         if dealt:
             shape = np.broadcast_shapes(*(number.shape for number in dealt))
             share = dealt[0] if len(dealt) == 1 else party.tuples.dependent(partial(_multiplied, dealt), shape)
-            total = total + _multiplied([public for public, _ in chosen]) * share
+            total = total + _multiplied([public for public, _ in combination]) * share
     return total
 
 

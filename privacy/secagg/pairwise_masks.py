@@ -61,12 +61,12 @@ class Masks:
     _own: bytes
     _common: Mapping[str, bytes]
 
-    def apply(self, values: Ring, hidden: bool) -> Ring:
-        """The upload, [the same length]; `hidden`: also under the group's key, so that only sites can read the sum."""
+    def apply(self, values: Ring, hide: bool) -> Ring:
+        """The upload, [the same length]; `hide`: also under the group's key, so that only sites can read the sum."""
         total = values + Stream(self._own).ring(values.shape)
         for peer, key in self._common.items():
             total = _shifted(total, key, self.group.me < peer)
-        return total + _hiding(self.group_key, self.group.me, values) if hidden else total
+        return total + _hiding(self.group_key, self.group.me, values) if hide else total
 
 
 def new_secrets() -> bytes:
@@ -79,15 +79,15 @@ def exchange(group: Group, links: Mapping[str, Peer], secrets: bytes) -> tuple[M
 
     `links`: to all members, and at a member to all sites. Raises `SiteError` naming the site that broke off.
     """
-    private_key, own = secrets[: shamir.ELEMENT_BYTES], secrets[shamir.ELEMENT_BYTES :]
+    private_key, own_seed = secrets[: shamir.ELEMENT_BYTES], secrets[shamir.ELEMENT_BYTES :]
     private = X25519PrivateKey.from_private_bytes(private_key)
     public, first = private.public_key().public_bytes_raw(), group.members[0]
-    shares = _divided(group, private_key, own)
+    shares = _divided(group, private_key, own_seed)
     group_key = os.urandom(KEY_BYTES) if group.me == first else b""
     messages = {peer: public + group_key + shares.get(peer, b"") for peer in links}
     for peer, link in links.items():
         link.send(messages[peer])
-    publics, held = {}, {group.me: shares[group.me]} if group.is_member else {}
+    publics, shares_by_peer = {}, {group.me: shares[group.me]} if group.is_member else {}
     for peer, link in links.items():
         greeted = KEY_BYTES * (2 if peer == first else 1)
         message = link.receive(greeted + (SHARES_BYTES if group.is_member else 0))
@@ -95,24 +95,24 @@ def exchange(group: Group, links: Mapping[str, Peer], secrets: bytes) -> tuple[M
         if peer == first:
             group_key = message[KEY_BYTES:greeted]
         if group.is_member:
-            held[peer] = message[greeted:]
+            shares_by_peer[peer] = message[greeted:]
     common = {peer: _agreed(private, peer, publics[peer]) for peer in publics}
     members = [peer for peer in links if peer in group.members] if group.is_member else []
     opening_keys = {peer: links[peer].session.export(b"opening") for peer in members}
-    masks = Masks(group, public, held, group_key, opening_keys, own, common)
+    masks = Masks(group, public, shares_by_peer, group_key, opening_keys, own_seed, common)
     return masks, sum(map(len, messages.values()))
 
 
-def agree(me: str, keys: Mapping[str, bytes], relay: Relay, told: bytes, timeout: float, enough: int) -> None:
+def agree(me: str, keys: Mapping[str, bytes], relay: Relay, context: bytes, timeout: float, enough: int) -> None:
     """Returns once `enough` members, this one among them, were told the same by the server about the sum to open.
 
-    To be called before `answer`. `keys`: by member that may still answer, the `opening_keys` of the attempt. `told`:
+    To be called before `answer`. `keys`: by member that may still answer, the `opening_keys` of the attempt. `context`:
     all that the server told this site of the opening, in an encoding that is equal at all members. A message that is
     not genuine counts as none, since the server could as well have kept it.
     Raises `EquivocationError` at a genuine message of a member that was told something else, and
     `SecureAggregationError` if after `timeout` seconds too few have answered.
     """
-    digest = hashlib.sha256(told).digest()
+    digest = hashlib.sha256(context).digest()
     for peer, key in keys.items():
         relay.send(peer, _confirmed(key, me, digest))
     waiting, same, end, patience = list(keys), 1, time.monotonic() + timeout, _PATIENCE
@@ -148,28 +148,28 @@ def _confirmed(key: bytes, sender: str, digest: bytes) -> bytes:
 
 
 def answer(
-    group: Group, held: Mapping[str, bytes], uploaded: Collection[str], least: int = MINIMUM
+    group: Group, shares_by_site: Mapping[str, bytes], contributors: Collection[str], least: int = MINIMUM
 ) -> dict[str, bytes]:
-    """What a member tells the server to open the sum over `uploaded`: one share for each site, 32 bytes.
+    """What a member tells the server to open the sum over `contributors`: one share for each site, 32 bytes.
 
     To be given for one set of sites only. Raises `SecureAggregationError` if the sum would be of fewer than `least`
     sites, or of too few members: without any in it that is honest, single uploads would open.
     """
-    check_contributors(group.sites, group.members, uploaded, least)
+    check_contributors(group.sites, group.members, contributors, least)
     half = shamir.ELEMENT_BYTES
-    return {site: share[half:] if site in uploaded else share[:half] for site, share in held.items()}
+    return {site: share[half:] if site in contributors else share[:half] for site, share in shares_by_site.items()}
 
 
 def check_contributors(
-    sites: Collection[str], members: Collection[str], uploaded: Collection[str], least: int = MINIMUM
+    sites: Collection[str], members: Collection[str], contributors: Collection[str], least: int = MINIMUM
 ) -> None:
     """Raises as `answer` does."""
-    if not set(uploaded) <= set(sites) or len(uploaded) < max(MINIMUM, least):
+    if not set(contributors) <= set(sites) or len(contributors) < max(MINIMUM, least):
         raise SecureAggregationError(
             f"a sum of fewer than {max(MINIMUM, least)} sites of the attempt is not opened: it could reveal one of them"
         )
     needed = threshold(len(members))
-    if len(set(members) & set(uploaded)) < needed:
+    if len(set(members) & set(contributors)) < needed:
         raise SecureAggregationError(f"a sum with fewer than {needed} of the members in it is not opened")
 
 
@@ -195,7 +195,9 @@ def opened(
     check_contributors(sites, members, uploads)
     total: Ring = np.sum([upload.values for upload in uploads.values()], axis=0, dtype=np.uint64)
     for site in sites:
-        shares = {members.index(member): shamir.from_bytes(told[site]) for member, told in answers.items()}
+        shares = {
+            members.index(member): shamir.from_bytes(answer_shares[site]) for member, answer_shares in answers.items()
+        }
         secret = shamir.to_bytes(shamir.rebuild(shares, threshold(len(members))))
         if site in uploads:
             total = total - Stream(secret).ring(total.shape)
@@ -207,9 +209,9 @@ def opened(
     return total
 
 
-def unhidden(total: Ring, group_key: bytes, uploaded: Collection[str]) -> Ring:
+def unhidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:
     """The sum that the server opened, without what hides it from the server. For the sites."""
-    for site in uploaded:
+    for site in contributors:
         total = total - _hiding(group_key, site, total)
     return total
 
@@ -224,10 +226,10 @@ def _divided(group: Group, *secrets: bytes) -> dict[str, bytes]:
 def _agreed(private: X25519PrivateKey, peer: str, public: bytes) -> bytes:
     """The key of the stream in common with a peer. Raises `SiteError`."""
     try:
-        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+        exchanged = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise SiteError(peer, "sent a degenerate key: leave it out until it is repaired") from None
-    return HKDFExpand(SHA256(), KEY_BYTES, b"medfedvqa common mask").derive(shared)
+    return HKDFExpand(SHA256(), KEY_BYTES, b"medfedvqa common mask").derive(exchanged)
 
 
 def _shifted(total: Ring, key: bytes, plus: bool) -> Ring:

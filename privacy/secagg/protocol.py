@@ -13,8 +13,8 @@ from privacy.secagg.communicator import Peer, SilentWire
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import MisdealtError, RangeError, SecureAggregationError
 from privacy.secagg.group import Group
-from privacy.secagg.layout import LARGEST_NORM, Layout
-from privacy.secagg.masked_opening import Masked
+from privacy.secagg.layout import LARGEST_NORM, TensorLayout
+from privacy.secagg.masked_opening import MaskedSecret
 from privacy.secagg.randomness import KEY_BYTES, ZeroShares
 from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WEIGHT_BITS, reliability_weights
 from privacy.secagg.ring import FixedPoint, Ring
@@ -52,7 +52,7 @@ def secure_mix(
     dealt: bytes,
     prompts: Tensors,
     accuracy: float,
-    layout: Layout,
+    layout: TensorLayout,
     seed: bytes = b"",
 ) -> Tensors:
     """S_t of `privacy.aggregation.mix` (clamped), known to this site alone: the others' prompts by reliability.
@@ -75,14 +75,14 @@ def secure_mix(
     part, rest = _OwnerPart.read(dealt, len(group.members), layout.size)
     if group.is_member and part.keys[group.seat] != mask_key(seed, group.rank):
         raise MisdealtError("the server dealt from another seed than the one that this site sent: refuse the job")
-    shown = mine - own_mask(part.keys, mine.size)
+    masked_values = mine - own_mask(part.keys, mine.size)
     others = [member for member in group.members if member != group.me]
     for member in others:
-        links[member].send(shown.astype("<u8", copy=False).tobytes())
+        links[member].send(masked_values.astype("<u8", copy=False).tobytes())
     mixture = part.correction.copy()
     if group.is_member:
         party = join(group.me, {member: links[member] for member in others}, seed, rest)
-        rows = [shown if site == group.me else _received(links[site], mine.size) for site in group.sites]
+        rows = [masked_values if site == group.me else _received(links[site], mine.size) for site in group.sites]
         for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout), strict=True):
             if site == group.me:
                 mixture += share
@@ -94,7 +94,7 @@ def secure_mix(
 
 
 def deal_mix(
-    sites: Sequence[str], members: Sequence[str], layout: Layout, seeds: Mapping[str, bytes]
+    sites: Sequence[str], members: Sequence[str], layout: TensorLayout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """What the dealer sends to each site for one `secure_mix`: a function of the members' seeds, which are used once.
 
@@ -103,8 +103,8 @@ def deal_mix(
     """
     group = Group(sites[0], tuple(sites), tuple(members))
     secrets = [seeds[member] for member in group.members]
-    shown: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
-    dealer = deal(secrets, lambda party: _mixtures(party, shown, layout))
+    zeros: Ring = np.zeros((len(group.sites), _encoded_size(layout)), np.uint64)
+    dealer = deal(secrets, lambda party: _mixtures(party, zeros, layout))
     parts = {}
     for rank, site in enumerate(group.sites):
         keys = [mask_key(seed, rank) for seed in secrets]
@@ -113,16 +113,16 @@ def deal_mix(
     return parts
 
 
-def _mixtures(party: Party, shown: Ring, layout: Layout) -> Ring:
-    """Of each owner's mixture this member's share, [owners, layout.size], from masked inputs, [owners, inputs]."""
-    masks = party.tuples.masks(*shown.shape)
-    vectors = OwnedVectors(party, shown[:, : layout.size], masks[:, : layout.size], layout.segments)
-    figures, figure_masks = shown[:, layout.size :].T, masks[:, layout.size :].T
-    figure = Masked(figures, ((np.ones_like(figures), figure_masks),))
+def _mixtures(party: Party, masked_values: Ring, layout: TensorLayout) -> Ring:
+    """This member's shares of each owner's mixture, [owners, layout.size], from masked inputs, [owners, inputs]."""
+    masks = party.tuples.masks(*masked_values.shape)
+    vectors = OwnedVectors(party, masked_values[:, : layout.size], masks[:, : layout.size], layout.segments)
+    figures, figure_masks = masked_values[:, layout.size :].T, masks[:, layout.size :].T
+    figure = MaskedSecret(figures, ((np.ones_like(figures), figure_masks),))
     return vectors.mixed(reliability_weights(party, vectors.products(), norms=figure[:-1], accuracies=figure[-1]))
 
 
-def _encoded(prompts: Tensors, accuracy: float, layout: Layout) -> Ring:
+def _encoded(prompts: Tensors, accuracy: float, layout: TensorLayout) -> Ring:
     """A site's input, [inputs]: unit vectors of all segments, their norms, the accuracy. Raises `RangeError`."""
     segments = [layout.flatten(prompts)[segment] for segment in layout.segments]
     norms = np.array([np.linalg.norm(segment) for segment in segments])
@@ -135,7 +135,7 @@ def _encoded(prompts: Tensors, accuracy: float, layout: Layout) -> Ring:
     return np.concatenate([_UNIT.encode(units), FixedPoint(NORM_BITS).encode(norms), accuracies])
 
 
-def _encoded_size(layout: Layout) -> int:
+def _encoded_size(layout: TensorLayout) -> int:
     return layout.size + len(layout.segments) + 1
 
 

@@ -32,15 +32,15 @@ class Stream:
 
     def ring(self, shape: Sequence[int]) -> Ring:
         """The next uniform elements."""
-        drawn = np.empty(math.prod(shape), dtype="<u8")
-        room = drawn.view(np.uint8)
+        numbers = np.empty(math.prod(shape), dtype="<u8")
+        room = numbers.view(np.uint8)
         for start in range(0, len(room), len(_PIECE)):
             piece = room[start : start + len(_PIECE)]
             self._cipher.update_into(_PIECE[: len(piece)], piece)
-        return drawn.reshape(shape)
+        return numbers.reshape(shape)
 
 
-def derived(key: bytes, label: bytes) -> bytes:
+def derive_key(key: bytes, label: bytes) -> bytes:
     """Another key, which tells nothing of the first and of those with other labels (HKDF, RFC 5869)."""
     return HKDFExpand(SHA256(), KEY_BYTES, label).derive(key)
 

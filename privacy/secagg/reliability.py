@@ -8,14 +8,14 @@ import numpy as np
 from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import SecureAggregationError
-from privacy.secagg.masked_opening import Masked, open_masked, product, truncate
+from privacy.secagg.masked_opening import MaskedSecret, open_masked, product, truncate
 from privacy.secagg.ring import HEADROOM_BITS, Ring
 
 COSINE_BITS = 52
 NORM_BITS = 20
 ACCURACY_BITS = 24
 WEIGHT_BITS = 26
-"""Of what is put in, and of what comes out."""
+"""Fractional bits of inputs and of results."""
 
 NEGLIGIBLE_LOG2 = -16
 """A sum of scores, or of accuracies, below 2^-16 counts as none. In clear the limit is 1e-8: between the two, sites
@@ -34,7 +34,7 @@ _STEPS = 4
 """Limits in each octave, by which the size of a sum is found."""
 
 
-def reliability_weights(party: Party, cosines: Ring, norms: Masked, accuracies: Masked) -> Ring:
+def reliability_weights(party: Party, cosines: Ring, norms: MaskedSecret, accuracies: MaskedSecret) -> Ring:
     """Shares of eta times the source's norm, [segments, targets, sources], zero on the diagonal.
 
     `cosines`: shares, [segments, owners, owners] in -1..1; `norms` [segments, owners] up to 1024; `accuracies` [owners]
@@ -55,17 +55,17 @@ def reliability_weights(party: Party, cosines: Ring, norms: Masked, accuracies: 
     return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
 
-def _scores(party: Party, cosines: Ring, accuracies: Masked, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
+def _scores(party: Party, cosines: Ring, accuracies: MaskedSecret, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
     """Accuracy times the positive part of the cosine, [segments, targets, sources], with cosine_bits + ACCURACY_BITS,
     and what replaces it where it sums to nothing, [targets, sources], with _SCALED_BITS: accuracies, or ones where
     these sum to nothing, scaled so that they sum to about one. 3 exchanges."""
     owners = cosines.shape[-1]
     rows, columns = np.triu_indices(owners, 1)
     shares = product(party, accuracies)
-    known = shares.sum(dtype=np.uint64) - shares
+    masked_shares = shares.sum(dtype=np.uint64) - shares
     # Exchange 1: cosines, of each pair once, and sums of accuracies, scaled up to use the bits that are compared.
     room, spare = HEADROOM_BITS - 1 - COSINE_BITS, HEADROOM_BITS - ACCURACY_BITS - octaves
-    cosine, total = open_masked(party, cosines[:, rows, columns] << np.uint64(room), known << np.uint64(spare))
+    cosine, total = open_masked(party, cosines[:, rows, columns] << np.uint64(room), masked_shares << np.uint64(spare))
     # Exchange 2: their signs and sizes.
     limits = _limits(octaves, ACCURACY_BITS + spare)
     dissimilar, small = below(party, (cosine, np.zeros(1, np.uint64)), (total, limits))
@@ -92,13 +92,13 @@ def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int)
     # Exchange 5.
     (small,) = below(party, (total, _limits(octaves, bits + spare)))
     # Exchange 6: scores times factor plus fall-back times whether there is no score.
-    chosen = np.stack([_inverse(party, small), small[..., 0]])[..., None]
-    terms = party.multiply(chosen, np.stack([short, np.broadcast_to(fallback, short.shape)]))
+    factors = np.stack([_inverse(party, small), small[..., 0]])[..., None]
+    terms = party.multiply(factors, np.stack([short, np.broadcast_to(fallback, short.shape)]))
     ratios: Ring = terms.sum(0, dtype=np.uint64)
     return ratios
 
 
-def _divided(party: Party, ratios: Ring, norms: Masked) -> Ring:
+def _divided(party: Party, ratios: Ring, norms: MaskedSecret) -> Ring:
     """Ratios [segments, targets, sources] divided by their row's sum, times the source's norm, with _INVERSE_BITS +
     _LENGTH_BITS. 2 exchanges.
 
@@ -110,8 +110,8 @@ def _divided(party: Party, ratios: Ring, norms: Masked) -> Ring:
     d = total.truncated(_SCALED_BITS - _SUM_BITS).subtracted_from(1 << _SUM_BITS)
     step = np.uint64(_SUM_BITS)
     powers = [product(party, *[d] * power) for power in (1, 2, 3)]
-    one = party.public(np.full_like(powers[0], 1 << (3 * _SUM_BITS)))
-    inverse = one + (powers[0] << (step + step)) + (powers[1] << step) + powers[2]
+    unit = party.public(np.full_like(powers[0], 1 << (3 * _SUM_BITS)))
+    inverse = unit + (powers[0] << (step + step)) + (powers[1] << step) + powers[2]
     # Exchange 8.
     length, quotient = open_masked(party, lengths, inverse)
     return product(
@@ -138,6 +138,6 @@ def _inverse(party: Party, small: Ring) -> Ring:
     octaves = ((small.shape[-1] - 1) // _STEPS) + NEGLIGIBLE_LOG2
     heights = np.rint(np.ldexp(2.0 ** (-0.5 / _STEPS) / _sizes(octaves), _FACTOR_BITS)).astype(np.int64)
     rises = np.diff(heights, prepend=0).view(np.uint64)
-    reached = party.public(np.ones_like(small)) - small
-    shares: Ring = (reached * rises).sum(-1, dtype=np.uint64)
+    below = party.public(np.ones_like(small)) - small
+    shares: Ring = (below * rises).sum(-1, dtype=np.uint64)
     return shares

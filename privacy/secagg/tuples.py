@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from privacy.secagg.errors import SecureAggregationError
-from privacy.secagg.randomness import KEY_BYTES, Stream, derived
+from privacy.secagg.randomness import KEY_BYTES, Stream, derive_key
 from privacy.secagg.ring import Ring
 
 Shape = Sequence[int]
@@ -114,10 +114,10 @@ class DealerTuples:
         return value
 
     def masks(self, owners: int, length: int) -> Ring:
-        drawn = np.empty((owners, length), np.uint64)
+        mask_rows = np.empty((owners, length), np.uint64)
         for owner in range(owners):
-            drawn[owner] = own_mask([mask_key(seed, owner) for seed in self._seeds], length)
-        return drawn
+            mask_rows[owner] = own_mask([mask_key(seed, owner) for seed in self._seeds], length)
+        return mask_rows
 
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
         value = secret()
@@ -130,7 +130,7 @@ class DealerTuples:
 
 def mask_key(seed: bytes, owner: int) -> bytes:
     """What a member's seed and an owner have in common: the key of the member's share of the owner's mask."""
-    return derived(seed, b"mask of owner %d" % owner)
+    return derive_key(seed, b"mask of owner %d" % owner)
 
 
 def own_mask(keys: Sequence[bytes], length: int) -> Ring:
@@ -139,12 +139,12 @@ def own_mask(keys: Sequence[bytes], length: int) -> Ring:
 
 
 def _tuple_stream(seed: bytes) -> Stream:
-    return Stream(derived(seed, b"tuples"))
+    return Stream(derive_key(seed, b"tuples"))
 
 
-def _sum(drawn: Iterable[Ring], binary: bool) -> Ring:
+def _sum(terms: Iterable[Ring], binary: bool) -> Ring:
     """The sum of arrays that were just drawn; the first one becomes the sum."""
-    rest, add = iter(drawn), np.bitwise_xor if binary else np.add
+    rest, add = iter(terms), np.bitwise_xor if binary else np.add
     total = next(rest)
     for elements in rest:
         add(total, elements, out=total)

@@ -20,9 +20,9 @@ BLUR_BITS = 28
 class OwnedVectors:
     """All owners' vectors, in `segments` that are combined each by itself."""
 
-    def __init__(self, party: Party, shown: Ring, masks: Ring, segments: Sequence[slice]) -> None:
-        """`shown`: vectors minus masks, public; `masks`: shares of the masks; both [owners, length]."""
-        self._party, self._shown, self._masks, self._segments = party, shown, masks, segments
+    def __init__(self, party: Party, masked_values: Ring, masks: Ring, segments: Sequence[slice]) -> None:
+        """`masked_values`: vectors minus masks, public; `masks`: shares of the masks; both [owners, length]."""
+        self._party, self._shown, self._masks, self._segments = party, masked_values, masks, segments
 
     def products(self) -> Ring:
         """Shares of the inner products of all pairs, [segments, owners, owners]; no exchange.
@@ -30,14 +30,14 @@ class OwnedVectors:
         With x = shown + mask: shown times shown, public; shown times mask, both ways; mask times mask, dealt.
         """
         owners = len(self._shown)
-        hidden = partial(self._gram, self._masks, self._masks)
+        mask_products = partial(self._gram, self._masks, self._masks)
         tuples, shape = self._party.tuples, (len(self._segments), owners, owners)
-        return tuples.dependent(hidden, shape) + tuples.local(self._shown_products, shape)
+        return tuples.dependent(mask_products, shape) + tuples.local(self._shown_products, shape)
 
     def _shown_products(self) -> Ring:
         """The part of `products` that this member computes alone."""
-        crossed = self._gram(self._shown, self._masks)
-        shares = crossed + crossed.swapaxes(1, 2)
+        cross_products = self._gram(self._shown, self._masks)
+        shares = cross_products + cross_products.swapaxes(1, 2)
         return shares + self._gram(self._shown, self._shown) if self._party.rank == 0 else shares
 
     def mixed(self, weights: Ring) -> Ring:
@@ -49,13 +49,13 @@ class OwnedVectors:
         """
         party = self._party
         mu = party.tuples.random(weights.shape)
-        (opened,) = party.open(weights - mu)
+        (weight_differences,) = party.open(weights - mu)
         shares = party.tuples.delivered(partial(self._combined, mu, self._masks), self._shown.shape)
-        return shares + party.tuples.local(partial(self._shown_mixture, weights, opened), self._shown.shape)
+        return shares + party.tuples.local(partial(self._shown_mixture, weights, weight_differences), self._shown.shape)
 
-    def _shown_mixture(self, weights: Ring, opened: Ring) -> Ring:
+    def _shown_mixture(self, weights: Ring, weight_differences: Ring) -> Ring:
         """The part of `mixed` that this member computes alone, blurred."""
-        return self._combined(weights, self._shown) + self._combined(opened, self._masks) + self._blur()
+        return self._combined(weights, self._shown) + self._combined(weight_differences, self._masks) + self._blur()
 
     def _gram(self, rows: Ring, columns: Ring) -> Ring:
         return np.stack([_product(rows[:, segment], columns[:, segment].T) for segment in self._segments])
@@ -70,9 +70,9 @@ class OwnedVectors:
         return noise - np.uint64(1 << (BLUR_BITS - 1))
 
 
-def _product(one: Ring, other: Ring) -> Ring:
+def _product(left: Ring, right: Ring) -> Ring:
     """The product of two matrices; torch's wraps as numpy's does, and is many times as fast from 100 rows on.
 
     It takes slices and transposes as they lie, without a copy.
     """
-    return ring(torch.from_numpy(one.view(np.int64)) @ torch.from_numpy(other.view(np.int64)))
+    return ring(torch.from_numpy(left.view(np.int64)) @ torch.from_numpy(right.view(np.int64)))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from audits import epsilon_lower_bound
+from audits.epsilon_lower_bound import epsilon_lower_bound
 from medfedvqa.attack.controls import Fault, Trial
 
 pytestmark = pytest.mark.slow

@@ -75,11 +75,11 @@ def write_logs(out: Path, rounds: int = 2) -> dict[str, Path]:
         log = AuditLog(folder, site)
         log.append(Event.OPEN, **JOB)
         for number in range(1, rounds + 1):
-            told = {**JOB, "round": number, "task": "train", "peer": "server"}
+            record = {**JOB, "round": number, "task": "train", "peer": "server"}
             down = {"tensors": (PROMPT,), "nbytes": 16384, "outcome": Outcome.ACCEPTED}
-            log.append(Event.RECEIVE, **told, direction="in", **down)
+            log.append(Event.RECEIVE, **record, direction="in", **down)
             up = {"tensors": (PROMPT, ACCURACY), "nbytes": 16388, "outcome": Outcome.SENT, **charge(number - 1)}
-            log.append(Event.RELEASE, **told, direction="out", **up)
+            log.append(Event.RELEASE, **record, direction="out", **up)
         log.append(Event.CLOSE, **JOB)
         _append_odd_ones(log, folder)
         log.close()
@@ -88,12 +88,12 @@ def write_logs(out: Path, rounds: int = 2) -> dict[str, Path]:
 
 def _append_odd_ones(log: AuditLog, folder: Path) -> None:
     """What is seldom: shares, a refusal, a crash, and a job whose name is an attack."""
-    told = {**JOB, "job": "job-2", "round": 1, "task": "mix", "direction": "out"}
+    record = {**JOB, "job": "job-2", "round": 1, "task": "mix", "direction": "out"}
     reason = "shares only, attempt a1 at a mixture among chest, head, dealt by the server"
     sent = {"tensors": (SHARED,), "nbytes": 16384, "outcome": Outcome.SENT, "reason": reason}
-    log.append(Event.RELEASE, **told, peer="sites", **sent)
+    log.append(Event.RELEASE, **record, peer="sites", **sent)
     why = "tensor 'activations' is of the kind 'activations', which the site's policy does not allow"
-    log.append(Event.RELEASE, **told, peer="server", tensors=(REFUSED,), outcome=Outcome.REFUSED, reason=why)
+    log.append(Event.RELEASE, **record, peer="server", tensors=(REFUSED,), outcome=Outcome.REFUSED, reason=why)
     with open(folder / "log.jsonl", "ab") as file:
         file.write(b'{"actor":')
     log.append(Event.OPEN, **{**JOB, "job": HOSTILE}, outcome=Outcome.REFUSED, reason="line one\nline two ü")

@@ -11,24 +11,22 @@ from test_tree import defined_root
 
 import audits
 from audits import (
-    RETENTION_DAYS,
     AuditKey,
     AuditLog,
     Checkpoint,
     Event,
-    ExpiryResult,
-    ForkFound,
     LogError,
     Note,
     NoteError,
     VerifierKey,
     Witness,
-    expire,
     origin_of,
     read,
     verify,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.errors import ForkFound
+from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.tree import consistent
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}
@@ -58,13 +56,13 @@ def test_a_checkpoint_is_the_signed_root_of_all_entries(tmp_path: Path) -> None:
     for size in range(1, 12):
         filled(log, 1)
         note = log.checkpoint()
-        found = Checkpoint.parse(note.text)
-        assert (found.origin, found.size) == ("medfedvqa/audit/chest", size)
-        assert found.root == defined_root(leaves(tmp_path)) and key_of(tmp_path).public.signed(note)
+        result = Checkpoint.parse(note.text)
+        assert (result.origin, result.size) == ("medfedvqa/audit/chest", size)
+        assert result.root == defined_root(leaves(tmp_path)) and key_of(tmp_path).public.signed(note)
         assert log.checkpoint() == note
         if before:
-            assert consistent(before.size, size, before.root, found.root, log.proof(before.size, note))
-        before = found
+            assert consistent(before.size, size, before.root, result.root, log.proof(before.size, note))
+        before = result
     assert len(list((tmp_path / "audit").glob("log-*.jsonl"))) == 3
     assert [Checkpoint.parse(note.text).size for note in NoteFile(tmp_path / "audit" / "checkpoints")] == [
         *range(1, 12)
@@ -84,10 +82,10 @@ def test_closing_signs_what_is_not_signed(tmp_path: Path) -> None:
 
 def test_two_processes_roll_and_sign_one_log(tmp_path: Path) -> None:
     """Each finds the segment that the other has begun."""
-    one, other = opened(tmp_path), opened(tmp_path)
+    item, other = opened(tmp_path), opened(tmp_path)
     for _ in range(5):
-        filled(one, 2)
-        one.checkpoint()
+        filled(item, 2)
+        item.checkpoint()
         filled(other, 3)
         other.checkpoint()
     assert verify(tmp_path / "audit").entries == 25
@@ -295,8 +293,8 @@ def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> 
             watched.restarted().cosign(note, bad)
     cosigned = watched.restarted().cosign(note, proof)
     assert key_of(watched.place, "head").public.cosigned(cosigned)
-    found = watched.restarted().position(origin_of("chest"))
-    assert found and found.size == 8
+    result = watched.restarted().position(origin_of("chest"))
+    assert result and result.size == 8
     assert watched.restarted().cosign(note) and len(watched.evidence()) == 1
 
 
@@ -304,8 +302,8 @@ def test_the_own_key_lies_with_the_log_from_the_beginning(tmp_path: Path) -> Non
     """So that a copy of the folder can be verified; the pinned ones beside it."""
     other = key_of(tmp_path, "head").public
     Witness(tmp_path / "audit", key_of(tmp_path), {other.name: other})
-    found = {VerifierKey.parse(line) for line in (tmp_path / "audit" / "keys").read_text().splitlines()}
-    assert found == {key_of(tmp_path).public, other}
+    result = {VerifierKey.parse(line) for line in (tmp_path / "audit" / "keys").read_text().splitlines()}
+    assert result == {key_of(tmp_path).public, other}
 
 
 def test_a_young_log_has_nothing_that_could_expire(tmp_path: Path) -> None:

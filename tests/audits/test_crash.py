@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import audits
-from audits import AuditKey, AuditLog, Event, Outcome, State, examine, origin_of, read, verify
+from audits import AuditKey, AuditLog, Event, Outcome, VerdictState, examine, origin_of, read, verify
 from audits.log_files import segments
 
 WAVES, CHILDREN = 10, 10
@@ -65,10 +65,10 @@ def nursery(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def start(nursery: subprocess.Popen[str], wire: Path) -> int:
     """Starts a site that writes what it has released to `wire`; its process id."""
     wire.touch()
-    told, tells = nursery.stdin, nursery.stdout
-    assert told and tells
-    told.write(f"{wire.name}\n")
-    told.flush()
+    record, tells = nursery.stdin, nursery.stdout
+    assert record and tells
+    record.write(f"{wire.name}\n")
+    record.flush()
     return int(tells.readline())
 
 
@@ -118,9 +118,9 @@ def test_everything_that_the_outside_saw_is_in_the_log(nursery: subprocess.Popen
     log.append(Event.OPEN, outcome=Outcome.REFUSED)
     log.close()
 
-    found = examine(folder, "chest", key=key.public, network=False)
-    assert found.integrity.state is found.completeness.state is State.SHOWN
-    assert len(segments(folder)) > 3 and {part.name for part in found.integrity.parts} >= {"tree", "signature"}
+    result = examine(folder, "chest", key=key.public, network=False)
+    assert result.integrity.state is result.completeness.state is VerdictState.SHOWN
+    assert len(segments(folder)) > 3 and {part.name for part in result.integrity.parts} >= {"tree", "signature"}
     verdict = verify(folder)
     assert verdict.ok and not verdict.torn_bytes
     entries = list(read(folder))

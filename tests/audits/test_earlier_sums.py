@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from logs import JOB
 
-from audits import AuditLog, EarlierSums, Event, LogError, Outcome, Sharing, Stage
+from audits import AuditLog, Event, LogError, Outcome, Sharing, Stage
+from audits.earlier_sums import EarlierSums
 from audits.log_files import LOG_NAME, closed_segments
 
 WRITERS, EACH = 3, 20

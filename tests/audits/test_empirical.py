@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audits import (
+from audits.epsilon_lower_bound import (
     EmpiricalError,
     Guesses,
     binomial,
@@ -112,7 +112,7 @@ def test_guesses_are_in_for_the_highest_scores_and_out_for_the_lowest() -> None:
     inserted = [True, True, False, False, False, False, True, False]
     assert guess(scores, inserted, 0.5) == Guesses(8, 4, 2)
     assert guess(scores, inserted, 1.0) == Guesses(8, 8, 5)
-    assert guess(scores, [not one for one in inserted], 1.0) == Guesses(8, 8, 3)
+    assert guess(scores, [not item for item in inserted], 1.0) == Guesses(8, 8, 3)
 
 
 def test_an_attack_without_a_clue_is_right_in_half_of_its_guesses() -> None:
@@ -121,7 +121,7 @@ def test_an_attack_without_a_clue_is_right_in_half_of_its_guesses() -> None:
     rounds = [
         guess(generator.standard_normal(40).tolist(), (generator.random(40) < 0.5).tolist(), 0.5) for _ in range(400)
     ]
-    assert sum(one.correct for one in rounds) / sum(one.guessed for one in rounds) == pytest.approx(0.5, abs=0.02)
+    assert sum(item.correct for item in rounds) / sum(item.guessed for item in rounds) == pytest.approx(0.5, abs=0.02)
 
 
 @settings(max_examples=15, deadline=None)

@@ -14,23 +14,10 @@ from hypothesis import strategies as st
 from test_anchor import expired, key_of, opened
 from test_verifier import sealed
 
-from audits import (
-    AuditLog,
-    Event,
-    Examination,
-    FrameCount,
-    LogError,
-    Outcome,
-    State,
-    Traffic,
-    WireWindow,
-    Witness,
-    examine,
-    find_logs,
-    origin_of,
-    sites_of,
-)
+from audits import AuditLog, Event, Examination, LogError, Outcome, VerdictState, Witness, examine, find_logs, origin_of
+from audits.byte_ledger import FrameCount, Traffic, WireWindow
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.examine import sites_of
 
 Lines = list[bytes]
 
@@ -70,27 +57,31 @@ def judged(place: Path, against: bool = True) -> Examination:
     return examine(place / "audit", "chest", [place / "head"] if against else [], network=False)
 
 
-def states(found: Examination) -> dict[str, State]:
+def states(found: Examination) -> dict[str, VerdictState]:
     return {part.name: part.state for _, verdict in found.verdicts() for part in verdict.parts}
 
 
 def test_an_untouched_log_is_shown_in_all_three(place: Path) -> None:
     """With the witness's copy; the examination says how many entries, up to which head."""
-    found = judged(place)
-    assert found.state is State.SHOWN and found.entries == 7 and set(states(found).values()) == {State.SHOWN}
-    assert found.record()["consistency"]["state"] == "shown" and json.dumps(found.record())
+    result = judged(place)
+    assert (
+        result.state is VerdictState.SHOWN
+        and result.entries == 7
+        and set(states(result).values()) == {VerdictState.SHOWN}
+    )
+    assert result.record()["consistency"]["state"] == "shown" and json.dumps(result.record())
 
 
 def test_what_nobody_says_is_not_shown(place: Path) -> None:
     """No copy, no ledger of the network, no key, no checkpoint: never taken for shown, nor for broken."""
-    assert states(judged(place, against=False))["checkpoints"] is State.NOT_SHOWN
-    assert states(examine(place / "audit", "chest", [place / "head"]))["wire"] is State.NOT_SHOWN
+    assert states(judged(place, against=False))["checkpoints"] is VerdictState.NOT_SHOWN
+    assert states(examine(place / "audit", "chest", [place / "head"]))["wire"] is VerdictState.NOT_SHOWN
     (place / "audit" / "keys").unlink()
-    found = judged(place, against=False)
-    assert states(found)["signature"] is State.NOT_SHOWN and found.state is State.NOT_SHOWN
+    result = judged(place, against=False)
+    assert states(result)["signature"] is VerdictState.NOT_SHOWN and result.state is VerdictState.NOT_SHOWN
     (place / "audit" / "checkpoints").unlink()
-    found = states(judged(place))
-    assert found["tree"] is found["tail"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+    result = states(judged(place))
+    assert result["tree"] is result["tail"] is VerdictState.NOT_SHOWN and result["chain"] is VerdictState.SHOWN
 
 
 def counted(payload: int) -> dict[str, Any]:
@@ -99,13 +90,13 @@ def counted(payload: int) -> dict[str, Any]:
     return WireWindow("site", "a", 0, last=True, sent=(sent,)).record()
 
 
-@pytest.mark.parametrize(("payload", "state"), [(400, State.SHOWN), (401, State.BROKEN)])
+@pytest.mark.parametrize(("payload", "state"), [(400, VerdictState.SHOWN), (401, VerdictState.BROKEN)])
 def test_the_bytes_on_the_network_are_held_against_what_is_known_of_them(
-    tmp_path: Path, payload: int, state: State
+    tmp_path: Path, payload: int, state: VerdictState
 ) -> None:
     """Without counts nothing is shown; counts that are explained show it; a single byte more is found."""
     log = opened(tmp_path)
-    assert states(examine(tmp_path / "audit", "chest"))["wire"] is State.NOT_SHOWN
+    assert states(examine(tmp_path / "audit", "chest"))["wire"] is VerdictState.NOT_SHOWN
     log.append(Event.WIRE, wire=counted(payload))
     assert states(examine(tmp_path / "audit", "chest"))["wire"] is state
     log.close()
@@ -116,7 +107,7 @@ def test_counts_that_are_none_are_found(tmp_path: Path) -> None:
     log = opened(tmp_path)
     seq = log.append(Event.WIRE, wire={"bytes": 4}).seq
     (part,) = [part for part in examine(tmp_path / "audit", "chest").completeness.parts if part.name == "wire"]
-    assert (part.state, part.entry) == (State.BROKEN, seq)
+    assert (part.state, part.entry) == (VerdictState.BROKEN, seq)
     log.close()
 
 
@@ -139,31 +130,31 @@ def written(place: Path, change: Callable[[Lines], Lines]) -> None:
 def test_tampering_is_found_without_others(place: Path, change: str) -> None:
     """Changed, deleted, inserted, reordered and cut entries, by chain or checkpoint."""
     written(place, CHANGES[change])
-    found = judged(place, against=False)
-    assert State.BROKEN in (found.integrity.state, found.completeness.state)
+    result = judged(place, against=False)
+    assert VerdictState.BROKEN in (result.integrity.state, result.completeness.state)
 
 
 def chained_anew(lines: Lines) -> Lines:
     """With the numbers and hashes that they should have."""
-    found: Lines = []
+    result: Lines = []
     before = "0" * 64
     for number, line in enumerate(lines):
-        found.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
-        before = json.loads(found[-1])["leaf_hash"]
-    return found
+        result.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
+        before = json.loads(result[-1])["leaf_hash"]
+    return result
 
 
 @pytest.mark.parametrize("change", ["changed", "deleted", "inserted", "reordered", "cut"])
 def test_a_chain_that_is_made_anew_is_found_by_the_checkpoints(place: Path, change: str) -> None:
     """All hashes fit, and the roots that were signed do not."""
     written(place, lambda lines: chained_anew(CHANGES[change](lines)))
-    found = judged(place, against=False)
-    assert states(found)["chain"] is State.SHOWN and found.state is State.BROKEN
+    result = judged(place, against=False)
+    assert states(result)["chain"] is VerdictState.SHOWN and result.state is VerdictState.BROKEN
     (place / "audit" / "checkpoints").unlink()
-    assert states(judged(place, against=False))["tiles"] is State.BROKEN
+    assert states(judged(place, against=False))["tiles"] is VerdictState.BROKEN
     shutil.rmtree(place / "audit" / "tlog")
-    assert judged(place, against=False).state is State.NOT_SHOWN
-    assert states(judged(place))["checkpoints"] is State.BROKEN
+    assert judged(place, against=False).state is VerdictState.NOT_SHOWN
+    assert states(judged(place))["checkpoints"] is VerdictState.BROKEN
 
 
 @given(st.integers(0, 4000), st.integers(1, 255))
@@ -176,7 +167,7 @@ def test_any_changed_byte_of_the_log_is_found(original: Path, offset: int, flip:
         content = bytearray(path.read_bytes())
         content[offset % len(content)] ^= flip
         path.write_bytes(content)
-        assert judged(Path(folder) / "copy", against=False).state is State.BROKEN
+        assert judged(Path(folder) / "copy", against=False).state is VerdictState.BROKEN
 
 
 def test_damaged_and_foreign_checkpoints_are_found(place: Path) -> None:
@@ -184,15 +175,15 @@ def test_damaged_and_foreign_checkpoints_are_found(place: Path) -> None:
     path = place / "audit" / "checkpoints"
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"\n7\n", b"\nx\n", 1))
-    assert states(judged(place))["signature"] is State.BROKEN
+    assert states(judged(place))["signature"] is VerdictState.BROKEN
     path.write_bytes(whole)
     NoteFile(path).append(
         [key_of(place, "stranger").named(origin_of("chest")).sign(whole.decode().split("\n\n")[0] + "\n")]
     )
-    assert states(judged(place))["tree"] is State.SHOWN
+    assert states(judged(place))["tree"] is VerdictState.SHOWN
     path.unlink()
     NoteFile(path).append([signed_checkpoint(key_of(place, "head"), 7, bytes(32))])
-    assert {states(judged(place))[name] for name in ("tree", "signature")} == {State.BROKEN}
+    assert {states(judged(place))[name] for name in ("tree", "signature")} == {VerdictState.BROKEN}
 
 
 def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:
@@ -201,12 +192,15 @@ def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:
     log = opened(tmp_path, 1500)
     assert expired(log).deleted
     log.close()
-    found = judged(tmp_path)
-    assert found.state is State.NOT_SHOWN and found.integrity.state is found.consistency.state is State.SHOWN
-    assert [part.name for part in found.completeness.parts if part.state is not State.SHOWN] == ["retention"]
+    result = judged(tmp_path)
+    assert (
+        result.state is VerdictState.NOT_SHOWN
+        and result.integrity.state is result.consistency.state is VerdictState.SHOWN
+    )
+    assert [part.name for part in result.completeness.parts if part.state is not VerdictState.SHOWN] == ["retention"]
     with (tmp_path / "audit" / "tree").open("r+b") as file:
         file.write(bytes(64))
-    assert judged(tmp_path).state is State.BROKEN
+    assert judged(tmp_path).state is VerdictState.BROKEN
 
 
 def test_a_closed_file_that_ends_within_an_entry_is_broken(tmp_path: Path) -> None:
@@ -214,7 +208,7 @@ def test_a_closed_file_that_ends_within_an_entry_is_broken(tmp_path: Path) -> No
     place = made(tmp_path, limit=900)
     closed = sorted((place / "audit").glob("log-*.jsonl"))[0]
     closed.write_bytes(closed.read_bytes()[:-10])
-    assert states(judged(place))["chain"] is State.BROKEN
+    assert states(judged(place))["chain"] is VerdictState.BROKEN
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,23 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from logs import JOB
 
-from audits import (
-    AuditKey,
-    AuditLog,
-    Cosigned,
-    Event,
-    Evidence,
-    Excerpt,
-    LogError,
-    NoteError,
-    Quoted,
-    Witness,
-    expire,
-    held,
-    origin_of,
-    quote,
-    quoted_entries,
-)
+from audits import AuditKey, AuditLog, Event, LogError, NoteError, Witness, origin_of
+from audits.excerpt import CosignedCheckpoint, Excerpt, QuotedEntry, check_excerpt, quote, quoted_entries
+from audits.external_evidence import ExternalEvidence
+from audits.retention import expire
 
 SITE = "chest"
 
@@ -58,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_excerpt_shows_its_entries_and_who_cosigned_the_log(folder: Path) -> None:
     """Only what was wanted, under the newest checkpoint, which continues the cosigned one."""
-    found = quote(folder, SITE, wanted)
-    shown = held(found, SITE)
-    assert [entry.seq for entry in quoted_entries(found)] == [1, 3, 5, 7, 8, 9, 10]
+    result = quote(folder, SITE, wanted)
+    shown = check_excerpt(result, SITE)
+    assert [entry.seq for entry in quoted_entries(result)] == [1, 3, 5, 7, 8, 9, 10]
     assert (shown.checkpoint.size, shown.cosigned, shown.cosigners) == (11, 7, (origin_of("head"),))
 
 
@@ -70,9 +57,9 @@ def test_a_checkpoint_that_only_others_hold_counts_as_well(folder: Path, tmp_pat
     note = log.checkpoint()
     other.cosign(note, log.proof(7, note))
     log.close()
-    assert held(quote(folder, SITE, wanted), SITE).cosigned == 7
-    others = Evidence.gather([tmp_path / "other"], folder)
-    assert held(quote(folder, SITE, wanted, others), SITE).cosigned == 11
+    assert check_excerpt(quote(folder, SITE, wanted), SITE).cosigned == 7
+    others = ExternalEvidence.gather([tmp_path / "other"], folder)
+    assert check_excerpt(quote(folder, SITE, wanted, others), SITE).cosigned == 11
 
 
 def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> None:
@@ -84,9 +71,9 @@ def test_the_excerpt_of_a_log_of_which_lines_expired_holds(tmp_path: Path) -> No
     later = datetime.now(UTC) + timedelta(days=2)
     assert expire(log, 1, date=later.date(), now=later).deleted
     log.close()
-    found = quote(tmp_path, SITE, wanted)
-    assert found.first > 0 and quoted_entries(found)[0].seq == found.first
-    assert held(found, SITE).cosigned == 0
+    result = quote(tmp_path, SITE, wanted)
+    assert result.first > 0 and quoted_entries(result)[0].seq == result.first
+    assert check_excerpt(result, SITE).cosigned == 0
 
 
 def test_a_log_without_checkpoint_cannot_be_quoted(tmp_path: Path) -> None:
@@ -102,15 +89,15 @@ def altered(found: Excerpt) -> dict[str, Excerpt]:
     """One thing changed in each."""
     first, second, *rest = found.entries
     assert found.cosigned is not None
-    swapped = Quoted(first.record, second.proof)
-    edited = Quoted({**first.record, "job": "job-0"}, first.proof)
-    more = Quoted({**first.record, "note": 1}, first.proof)
+    swapped = QuotedEntry(first.record, second.proof)
+    edited = QuotedEntry({**first.record, "job": "job-0"}, first.proof)
+    more = QuotedEntry({**first.record, "note": 1}, first.proof)
     return {
         "an edited entry": replace(found, entries=(edited, second, *rest)),
         "a field more": replace(found, entries=(more, second, *rest)),
         "another's proof": replace(found, entries=(swapped, second, *rest)),
-        "a proof cut": replace(found, entries=(Quoted(first.record, first.proof[1:]), second, *rest)),
-        "no proof": replace(found, entries=(Quoted(first.record, ("?",)), second, *rest)),
+        "a proof cut": replace(found, entries=(QuotedEntry(first.record, first.proof[1:]), second, *rest)),
+        "no proof": replace(found, entries=(QuotedEntry(first.record, ("?",)), second, *rest)),
         "an order": replace(found, entries=(second, first, *rest)),
         "an entry twice": replace(found, entries=(first, first, *rest)),
         "another key": replace(found, key=str(key(seed=3).public)),
@@ -122,21 +109,23 @@ def altered(found: Excerpt) -> dict[str, Excerpt]:
         "no cosigner": replace(found, others=()),
         "the site as cosigner": replace(found, others=(found.key,)),
         "no cosigned checkpoint": replace(found, cosigned=None),
-        "a consistency": replace(found, cosigned=Cosigned(found.cosigned.checkpoint, found.cosigned.proof[1:])),
-        "a cosigned note": replace(found, cosigned=Cosigned(found.checkpoint, ())),
+        "a consistency": replace(
+            found, cosigned=CosignedCheckpoint(found.cosigned.checkpoint, found.cosigned.proof[1:])
+        ),
+        "a cosigned note": replace(found, cosigned=CosignedCheckpoint(found.checkpoint, ())),
     }
 
 
 def test_whatever_is_changed_in_an_excerpt_is_refused(folder: Path) -> None:
     """Each of these by itself; unchanged it holds, but not for another site."""
-    found = quote(folder, SITE, wanted)
+    result = quote(folder, SITE, wanted)
     accepted = []
-    for name, one in altered(found).items():
+    for name, item in altered(result).items():
         try:
-            held(one, SITE)
+            check_excerpt(item, SITE)
             accepted.append(name)
         except NoteError:
             pass
     assert accepted == []
     with pytest.raises(NoteError):
-        held(found, "head")
+        check_excerpt(result, "head")

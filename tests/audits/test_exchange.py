@@ -7,19 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audits import (
-    AuditError,
-    Exchange,
-    Kind,
-    MessageRefused,
-    Protection,
-    Reason,
-    TaskSpec,
-    TensorSpec,
-    canonical,
-    clipped,
-    joint_norm,
-)
+from audits import AuditError, Exchange, Kind, MessageRefused, Protection, TaskSpec, TensorSpec, canonical
+from audits.errors import ReleaseFault
+from audits.exchange import clip_to_norm, joint_norm
 
 
 def tensor(**changes: Any) -> TensorSpec:
@@ -149,28 +139,28 @@ def test_bounds_are_inclusive(rows: int, accuracy: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rows": np.array(-5)}, Reason.BOUNDS),
-        ({"rows": np.array(10**9)}, Reason.BOUNDS),
-        ({"rows": np.array(2**63 - 1)}, Reason.BOUNDS),
-        ({"rows": np.array(1e30)}, Reason.DTYPE),
-        ({"accuracy": np.array(np.nan, "float32")}, Reason.FINITE),
-        ({"accuracy": np.array(1e9, "float32")}, Reason.BOUNDS),
-        ({"accuracy": np.array(-5, "float32")}, Reason.BOUNDS),
-        ({"accuracy": np.array(np.nextafter(np.float32(1), np.float32(2)))}, Reason.BOUNDS),
-        ({"accuracy": np.array([0.5], "float32")}, Reason.SHAPE),
-        ({"accuracy": 0.5}, Reason.ARRAY),
-        ({"accuracy": None}, Reason.MISSING),
-        ({"patient-17": np.zeros(3)}, Reason.UNDECLARED),
-        ({"shared": np.full((2, 3), 1e30, "float32")}, Reason.NORM),
-        ({"shared": np.full((2, 3), 4.1, "float32")}, Reason.NORM),
+        ({"rows": np.array(-5)}, ReleaseFault.BOUNDS),
+        ({"rows": np.array(10**9)}, ReleaseFault.BOUNDS),
+        ({"rows": np.array(2**63 - 1)}, ReleaseFault.BOUNDS),
+        ({"rows": np.array(1e30)}, ReleaseFault.DTYPE),
+        ({"accuracy": np.array(np.nan, "float32")}, ReleaseFault.FINITE),
+        ({"accuracy": np.array(1e9, "float32")}, ReleaseFault.BOUNDS),
+        ({"accuracy": np.array(-5, "float32")}, ReleaseFault.BOUNDS),
+        ({"accuracy": np.array(np.nextafter(np.float32(1), np.float32(2)))}, ReleaseFault.BOUNDS),
+        ({"accuracy": np.array([0.5], "float32")}, ReleaseFault.SHAPE),
+        ({"accuracy": 0.5}, ReleaseFault.ARRAY),
+        ({"accuracy": None}, ReleaseFault.MISSING),
+        ({"patient-17": np.zeros(3)}, ReleaseFault.UNDECLARED),
+        ({"shared": np.full((2, 3), 1e30, "float32")}, ReleaseFault.NORM),
+        ({"shared": np.full((2, 3), 4.1, "float32")}, ReleaseFault.NORM),
     ],
 )
-def test_whoever_receives_a_message_refuses_what_is_not_declared(changes: dict[str, Any], reason: Reason) -> None:
+def test_whoever_receives_a_message_refuses_what_is_not_declared(changes: dict[str, Any], reason: ReleaseFault) -> None:
     """Values, dtypes, shapes and names; the sentence holds declared facts only."""
     start, _, _ = reason.value.partition("{")
     with pytest.raises(MessageRefused) as caught:
         BOUNDED.check("train", "up", upload(**changes))
-    assert start in str(caught.value) or reason is Reason.UNDECLARED and "not declared" in str(caught.value)
+    assert start in str(caught.value) or reason is ReleaseFault.UNDECLARED and "not declared" in str(caught.value)
     assert "patient-17" not in str(caught.value) and "e+" not in str(caught.value).replace("1e+06", "")
 
 
@@ -188,10 +178,10 @@ def test_what_is_clipped_is_within_the_norm_and_points_where_it_did(seed: int, s
     """Tensors are scaled together, also after rounding to float32; shorter ones stay as they are."""
     rng = np.random.default_rng(seed)
     before = {name: np.array(scale * rng.normal(size=shape), np.float32) for name, shape in (("a", (3, 5)), ("b", ()))}
-    after = clipped(before, most)
+    after = clip_to_norm(before, most)
     assert joint_norm(after) <= most or joint_norm(before) <= most
     factor = min(1, most / joint_norm(before))
     for name in before:
         assert (type(after[name]), after[name].dtype) == (np.ndarray, np.float32)
         assert np.allclose(after[name], factor * before[name], rtol=1e-5)
-    assert clipped(before, 2 * joint_norm(before)) == before
+    assert clip_to_norm(before, 2 * joint_norm(before)) == before

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import HOSTILE, fix_clocks, peak, write_logs
 
-from audits import AuditLog, Entry, Event, ExportFormat, LogError, export_logs, find_logs, read
+from audits import AuditLog, Entry, Event, LogError, find_logs, read
 from audits.escaping import visible
+from audits.export import ExportFormat, export_logs
 from audits.export_fhir import audit_event
 from audits.export_syslog import syslog_lines
 
@@ -49,9 +50,9 @@ def resources(logs: dict[str, Path], out: Path) -> Iterator[tuple[Entry, Any]]:
 
 def params(line: str) -> dict[str, str]:
     """The structured data of a message, unescaped."""
-    found = MESSAGE.fullmatch(line)
-    assert found, line
-    pairs = (pair.split("=", 1) for pair in re.findall(PARAM, found["params"]))
+    result = MESSAGE.fullmatch(line)
+    assert result, line
+    pairs = (pair.split("=", 1) for pair in re.findall(PARAM, result["params"]))
     return {name: ESCAPED.sub(r"\1", value[1:-1]) for name, value in pairs}
 
 
@@ -71,24 +72,24 @@ def test_json_lines_are_the_logs_own_lines(logs: dict[str, Path], tmp_path: Path
 
 def test_every_resource_is_a_valid_audit_event(logs: dict[str, Path], tmp_path: Path) -> None:
     """R4's model takes it and gives it back; ids are the entries' hashes; no entity has a name and a query (sev-1)."""
-    for entry, found in resources(logs, tmp_path / "out"):
-        resource = AuditEvent.model_validate(found)
-        assert json.loads(resource.model_dump_json()) == found
-        assert resource.id == entry.leaf_hash and found["recorded"] == entry.time
-        assert all("query" not in entity for entity in found["entity"])
+    for entry, result in resources(logs, tmp_path / "out"):
+        resource = AuditEvent.model_validate(result)
+        assert json.loads(resource.model_dump_json()) == result
+        assert resource.id == entry.leaf_hash and result["recorded"] == entry.time
+        assert all("query" not in entity for entity in result["entity"])
 
 
 def test_every_fact_of_an_entry_is_in_its_resource(logs: dict[str, Path], tmp_path: Path) -> None:
     """Nothing gets lost: each value stands in the resource once or more, text as it is and the rest as JSON."""
-    for entry, found in resources(logs, tmp_path / "out"):
-        told = {json.dumps(text, ensure_ascii=False)[1:-1] for text in strings(found)}
+    for entry, result in resources(logs, tmp_path / "out"):
+        record = {json.dumps(text, ensure_ascii=False)[1:-1] for text in strings(result)}
         facts = [*entry.record().items(), *(fact for tensor in entry.tensors for fact in vars(tensor).items())]
         for name, value in facts:
             if value is not None and value != "" and name != "tensors":
                 text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
                 quoted = json.dumps(str(text), ensure_ascii=False)[1:-1]
-                assert any(said == quoted or said.endswith(f":{quoted}") for said in told), name
-        assert found["outcome"] == ("4" if entry.outcome == "refused" else "0")
+                assert any(sentence == quoted or sentence.endswith(f":{quoted}") for sentence in record), name
+        assert result["outcome"] == ("4" if entry.outcome == "refused" else "0")
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -115,12 +116,12 @@ def test_syslog_says_every_fact_of_entries_and_tensors(logs: dict[str, Path], tm
     lines = iter((tmp_path / "out").read_text(encoding="utf-8").split("\n"))
     for entry in entries(logs):
         line = next(lines)
-        told = params(line)
+        record = params(line)
         severity = 4 if entry.outcome == "refused" else 5 if entry.event == "recovered" else 6
         assert len(line.encode()) < 2048 and line.startswith(f"<{13 * 8 + severity}>")
         for name, value in entry.record().items():
             if name not in ("tensors", "time", "reason"):
-                assert told.get(name) == shown(value), name
+                assert record.get(name) == shown(value), name
         for tensor in entry.tensors:
             about = params(next(lines))
             assert about["entry"] == entry.leaf_hash
@@ -143,7 +144,7 @@ def test_no_text_breaks_a_syslog_message(text: str) -> None:
     )  # fmt: skip
     (line,) = syslog_lines(entry)
     assert len(line.splitlines()) == 1
-    assert line.isprintable() or set(filter(lambda one: not one.isprintable(), line)) == {"\u00a0"}
+    assert line.isprintable() or set(filter(lambda item: not item.isprintable(), line)) == {"\u00a0"}
     assert params(line)["job"] == visible(text) == params(line)["site"]
     if text.isascii() and text.isprintable():
         assert params(line)["job"] == text
@@ -155,7 +156,7 @@ def test_an_attack_in_a_name_stays_a_name(logs: dict[str, Path], tmp_path: Path)
         export_logs(logs, form, tmp_path / form)
     line = next(line for line in (tmp_path / "syslog").read_text().splitlines() if "script" in line)
     assert params(line)["job"] == HOSTILE and params(line)["reason"] == "line one\\u000aline two ü"
-    named = [found for _, found in resources(logs, tmp_path / "again") if found["subtype"][0]["code"] == "open"]
+    named = [result for _, result in resources(logs, tmp_path / "again") if result["subtype"][0]["code"] == "open"]
     assert HOSTILE in list(strings(named[-1]))
 
 

@@ -21,7 +21,6 @@ from audits import (
     Kind,
     LogError,
     Outcome,
-    Reason,
     ReceiptRefused,
     Refusal,
     ReleaseRefused,
@@ -31,6 +30,7 @@ from audits import (
     TensorSpec,
     verify,
 )
+from audits.errors import ReleaseFault
 
 MARKER = "patient-Miller"
 
@@ -111,32 +111,32 @@ def test_memory_layout_does_not_matter(site: Site, same: Callable[[np.ndarray], 
 
 
 NOT_FINITE = np.array([[0, 1, 2], [3, float("nan"), 5]], dtype="float32")
-REFUSED: dict[str, tuple[Tensors, Reason, list[str]]] = {
-    "nan": (message(prompt=NOT_FINITE), Reason.FINITE, ["prompt"]),
-    "infinite": (message(prompt=np.full((2, 3), -np.inf, "float32")), Reason.FINITE, ["prompt"]),
-    "wider dtype": (message(prompt=np.zeros((2, 3), "float64")), Reason.DTYPE, ["prompt"]),
-    "whole numbers": (message(prompt=np.zeros((2, 3), "int32")), Reason.DTYPE, ["prompt"]),
-    "boolean": (message(rows=np.array(True)), Reason.DTYPE, ["rows"]),
-    "transposed": (message(prompt=np.zeros((3, 2), "float32")), Reason.SHAPE, ["prompt"]),
-    "flattened": (message(prompt=np.zeros(6, "float32")), Reason.SHAPE, ["prompt"]),
-    "scalar as vector": (message(rows=np.array([17])), Reason.SHAPE, ["rows"]),
-    "missing": ({"prompt": message()["prompt"]}, Reason.MISSING, ["rows"]),
-    "empty": ({}, Reason.MISSING, ["prompt", "rows"]),
-    "undeclared": (message(**{MARKER: np.zeros(2)}), Reason.UNDECLARED, []),
-    "a list": (message(prompt=[[0, 1, 2], [3, 4, 5]]), Reason.ARRAY, ["prompt"]),
-    "a number": (message(rows=17), Reason.ARRAY, ["rows"]),
-    "a numpy number": (message(rows=np.int64(17)), Reason.ARRAY, ["rows"]),
-    "objects": (message(prompt=np.full((2, 3), MARKER, object)), Reason.ARRAY, ["prompt"]),
-    "text": (message(prompt=np.full((2, 3), MARKER)), Reason.ARRAY, ["prompt"]),
-    "named fields": (message(rows=np.zeros((), [(MARKER, "i8")])), Reason.ARRAY, ["rows"]),
-    "masked": (message(prompt=np.ma.MaskedArray(np.zeros((2, 3), "float32"))), Reason.ARRAY, ["prompt"]),
-    "nothing": (message(prompt=None), Reason.ARRAY, ["prompt"]),
-    "two faults": (message(prompt=NOT_FINITE, rows=np.array(1.5)), Reason.FINITE, ["prompt", "rows"]),
+REFUSED: dict[str, tuple[Tensors, ReleaseFault, list[str]]] = {
+    "nan": (message(prompt=NOT_FINITE), ReleaseFault.FINITE, ["prompt"]),
+    "infinite": (message(prompt=np.full((2, 3), -np.inf, "float32")), ReleaseFault.FINITE, ["prompt"]),
+    "wider dtype": (message(prompt=np.zeros((2, 3), "float64")), ReleaseFault.DTYPE, ["prompt"]),
+    "whole numbers": (message(prompt=np.zeros((2, 3), "int32")), ReleaseFault.DTYPE, ["prompt"]),
+    "boolean": (message(rows=np.array(True)), ReleaseFault.DTYPE, ["rows"]),
+    "transposed": (message(prompt=np.zeros((3, 2), "float32")), ReleaseFault.SHAPE, ["prompt"]),
+    "flattened": (message(prompt=np.zeros(6, "float32")), ReleaseFault.SHAPE, ["prompt"]),
+    "scalar as vector": (message(rows=np.array([17])), ReleaseFault.SHAPE, ["rows"]),
+    "missing": ({"prompt": message()["prompt"]}, ReleaseFault.MISSING, ["rows"]),
+    "empty": ({}, ReleaseFault.MISSING, ["prompt", "rows"]),
+    "undeclared": (message(**{MARKER: np.zeros(2)}), ReleaseFault.UNDECLARED, []),
+    "a list": (message(prompt=[[0, 1, 2], [3, 4, 5]]), ReleaseFault.ARRAY, ["prompt"]),
+    "a number": (message(rows=17), ReleaseFault.ARRAY, ["rows"]),
+    "a numpy number": (message(rows=np.int64(17)), ReleaseFault.ARRAY, ["rows"]),
+    "objects": (message(prompt=np.full((2, 3), MARKER, object)), ReleaseFault.ARRAY, ["prompt"]),
+    "text": (message(prompt=np.full((2, 3), MARKER)), ReleaseFault.ARRAY, ["prompt"]),
+    "named fields": (message(rows=np.zeros((), [(MARKER, "i8")])), ReleaseFault.ARRAY, ["rows"]),
+    "masked": (message(prompt=np.ma.MaskedArray(np.zeros((2, 3), "float32"))), ReleaseFault.ARRAY, ["prompt"]),
+    "nothing": (message(prompt=None), ReleaseFault.ARRAY, ["prompt"]),
+    "two faults": (message(prompt=NOT_FINITE, rows=np.array(1.5)), ReleaseFault.FINITE, ["prompt", "rows"]),
 }
 
 
 def is_known_sentence(text: str) -> bool:
-    patterns = (re.sub(r"\\\{\w+\\\}", r"[\\w\\[\\], -]+", re.escape(reason)) for reason in Reason)
+    patterns = (re.sub(r"\\\{\w+\\\}", r"[\\w\\[\\], -]+", re.escape(reason)) for reason in ReleaseFault)
     return any(re.fullmatch(pattern, text) for pattern in patterns)
 
 
@@ -168,13 +168,13 @@ def test_the_shape_that_was_found_is_not_told(site: Site) -> None:
 @pytest.mark.parametrize(
     ("task", "recipient", "reason"),
     [
-        (MARKER, "server", Reason.TASK),
-        ("train", MARKER, Reason.PEER),
-        ("ready", MARKER, Reason.PEER),
+        (MARKER, "server", ReleaseFault.TASK),
+        ("train", MARKER, ReleaseFault.PEER),
+        ("ready", MARKER, ReleaseFault.PEER),
     ],
 )
 def test_unknown_tasks_and_peers_are_refused_without_repeating_their_names(
-    site: Site, task: str, recipient: str, reason: Reason
+    site: Site, task: str, recipient: str, reason: ReleaseFault
 ) -> None:
     """A name that nobody declared may carry data; an empty message to a stranger is refused as well."""
     with pytest.raises(ReleaseRefused, match=reason) as caught:
@@ -300,8 +300,8 @@ def test_the_gate_passes_exactly_the_declared_messages(
         elif tensors[name].dtype.kind == "f" and tensors[name].size:
             tensors[name].flat[data.draw(st.integers(0, tensors[name].size - 1))] = np.nan
     declared = {(spec.name, spec.shape, np.dtype(spec.dtype)) for spec in specs}
-    found = {(name, array.shape, array.dtype.newbyteorder("=")) for name, array in tensors.items()}
-    due = declared == found and all(np.isfinite(array).all() for array in tensors.values())
+    result = {(name, array.shape, array.dtype.newbyteorder("=")) for name, array in tensors.items()}
+    due = declared == result and all(np.isfinite(array).all() for array in tensors.values())
 
     with tempfile.TemporaryDirectory() as folder:
         site = border(Path(folder), Exchange("prompt_pfl", (TaskSpec("t", up=tuple(specs), down=()),)))

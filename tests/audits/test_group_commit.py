@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import audits
-from audits import AuditKey, AuditLog, Entry, Event, LogError, State, examine, origin_of, read, verify
+from audits import AuditKey, AuditLog, Entry, Event, LogError, VerdictState, examine, origin_of, read, verify
 
 THREADS = 20
 PATIENCE = 60.0  # seconds
@@ -243,10 +243,10 @@ def test_what_was_acknowledged_outlasts_a_kill_in_the_middle_of_a_group(tmp_path
     assert len(acknowledged) > 400 * WAVES
     jobs = {entry.seq: entry.job for entry in read(tmp_path / "audit")}
     assert acknowledged == {seq: jobs.get(seq) for seq in acknowledged}
-    found = examine(tmp_path / "audit", "chest", key=key.public, network=False)
-    parts = {part.name: part.state for part in found.integrity.parts}
-    assert found.integrity.state is State.SHOWN and parts["tiles"] is State.SHOWN
-    assert json.dumps(found.record())
+    result = examine(tmp_path / "audit", "chest", key=key.public, network=False)
+    parts = {part.name: part.state for part in result.integrity.parts}
+    assert result.integrity.state is VerdictState.SHOWN and parts["tiles"] is VerdictState.SHOWN
+    assert json.dumps(result.record())
 
 
 def _heard(descriptor: int, entries: int) -> bytes:

@@ -31,8 +31,12 @@ _READ = """
 import json, sys
 from collections.abc import Callable
 from pathlib import Path
-from audits import AuditError, ExportFormat, Evidence, check_site, describe, examine, export_logs, find_logs
-from audits import prove, quote, totals, verify
+from audits import AuditError, check_site, examine, find_logs, verify
+from audits.entry_proof import prove
+from audits.excerpt import quote
+from audits.export import ExportFormat, export_logs
+from audits.external_evidence import ExternalEvidence
+from audits.verifier import describe, totals
 from audits.ui.index import Index
 
 def judged(place):
@@ -49,7 +53,7 @@ READERS = {
     "find_logs": lambda place: len(find_logs(place / "audit")),
     "export": lambda place: export_logs({"chest": place / "audit"}, ExportFormat.JSONL, place / "out.jsonl"),
     "prove": lambda place: prove(place / "audit", 3)["format"],
-    "quote": lambda place: len(quote(place / "audit", "chest", bool, Evidence.gather([], place)).entries),
+    "quote": lambda place: len(quote(place / "audit", "chest", bool, ExternalEvidence.gather([], place)).entries),
     "index": lambda place: Index({"chest": place / "audit"}).refresh(),
 }
 for line in Path(sys.argv[1]).read_text().splitlines():
@@ -79,7 +83,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
     (folder / "cases").write_text("\n".join(cases))
     ran = alone(_READ, folder / "cases")
     assert ran.returncode == 0, ran.stderr[-2000:]
-    return {cases[name]: found for name, found in map(json.loads, ran.stdout.splitlines())}
+    return {cases[name]: result for name, result in map(json.loads, ran.stdout.splitlines())}
 
 
 @pytest.mark.timeout(300)
@@ -89,10 +93,10 @@ def test_what_is_no_plain_file_or_has_no_end_gives_a_sentence(
     answers: dict[tuple[str, str], dict[str, Any]], place: str, kind: str
 ) -> None:
     """Each reader ends with a result or a sentence without a path, in bounded memory, and never waits."""
-    found = answers[place, kind]
-    for whole, told in found.values():
-        assert whole or (isinstance(told, str) and "/" not in told and told[-1] != "\n")
-    whole, parts = found["examine"]
+    result = answers[place, kind]
+    for whole, record in result.values():
+        assert whole or (isinstance(record, str) and "/" not in record and record[-1] != "\n")
+    whole, parts = result["examine"]
     if place in ("audit/log.jsonl", "audit/log-000000.jsonl", "audit/checkpoints", "audit/keys"):
         assert not whole or "broken" in {state for state, _ in parts}
     if place == "notes" and kind != "folder":

@@ -98,9 +98,9 @@ def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.Dat
 
 def rehashed(line: bytes) -> bytes:
     """With the hash that its other bytes have, if it has a place for one."""
-    found = re.search(rb'"leaf_hash":"[0-9a-f]{64}",', line)
-    if not found or not line.endswith(b"\n"):
+    result = re.search(rb'"leaf_hash":"[0-9a-f]{64}",', line)
+    if not result or not line.endswith(b"\n"):
         return line
-    body = line[: found.start()] + line[found.end() : -1]
+    body = line[: result.start()] + line[result.end() : -1]
     member = json.dumps({"leaf_hash": hashlib.sha256(b"\0" + body).hexdigest()}, separators=(",", ":"))[1:-1].encode()
-    return line[: found.start()] + member + b"," + line[found.end() :]
+    return line[: result.start()] + member + b"," + line[result.end() :]

@@ -109,17 +109,17 @@ def test_the_tail_is_read_only_if_somebody_else_wrote(folder: Path, monkeypatch:
     reads = []
     real = os.pread
 
-    def spy(*told: int) -> bytes:
-        reads.append(told)
-        return real(*told)
+    def spy(*record: int) -> bytes:
+        reads.append(record)
+        return real(*record)
 
     monkeypatch.setattr(os, "pread", spy)
-    one, other = AuditLog(folder, "chest"), AuditLog(folder, "chest")
+    item, other = AuditLog(folder, "chest"), AuditLog(folder, "chest")
     for _ in range(5):
-        one.append(Event.RELEASE)
+        item.append(Event.RELEASE)
     assert reads == []
     assert other.append(Event.RELEASE).seq == 5
-    assert one.append(Event.RELEASE).seq == 6
+    assert item.append(Event.RELEASE).seq == 6
     assert len(reads) == 2 and verify(folder).entries == 7
 
 
@@ -169,8 +169,8 @@ def test_append_returns_after_the_whole_entry_was_synced(folder: Path, monkeypat
 
     def spy(descriptor: int) -> None:
         real(descriptor)
-        found = os.fstat(descriptor)
-        synced.append((found.st_ino, found.st_size))
+        result = os.fstat(descriptor)
+        synced.append((result.st_ino, result.st_size))
 
     monkeypatch.setattr(os, "fsync", spy)
     log = AuditLog(folder, "chest")
@@ -178,8 +178,8 @@ def test_append_returns_after_the_whole_entry_was_synced(folder: Path, monkeypat
     assert {path.stat().st_ino for path in (folder, folder.parent, folder.parent.parent)} <= inodes
     for _ in range(2):
         log.append(Event.RELEASE)
-        found = (folder / "log.jsonl").stat()
-        assert synced[-1] == (found.st_ino, found.st_size)
+        result = (folder / "log.jsonl").stat()
+        assert synced[-1] == (result.st_ino, result.st_size)
 
 
 def test_a_failing_disk_is_an_error_and_leaves_no_entry(

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from audits import Kind, Offer, PolicyError, Reason, Refusal, SitePolicy, TensorSpec
+from audits import Kind, Refusal, SitePolicy, TensorSpec
+from audits.errors import PolicyError, ReleaseFault
 from audits.exchange import SITES
+from audits.policy import Offer
 
 FOUND = {"methods": ["prompt_pfl", "fedavg"], "kinds": ["parameters", "statistic"]}
 SPEC = TensorSpec("shared", (2,), "float32", Kind.PARAMETERS, "A prompt.")
@@ -105,13 +107,13 @@ OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient", members=3)
 @pytest.mark.parametrize(
     ("offer", "reason"),
     [
-        (Offer(3, True, None, None), Reason.DP),
-        (Offer(3, True, 1.1e-5, "patient"), Reason.DELTA),
-        (Offer(3, True, 1e-5, "row"), Reason.UNIT.format(unit="patient")),
-        (Offer(3, False, 1e-5, "patient"), Reason.SECAGG),
-        (Offer(2, True, 1e-5, "patient"), Reason.SITES.format(count=3)),
-        (Offer(3, True, 1e-5, "patient", 2), Reason.MEMBERS.format(count=3)),
-        (Offer(3, True, 1e-5, "patient", 3, ("a", "b", "c")), Reason.COMMITTEE),
+        (Offer(3, True, None, None), ReleaseFault.DP),
+        (Offer(3, True, 1.1e-5, "patient"), ReleaseFault.DELTA),
+        (Offer(3, True, 1e-5, "row"), ReleaseFault.UNIT.format(unit="patient")),
+        (Offer(3, False, 1e-5, "patient"), ReleaseFault.SECAGG),
+        (Offer(2, True, 1e-5, "patient"), ReleaseFault.SITES.format(count=3)),
+        (Offer(3, True, 1e-5, "patient", 2), ReleaseFault.MEMBERS.format(count=3)),
+        (Offer(3, True, 1e-5, "patient", 3, ("a", "b", "c")), ReleaseFault.COMMITTEE),
     ],
 )
 def test_a_job_that_offers_less_than_the_site_demands_is_refused_with_the_reason(offer: Offer, reason: str) -> None:
@@ -127,7 +129,7 @@ def test_a_job_may_be_stricter_than_the_site() -> None:
     assert SitePolicy.from_mapping(FOUND).refusal(OFFER) is None
     named = SitePolicy.from_mapping(FOUND | {"committee": ["b", "a", "c"]})
     assert named.refusal(replace(OFFER, committee=("a", "b", "c"))) is None
-    assert named.refusal(OFFER) == (Refusal.COMMITTEE, Reason.COMMITTEE) and named.refusal(Offer()) is None
+    assert named.refusal(OFFER) == (Refusal.COMMITTEE, ReleaseFault.COMMITTEE) and named.refusal(Offer()) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from logs import HOSTILE, serve
 
-from audits import AuditLog, Event, ExportFormat, Outcome, Refusal, examine, export_logs, totals
+from audits import AuditLog, Event, Outcome, Refusal, examine
+from audits.export import ExportFormat, export_logs
+from audits.verifier import totals
 
 DIGEST = "ab" * 32
 
@@ -77,8 +79,8 @@ def test_the_pages_list_refused_jobs_with_their_codes_and_filter_by_them(page: C
     assert 'href="entries?site=chest&amp;event=refusal">2<' in page("")
     listed = page("entries?event=refusal")
     assert "2 entries" in listed and "peers" in listed and "schema" in listed
-    one = page("entries?code=schema")
-    assert ">1 entry<" in one and 'seq=4"' in one and 'seq=3"' not in one
+    item = page("entries?code=schema")
+    assert ">1 entry<" in item and 'seq=4"' in item and 'seq=3"' not in item
     assert "the policy of old" in page("entry?site=chest&seq=0")
     entry = page("entry?site=chest&seq=4")
     assert DIGEST in entry and escape(Refusal.SCHEMA.sentence) in entry

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_examine import states
 
-from audits import RETENTION_DAYS, Event, ExpiryResult, LogError, State, examine, expire, read, verify
+from audits import Event, LogError, VerdictState, examine, read, verify
 from audits.checkpoint import NoteFile
 from audits.expiry import Basis, Expiry
+from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 
 NOW = datetime.now(UTC)
 OLD = NOW - days(RETENTION_DAYS + 300)
@@ -62,9 +63,9 @@ def test_entries_expire_once_cosigned_times_show_their_age(hospital: Hospital) -
     first = hospital.closed()[0]
     assert last.event is Event.EXPIRED and last.expiry == Expiry(first, RETENTION_DAYS, Basis.COSIGNED).record()
     assert 0 < first <= 6
-    found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert verify(hospital.place / "audit").ok and found["times"] is State.SHOWN
-    assert found["retention"] is found["cosigned times"] is State.SHOWN
+    outcome = states(examine(hospital.place / "audit", "chest", network=False))
+    assert verify(hospital.place / "audit").ok and outcome["times"] is VerdictState.SHOWN
+    assert outcome["retention"] is outcome["cosigned times"] is VerdictState.SHOWN
     assert expire(hospital.log_again()) == ExpiryResult(0, 0)
 
 
@@ -104,8 +105,8 @@ def test_a_person_may_give_the_date(hospital: Hospital) -> None:
     *_, last = read(hospital.place / "audit")
     assert last.expiry and (last.expiry["basis"], last.expiry["date"]) == ("date", NOW.date().isoformat())
     assert "by the date" in str(last.reason) and verify(hospital.place / "audit").ok
-    found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert found["retention"] is State.NOT_SHOWN and found["chain"] is State.SHOWN
+    result = states(examine(hospital.place / "audit", "chest", network=False))
+    assert result["retention"] is VerdictState.NOT_SHOWN and result["chain"] is VerdictState.SHOWN
 
 
 def test_the_date_has_to_be_the_machines_and_not_before_others(hospital: Hospital) -> None:
@@ -129,11 +130,11 @@ def test_an_expiry_of_an_earlier_version_still_holds(hospital: Hospital) -> None
     hospital.log.append(Event.EXPIRED, reason=reason)
     hospital.log.checkpoint()
     (hospital.place / "audit" / "log-000000.jsonl").unlink()
-    assert states(examine(hospital.place / "audit", "chest", network=False))["retention"] is State.SHOWN
+    assert states(examine(hospital.place / "audit", "chest", network=False))["retention"] is VerdictState.SHOWN
     assert expire(hospital.log).deleted > 0
     hospital.log.close()
-    found = states(examine(hospital.place / "audit", "chest", network=False))
-    assert verify(hospital.place / "audit").ok and State.BROKEN not in found.values()
+    result = states(examine(hospital.place / "audit", "chest", network=False))
+    assert verify(hospital.place / "audit").ok and VerdictState.BROKEN not in result.values()
 
 
 def test_a_cosignature_of_another_history_shows_nothing(hospital: Hospital) -> None:
@@ -184,7 +185,7 @@ def test_whatever_the_clocks_say_no_line_goes_before_others_show_its_age(
         for at, party, cosigned in steps:
             hospital.write(NOW + days(at))
             dated.append(at)
-            if party and party not in [one for _, _, one in signed]:
+            if party and party not in [item for _, _, item in signed]:
                 hospital.cosign(NOW + days(cosigned), party)
                 signed.append((len(dated), cosigned, party))
         closed = hospital.closed()

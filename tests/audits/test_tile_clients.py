@@ -143,8 +143,8 @@ def test_a_later_tree_continues_an_earlier_one_by_its_tiles(tmp_path: Path, serv
         made(tmp_path, entries)
         heads.append(client.head())
     for head in heads:
-        found = [leaf_hash(entry) for entry in client.entries(heads[-1].size)][: head.size]
-        assert root_of_entries(found) == head.root
+        result = [leaf_hash(entry) for entry in client.entries(heads[-1].size)][: head.size]
+        assert root_of_entries(result) == head.root
 
 
 def test_full_tiles_stay_and_partial_ones_are_replaced(tmp_path: Path, served: Callable[[Path], Client]) -> None:

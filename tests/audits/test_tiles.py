@@ -11,7 +11,7 @@ from hostile import KINDS
 from test_anchor import expired, filled, key_of
 from tlog_client import opened
 
-from audits import AuditKey, AuditLog, Event, LogError, Part, State, Witness, examine, origin_of
+from audits import AuditKey, AuditLog, Event, LogError, VerdictPart, VerdictState, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, signed_checkpoint
 from audits.log_files import segments
 from audits.tiles import PUBLIC, tile_path
@@ -53,14 +53,14 @@ def lines(place: Path) -> list[bytes]:
     return b"".join(path.read_bytes() for path in segments(place / "audit")).splitlines(keepends=True)
 
 
-def tiles_part(place: Path) -> Part | None:
-    found = examine(place / "audit", "chest", network=False)
-    return next((part for part in found.integrity.parts if part.name == "tiles"), None)
+def tiles_part(place: Path) -> VerdictPart | None:
+    result = examine(place / "audit", "chest", network=False)
+    return next((part for part in result.integrity.parts if part.name == "tiles"), None)
 
 
 def assert_published(place: Path, size: int) -> None:
     part = tiles_part(place)
-    assert part and part.state is State.SHOWN and f" {size} entries" in part.said
+    assert part and part.state is VerdictState.SHOWN and f" {size} entries" in part.said
 
 
 def test_paths_are_those_of_the_specification() -> None:
@@ -98,9 +98,9 @@ def test_a_checkpoint_is_published_after_all_that_it_needs_is_on_disk(
         synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_mtime_ns
 
     def published(path: Path, text: str) -> None:
-        for found in (home, *home.rglob("*")):
-            if synced.get(found.stat().st_ino) != found.stat().st_mtime_ns:
-                unsynced.append(found)
+        for result in (home, *home.rglob("*")):
+            if synced.get(result.stat().st_ino) != result.stat().st_mtime_ns:
+                unsynced.append(result)
         replace_durably(path, text)
 
     monkeypatch.setattr(os, "fsync", spy)
@@ -157,8 +157,8 @@ def test_damage_to_the_public_form_is_found_and_repaired(place: Path, damage: st
     before = {path: (home / path).read_bytes() for path in NEEDED}
     for path in NEEDED:
         DAMAGES[damage](home / path)
-        found = examine(place / "audit", "chest", network=False)
-        bad = [part for _, verdict in found.verdicts() for part in verdict.parts if part.state is State.BROKEN]
+        result = examine(place / "audit", "chest", network=False)
+        bad = [part for _, verdict in result.verdicts() for part in verdict.parts if part.state is VerdictState.BROKEN]
         assert [part.name for part in bad] == ["tiles"], path
         assert "audit publish --anew" in bad[0].said or path == "checkpoint"
         assert path == "checkpoint" or (path in bad[0].said and str(place) not in bad[0].said)
@@ -175,10 +175,10 @@ def test_the_first_entry_that_shows_the_damage_is_named(place: Path) -> None:
     bundle = place / "audit" / PUBLIC / "tile/entries/001"
     bundle.write_bytes(bundle.read_bytes().replace(b'"round":300', b'"round":301'))
     part = tiles_part(place)
-    assert part and (part.state, part.entry) == (State.BROKEN, 300)
+    assert part and (part.state, part.entry) == (VerdictState.BROKEN, 300)
     (place / "audit" / PUBLIC / "tile/0/000").unlink()
     part = tiles_part(place)
-    assert part and (part.state, part.entry) == (State.BROKEN, 0)
+    assert part and (part.state, part.entry) == (VerdictState.BROKEN, 0)
 
 
 def test_a_checkpoint_of_other_entries_is_found(place: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_other_entries_is_found(place: Path) -> None:
     other = AuditKey.at(place / "other.key", origin_of("chest"))
     head = AuditKey.at(place / "head.key", origin_of("head"))
     root = Checkpoint.parse(path.read_text().split("\n\n")[0] + "\n").root
-    for note, said in (
+    for note, text in (
         (signed_checkpoint(key_of(place), ENTRIES, bytes(32)), "other entries"),
         (signed_checkpoint(key_of(place), ENTRIES + 1, root), "more entries"),
         (signed_checkpoint(other, ENTRIES, root), "not signed by the site's key"),
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_other_entries_is_found(place: Path) -> None:
     ):
         path.write_text(str(note))
         part = tiles_part(place)
-        assert part and part.state is State.BROKEN and said in part.said
+        assert part and part.state is VerdictState.BROKEN and text in part.said
 
 
 def test_a_chain_that_breaks_says_nothing_of_the_tiles(place: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_chain_that_breaks_says_nothing_of_the_tiles(place: Path) -> None:
     log = place / "audit" / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"round":400', b'"round":401'))
     part = tiles_part(place)
-    assert part and part.state is State.NOT_SHOWN and "chain breaks" in part.said
+    assert part and part.state is VerdictState.NOT_SHOWN and "chain breaks" in part.said
 
 
 def test_a_damaged_tree_is_not_published(place: Path) -> None:
@@ -233,7 +233,7 @@ def test_an_entry_too_long_for_a_bundle_leaves_its_bundle_out(tmp_path: Path) ->
     assert_published(tmp_path, 601)
     (bundles / "000").unlink()
     part = tiles_part(tmp_path)
-    assert part and part.state is State.BROKEN and part.entry == 0
+    assert part and part.state is VerdictState.BROKEN and part.entry == 0
 
 
 def test_lines_that_expire_leave_the_public_form(tmp_path: Path) -> None:
@@ -256,13 +256,13 @@ def test_lines_that_expire_leave_the_public_form(tmp_path: Path) -> None:
     assert not (home / "tile/entries/000").exists()
     log.close()
     part = tiles_part(tmp_path)
-    assert part and part.state is State.SHOWN
+    assert part and part.state is VerdictState.SHOWN
     log = open_log(tmp_path)
     log.publish(anew=True)
     log.close()
     assert not (home / "tile/entries/000").exists()
     part = tiles_part(tmp_path)
-    assert part and part.state is State.SHOWN
+    assert part and part.state is VerdictState.SHOWN
 
 
 def test_cosignatures_reach_the_published_checkpoint(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_anchor import key_of, opened
 from test_examine import chained_anew, judged, made, states
 
-from audits import AuditKey, AuditLog, Event, State, Witness, examine, origin_of
+from audits import AuditKey, AuditLog, Event, VerdictState, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, NoteFile
 
 NOW = datetime.now(UTC)
@@ -58,7 +58,7 @@ def redate(place: Path, first: int, moment: Callable[[int], str]) -> None:
     opened(place, 1 << 20).close()
 
 
-def times(place: Path) -> tuple[State, int | None]:
+def times(place: Path) -> tuple[VerdictState, int | None]:
     [part] = [part for part in judged(place).integrity.parts if part.name == "times"]
     return part.state, part.entry
 
@@ -66,33 +66,33 @@ def times(place: Path) -> tuple[State, int | None]:
 def test_entries_that_nobody_cosigned_and_that_are_dated_anew_are_not_shown(place: Path) -> None:
     """All else of the log holds: without the times, a log whose last entries are of 1999 would be shown."""
     redate(place, COVERED, lambda number: dated(datetime(1999, 1, 1, number, tzinfo=UTC)))
-    found = judged(place)
-    assert {name: state for name, state in states(found).items() if state is not State.SHOWN} == {
-        "findings": State.NOT_SHOWN,
-        "times": State.NOT_SHOWN,
-        "cosigned times": State.NOT_SHOWN,
+    result = judged(place)
+    assert {name: state for name, state in states(result).items() if state is not VerdictState.SHOWN} == {
+        "findings": VerdictState.NOT_SHOWN,
+        "times": VerdictState.NOT_SHOWN,
+        "cosigned times": VerdictState.NOT_SHOWN,
     }
-    assert times(place) == (State.NOT_SHOWN, COVERED)
+    assert times(place) == (VerdictState.NOT_SHOWN, COVERED)
 
 
 def test_a_log_as_it_was_written_has_its_times_in_order(place: Path) -> None:
     """Written by a clock that is corrected by less than the tolerance, too."""
-    assert times(place) == (State.SHOWN, None)
+    assert times(place) == (VerdictState.SHOWN, None)
     begin = datetime.now(UTC) - timedelta(minutes=4)
     redate(place, COVERED, lambda number: dated(begin - timedelta(seconds=number)))
-    assert times(place) == (State.SHOWN, None)
+    assert times(place) == (VerdictState.SHOWN, None)
 
 
 @pytest.mark.parametrize(
     ("moment", "state"),
     [
-        (dated(datetime.now(UTC) - timedelta(minutes=6)), State.NOT_SHOWN),
-        (dated(datetime.now(UTC) + timedelta(hours=1)), State.NOT_SHOWN),
-        ("1999-01-01", State.BROKEN),
-        ("9999-99-99T99:99:99.999999Z", State.BROKEN),
-        ("9999-02-30T00:00:00.000000Z", State.BROKEN),
-        ("0000-01-01T00:00:00.000000Z", State.BROKEN),
-        ("", State.BROKEN),
+        (dated(datetime.now(UTC) - timedelta(minutes=6)), VerdictState.NOT_SHOWN),
+        (dated(datetime.now(UTC) + timedelta(hours=1)), VerdictState.NOT_SHOWN),
+        ("1999-01-01", VerdictState.BROKEN),
+        ("9999-99-99T99:99:99.999999Z", VerdictState.BROKEN),
+        ("9999-02-30T00:00:00.000000Z", VerdictState.BROKEN),
+        ("0000-01-01T00:00:00.000000Z", VerdictState.BROKEN),
+        ("", VerdictState.BROKEN),
     ],
     ids=[
         "before the tolerance",
@@ -104,7 +104,9 @@ def test_a_log_as_it_was_written_has_its_times_in_order(place: Path) -> None:
         "nothing",
     ],
 )
-def test_what_cannot_be_the_time_of_an_entry_is_named_with_its_entry(place: Path, moment: str, state: State) -> None:
+def test_what_cannot_be_the_time_of_an_entry_is_named_with_its_entry(
+    place: Path, moment: str, state: VerdictState
+) -> None:
     """Dated back beyond the tolerance, dated in the future, or no time at all."""
     redate(place, COVERED + 1, lambda number: moment)
     assert times(place) == (state, COVERED + 1)
@@ -122,8 +124,8 @@ def test_an_entry_may_not_be_dated_before_a_checkpoint_that_precedes_it(tmp_path
     log.append(Event.CLOSE, job="j")
     log.close()
     redate(tmp_path, 1, lambda number: "1999-01-01T00:00:01.000000Z")
-    found = examine(tmp_path / "audit", "chest", network=False)
-    assert states(found)["times"] is State.NOT_SHOWN
+    result = examine(tmp_path / "audit", "chest", network=False)
+    assert states(result)["times"] is VerdictState.NOT_SHOWN
 
 
 @pytest.fixture
@@ -131,11 +133,11 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
     return Hospital(tmp_path, monkeypatch, NOW, limit=1 << 20)
 
 
-def verdict_on(hospital: Hospital, *others: Path) -> dict[str, tuple[State, int | None]]:
+def verdict_on(hospital: Hospital, *others: Path) -> dict[str, tuple[VerdictState, int | None]]:
     """What is said of times, with the entry."""
     hospital.log.close()
-    found = examine(hospital.place / "audit", "chest", others, network=False)
-    parts = {part.name: (part.state, part.entry) for _, one in found.verdicts() for part in one.parts}
+    result = examine(hospital.place / "audit", "chest", others, network=False)
+    parts = {part.name: (part.state, part.entry) for _, item in result.verdicts() for part in item.parts}
     return {name: parts[name] for name in ("times", "cosigned times") if name in parts}
 
 
@@ -148,7 +150,7 @@ def test_times_that_fit_are_shown(hospital: Hospital) -> None:
         hospital.write(moment - timedelta(minutes=1))
         hospital.cosign(moment - timedelta(minutes=4), "heart")
         hospital.write(moment + timedelta(seconds=1), 2)
-    assert verdict_on(hospital) == {"times": (State.SHOWN, None), "cosigned times": (State.SHOWN, None)}
+    assert verdict_on(hospital) == {"times": (VerdictState.SHOWN, None), "cosigned times": (VerdictState.SHOWN, None)}
 
 
 @pytest.mark.parametrize("cosigned", [False, True])
@@ -158,9 +160,9 @@ def test_entries_of_2032_and_2026_and_2016_are_found(hospital: Hospital, cosigne
         hospital.write(moment, 2)
     if cosigned:
         hospital.cosign(NOW)
-    found = verdict_on(hospital)
-    assert found["times"] == (State.NOT_SHOWN, 2)
-    assert found.get("cosigned times") == ((State.NOT_SHOWN, 1) if cosigned else None)
+    result = verdict_on(hospital)
+    assert result["times"] == (VerdictState.NOT_SHOWN, 2)
+    assert result.get("cosigned times") == ((VerdictState.NOT_SHOWN, 1) if cosigned else None)
 
 
 def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found(hospital: Hospital) -> None:
@@ -171,8 +173,8 @@ def test_entries_that_are_dated_before_what_precedes_them_was_cosigned_are_found
     hospital.write(NOW - days(32))
     hospital.write(NOW - days(29))
     hospital.log.checkpoint()
-    found = verdict_on(hospital)
-    assert found == {"times": (State.NOT_SHOWN, 4), "cosigned times": (State.NOT_SHOWN, 4)}
+    result = verdict_on(hospital)
+    assert result == {"times": (VerdictState.NOT_SHOWN, 4), "cosigned times": (VerdictState.NOT_SHOWN, 4)}
 
 
 def test_a_log_that_is_dated_back_as_a_whole_is_found_by_a_witness(hospital: Hospital) -> None:
@@ -180,7 +182,7 @@ def test_a_log_that_is_dated_back_as_a_whole_is_found_by_a_witness(hospital: Hos
     hospital.write(NOW - days(900), 3)
     hospital.cosign(NOW)
     hospital.write(NOW - days(899), 3)
-    assert verdict_on(hospital) == {"times": (State.SHOWN, None), "cosigned times": (State.NOT_SHOWN, 3)}
+    assert verdict_on(hospital) == {"times": (VerdictState.SHOWN, None), "cosigned times": (VerdictState.NOT_SHOWN, 3)}
 
 
 def test_an_entry_that_others_cosigned_before_its_date_is_found(hospital: Hospital) -> None:
@@ -189,11 +191,11 @@ def test_an_entry_that_others_cosigned_before_its_date_is_found(hospital: Hospit
     hospital.write(NOW - timedelta(minutes=6), 2)
     hospital.cosign(NOW - timedelta(minutes=12))
     hospital.cosign(NOW, "heart")
-    assert verdict_on(hospital)["cosigned times"] == (State.SHOWN, None)
+    assert verdict_on(hospital)["cosigned times"] == (VerdictState.SHOWN, None)
     hospital.log_again()
     hospital.write(NOW - timedelta(minutes=5), 2)
     hospital.cosign(NOW - timedelta(minutes=11))
-    assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 5)
+    assert verdict_on(hospital)["cosigned times"] == (VerdictState.NOT_SHOWN, 5)
 
 
 def test_a_checkpoint_that_is_dated_before_its_entries_is_found(hospital: Hospital) -> None:
@@ -201,7 +203,7 @@ def test_a_checkpoint_that_is_dated_before_its_entries_is_found(hospital: Hospit
     hospital.write(NOW, 3)
     hospital.clock.moment = NOW - days(3650)
     hospital.log.checkpoint()
-    assert verdict_on(hospital)["times"] == (State.NOT_SHOWN, 2)
+    assert verdict_on(hospital)["times"] == (VerdictState.NOT_SHOWN, 2)
 
 
 def test_others_copies_count_where_the_log_has_lost_its_cosignatures(hospital: Hospital) -> None:
@@ -215,7 +217,7 @@ def test_others_copies_count_where_the_log_has_lost_its_cosignatures(hospital: H
     (hospital.place / "audit" / "keys").write_text(f"{hospital.key('chest')}\n")
     (hospital.place / "audit" / "checkpoints").unlink()
     hospital.log_again()
-    assert verdict_on(hospital, other)["cosigned times"] == (State.NOT_SHOWN, 1)
+    assert verdict_on(hospital, other)["cosigned times"] == (VerdictState.NOT_SHOWN, 1)
 
 
 def test_a_party_whose_signed_times_run_backwards_is_found(hospital: Hospital) -> None:
@@ -223,16 +225,18 @@ def test_a_party_whose_signed_times_run_backwards_is_found(hospital: Hospital) -
     for moment in (NOW + days(2200), NOW, NOW - days(3650)):
         hospital.write(NOW, 2)
         hospital.cosign(moment)
-    assert verdict_on(hospital)["cosigned times"] == (State.NOT_SHOWN, 3)
+    assert verdict_on(hospital)["cosigned times"] == (VerdictState.NOT_SHOWN, 3)
 
 
-@pytest.mark.parametrize(("reached", "state"), [(NOW, State.SHOWN), (NOW - days(399), State.NOT_SHOWN)])
-def test_a_leap_is_found_unless_others_times_reach_it(hospital: Hospital, reached: datetime, state: State) -> None:
+@pytest.mark.parametrize(("reached", "state"), [(NOW, VerdictState.SHOWN), (NOW - days(399), VerdictState.NOT_SHOWN)])
+def test_a_leap_is_found_unless_others_times_reach_it(
+    hospital: Hospital, reached: datetime, state: VerdictState
+) -> None:
     """More than a year between two entries: the clock leapt, or the site was idle, which a cosignature shows."""
     hospital.write(NOW - days(400), 3)
     hospital.write(NOW, 3)
     hospital.cosign(reached)
-    assert verdict_on(hospital)["times"] == (state, None if state is State.SHOWN else 3)
+    assert verdict_on(hospital)["times"] == (state, None if state is VerdictState.SHOWN else 3)
 
 
 MINUTES = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
@@ -251,7 +255,7 @@ def test_honest_clocks_are_never_doubted(steps: list[int], gaps: list[int], late
             hospital.write(true + timedelta(seconds=30 * step))
             hospital.write(true + timedelta(seconds=-30 * step))
             hospital.cosign(true + timedelta(minutes=late), f"party-{late}")
-        assert {state for state, _ in verdict_on(hospital).values()} == {State.SHOWN}
+        assert {state for state, _ in verdict_on(hospital).values()} == {VerdictState.SHOWN}
 
 
 @given(STEPS)
@@ -263,7 +267,9 @@ def test_any_step_beyond_the_tolerance_is_named_by_its_entry(dates: list[int]) -
         for hours in dates:
             hospital.write(NOW - timedelta(hours=hours))
         first = next((at for at, hours in enumerate(dates) if hours > min(dates[: at + 1])), None)
-        assert verdict_on(hospital)["times"] == ((State.SHOWN, None) if first is None else (State.NOT_SHOWN, first))
+        assert verdict_on(hospital)["times"] == (
+            (VerdictState.SHOWN, None) if first is None else (VerdictState.NOT_SHOWN, first)
+        )
 
 
 def fresh(place: Path) -> None:
@@ -280,13 +286,13 @@ def test_the_key_that_others_know_binds_where_none_lies_with_the_log(tmp_path: P
     notes = tmp_path / "cosigned.note"
     notes.write_bytes((tmp_path / "head" / "witnessed").read_bytes())
     (tmp_path / "audit" / "keys").rename(tmp_path / "aside")
-    assert judged(tmp_path).state is State.SHOWN
+    assert judged(tmp_path).state is VerdictState.SHOWN
     (tmp_path / "aside").rename(tmp_path / "audit" / "keys")
     fresh(tmp_path)
-    assert states(judged(tmp_path))["signature"] is State.BROKEN
-    found = examine(tmp_path / "audit", "chest", [notes], network=False)
-    assert states(found)["key"] is State.BROKEN
-    assert examine(tmp_path / "audit", "chest", [], network=False).state is State.NOT_SHOWN
+    assert states(judged(tmp_path))["signature"] is VerdictState.BROKEN
+    result = examine(tmp_path / "audit", "chest", [notes], network=False)
+    assert states(result)["key"] is VerdictState.BROKEN
+    assert examine(tmp_path / "audit", "chest", [], network=False).state is VerdictState.NOT_SHOWN
 
 
 def test_a_fresh_key_beside_the_log_is_found_by_notes_that_another_key_signed(tmp_path: Path) -> None:
@@ -294,8 +300,8 @@ def test_a_fresh_key_beside_the_log_is_found_by_notes_that_another_key_signed(tm
     made(tmp_path)
     notes = tmp_path / "cosigned.note"
     notes.write_bytes((tmp_path / "head" / "witnessed").read_bytes())
-    assert states(examine(tmp_path / "audit", "chest", [notes], network=False))["key"] is State.SHOWN
+    assert states(examine(tmp_path / "audit", "chest", [notes], network=False))["key"] is VerdictState.SHOWN
     fresh(tmp_path)
     key = AuditKey.at(tmp_path / "chest.key", origin_of("chest"))
     (tmp_path / "audit" / "keys").write_text(f"{key.public}\n")
-    assert states(examine(tmp_path / "audit", "chest", [notes], network=False))["key"] is State.BROKEN
+    assert states(examine(tmp_path / "audit", "chest", [notes], network=False))["key"] is VerdictState.BROKEN

@@ -153,7 +153,7 @@ def test_the_file_gives_the_same_nodes_however_it_grew(steps: list[int]) -> None
         for step in steps:
             assert tree.extend(size, ALL[size : size + step]) == min(size + step, 300)
             size = min(size + step, 300)
-            tree._written(32 * nodes_before(size), bytearray(b"x" * 100))
+            tree._write_block(32 * nodes_before(size), bytearray(b"x" * 100))
         assert tree.holds(size, defined_root(ALL[:size])) and not tree.holds(size, bytes(32))
         for old in {0, size // 3, size}:
             assert consistency_proof(tree.node, old, size) == consistency_proof(nodes_of(ALL), old, size)

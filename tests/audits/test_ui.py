@@ -137,8 +137,8 @@ def test_another_name_for_this_machine_gets_nothing(ask: Ask, server: AuditServe
 def test_two_hosts_are_one_too_many(server: AuditServer) -> None:
     """What a proxy in between might read otherwise is refused."""
     address = urlsplit(server.url)
-    said = f"GET {address.path} HTTP/1.1\r\nHost: {address.netloc}\r\nHost: example.org\r\nConnection: close\r\n\r\n"
-    assert raw(server, said).startswith(b"HTTP/1.1 421 ")
+    text = f"GET {address.path} HTTP/1.1\r\nHost: {address.netloc}\r\nHost: example.org\r\nConnection: close\r\n\r\n"
+    assert raw(server, text).startswith(b"HTTP/1.1 421 ")
 
 
 def raw(server: AuditServer, request: str) -> bytes:
@@ -199,9 +199,9 @@ def test_pages_hold_every_entry_once(ask: Ask, run: Path) -> None:
     page, more = 1, True
     while more:
         text = ask(f"entries?page={page}").text
-        found = rows(text)
-        assert 0 < len(found) <= 50
-        seen += found
+        result = rows(text)
+        assert 0 < len(result) <= 50
+        seen += result
         page, more = page + 1, f"entries?page={page + 1}" in text
     expected = {f"entry?site={site}&amp;seq={e.seq}" for site, log in find_logs(run).items() for e in read(log)}
     assert len(seen) == len(expected) and set(seen) == expected and page == 4

@@ -45,16 +45,16 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def test_pages_load_nothing_from_elsewhere_and_without_complaint(page: Page, url: str) -> None:
     """Only this server is asked, no cookie is kept, and the browser finds nothing to object to."""
-    asked, said = list[str](), list[str]()
+    asked, text = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: text.append(message.text))
+    page.on("pageerror", lambda error: text.append(str(error)))
     for path in PAGES[:-1]:
         answer = page.goto(url + path)
         assert answer and answer.status == 200
         assert page.evaluate("getComputedStyle(document.querySelector('header')).display") == "flex"
     assert {urlsplit(address).netloc for address in asked} == {urlsplit(url).netloc}
-    assert said == [] and page.context.cookies() == []
+    assert text == [] and page.context.cookies() == []
 
 
 def test_a_name_that_is_an_attack_is_read_and_not_run(page: Page, url: str) -> None:
@@ -183,5 +183,5 @@ def test_charges_are_drawn(page: Page, url: str) -> None:
     page.goto(url + "budgets?site=chest")
     (steps,) = page.locator("path.steps").evaluate_all("nodes => nodes.map(node => node.getAttribute('d'))")
     assert steps.startswith("M0 100.0V96.7H33.3") and steps.endswith("V0.0H1000.0") and steps.count("V") == 30
-    said = page.get_by_role("img").get_attribute("aria-label")
-    assert said == "Site chest: epsilon charge by charge: from 0.0000 before entry 2 to 15.0000 after entry 60"
+    text = page.get_by_role("img").get_attribute("aria-label")
+    assert text == "Site chest: epsilon charge by charge: from 0.0000 before entry 2 to 15.0000 after entry 60"

@@ -25,7 +25,7 @@ def test_no_page_holds_a_character_that_hides(tmp_path: Path, text: str) -> None
             answer = server.answer(server.url.partition(str(server.server_port))[2] + page)
             source = answer.body.decode()
             assert answer.status == 200 and len(source) < 100_000
-            assert all(one in "\n \u00a0" or unicodedata.category(one)[0] not in "CZ" for one in source), page
+            assert all(item in "\n \u00a0" or unicodedata.category(item)[0] not in "CZ" for item in source), page
             assert r"\u202eNEKORB" in source or page in ("budgets", "verdicts")
         overview = server.answer(server.url.partition(str(server.server_port))[2]).body.decode()
         assert ("entries?job=%1B" in overview) == (len(text) < 100)

@@ -24,13 +24,11 @@ from audits import (
     SitePolicy,
     TaskSpec,
     TensorSpec,
-    TensorTotal,
-    describe,
     find_logs,
     read,
-    totals,
     verify,
 )
+from audits.verifier import TensorTotal, describe, totals
 
 BLANK: dict[str, Any] = {
     **dict.fromkeys(["actor", "job", "method", "task", "direction", "peer", "policy", "exchange", "outcome", "reason"]),
@@ -185,7 +183,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line longer than any entry is bad at once, terminated or not."""
-    for module in ("verifier", "segments"):
+    for module in ("verifier", "log_files"):
         monkeypatch.setattr(f"audits.{module}.MAX_LINE", 2000)
     for end in (b"", b"\n"):
         stored(tmp_path, [*chain(2), b"x" * 2_000_000 + end])
@@ -227,11 +225,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_totals_are_the_sums_of_what_passed(run: Path) -> None:
     """Bytes and messages per direction and per tensor; refused messages count as refused only."""
-    found = totals(run / "sites" / "chest" / "audit")
-    assert (found.entries, found.refused) == (5, 1)
-    assert (found.messages_out, found.bytes_out) == (2, 2 * (24 + 8))
-    assert (found.messages_in, found.bytes_in) == (1, 24)
-    assert found.tensors == (
+    result = totals(run / "sites" / "chest" / "audit")
+    assert (result.entries, result.refused) == (5, 1)
+    assert (result.messages_out, result.bytes_out) == (2, 2 * (24 + 8))
+    assert (result.messages_in, result.bytes_in) == (1, 24)
+    assert result.tensors == (
         TensorTotal("in", "server", "prompt", 1, 24),
         TensorTotal("out", "server", "prompt", 2, 48),
         TensorTotal("out", "server", "rows", 2, 16),

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from audits import AuditLog, Entry, Event, Kind, LogError, NewerFormat, Outcome, Protection, TensorRecord, read
 from audits.byte_ledger import (
-    BESIDE,
     ENVELOPE,
     LIMITS,
+    LOG_BYTES,
     PER_TENSOR,
     FrameCount,
     Reconciler,
-    Submitted,
+    ResultCount,
     Traffic,
     WireWindow,
     reconcile,
@@ -25,14 +25,14 @@ from audits.byte_ledger import (
 
 TENSOR = TensorRecord("shared", (2, 3), "float32", 24, "ab" * 32, Kind.PARAMETERS, Protection.NONE)
 ENCODED, FRAME = 900, 2000  # bytes
-RESULT = Submitted("train", 1, 1, 1, 24, 0, ENCODED)
+RESULT = ResultCount("train", 1, 1, 1, 24, 0, ENCODED)
 
 
 def count(
     traffic: Traffic, payload: int, frame: int, job: str | None = "job", announced: int | None = None
 ) -> FrameCount:
-    told = payload if announced is None else announced
-    return FrameCount(traffic, job, True, 1, frame, payload, frame, told)
+    record = payload if announced is None else announced
+    return FrameCount(traffic, job, True, 1, frame, payload, frame, record)
 
 
 SENT = count(Traffic.RESULT, ENCODED, FRAME)
@@ -57,15 +57,15 @@ def unexplained(*windows: WireWindow, released: int = 1) -> list[int]:
 
 def test_a_job_whose_frames_hold_its_releases_is_explained_to_the_last_byte() -> None:
     """Values, their encoding, and frames of named kinds add up to what left."""
-    found = reconcile(entries(JOB, SITE))
-    assert found.ok and found.covered and found.running == 1
-    assert found.left == {"values of released tensors": 24, "encoding of task results": FRAME - 24, "presence": 1400}
+    result = reconcile(entries(JOB, SITE))
+    assert result.ok and result.covered and result.running == 1
+    assert result.left == {"values of released tensors": 24, "encoding of task results": FRAME - 24, "presence": 1400}
 
 
 def test_a_log_without_a_byte_ledger_claims_nothing() -> None:
     """The in-process engine sends no frames."""
-    found = reconcile(entries())
-    assert found.ok and not found.covered
+    result = reconcile(entries())
+    assert result.ok and not result.covered
 
 
 def test_a_window_reads_back_from_the_log(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_window_of_a_newer_version_is_no_broken_one(more: dict[str, Any]) -> N
 def test_bytes_beyond_what_was_handed_over_are_found(more: int) -> None:
     """However few."""
     sent = count(Traffic.REQUEST, 100 + more, 1100 + more, announced=100)
-    found = reconcile(entries(replace(JOB, sent=(SENT, sent)), SITE))
-    assert more in [finding.nbytes for finding in found.findings] and not found.ok
+    result = reconcile(entries(replace(JOB, sent=(SENT, sent)), SITE))
+    assert more in [finding.nbytes for finding in result.findings] and not result.ok
 
 
 @given(st.integers(1, 10**6))
@@ -109,8 +109,8 @@ def test_a_result_without_a_release_is_found() -> None:
     """Also one of another round, or with tensors of other sizes."""
     assert unexplained(JOB, SITE, released=0) == [24]
     for other in (replace(RESULT, round=2), replace(RESULT, nbytes=25, encoded=ENCODED + 1)):
-        found = reconcile(entries(replace(JOB, results=(other,)), SITE))
-        assert any("no release" in finding.reason for finding in found.findings)
+        result = reconcile(entries(replace(JOB, results=(other,)), SITE))
+        assert any("no release" in finding.reason for finding in result.findings)
 
 
 def test_more_around_a_results_tensors_than_their_encoding_needs_is_found() -> None:
@@ -124,21 +124,21 @@ def test_more_around_a_results_tensors_than_their_encoding_needs_is_found() -> N
 
 def test_what_a_result_tells_of_audit_logs_is_a_kind_of_its_own_and_bounded() -> None:
     """Checkpoints and cosignatures travel beside the tensors."""
-    for beside, findings in ((BESIDE, []), (BESIDE + 1, [1])):
+    for beside, findings in ((LOG_BYTES, []), (LOG_BYTES + 1, [1])):
         encoded = ENCODED + beside
         sent = count(Traffic.RESULT, encoded, encoded + 1000)
         job = replace(JOB, sent=(sent,), results=(replace(RESULT, beside=beside, encoded=encoded),))
-        found = reconcile(entries(job, replace(SITE, sent=(sent,))))
-        assert [finding.nbytes for finding in found.findings] == findings
-        assert found.left["checkpoints and cosignatures of audit logs"] == beside
+        result = reconcile(entries(job, replace(SITE, sent=(sent,))))
+        assert [finding.nbytes for finding in result.findings] == findings
+        assert result.left["checkpoints and cosignatures of audit logs"] == beside
 
 
 def test_a_result_that_was_sent_twice_needs_no_second_release() -> None:
     """FLARE sends again what the server did not confirm."""
     twice = replace(SENT, frames=2, nbytes=2 * FRAME, payload=2 * ENCODED, announced=2 * ENCODED)
     job = replace(JOB, sent=(twice,), results=(replace(RESULT, messages=2, nbytes=48, encoded=2 * ENCODED),))
-    found = reconcile(entries(job, replace(SITE, sent=(replace(twice),))))
-    assert found.ok and found.left["values of released tensors"] == 48
+    result = reconcile(entries(job, replace(SITE, sent=(replace(twice),))))
+    assert result.ok and result.left["values of released tensors"] == 48
 
 
 @pytest.mark.parametrize("traffic", [kind for kind, limit in LIMITS.items() if limit])
@@ -181,8 +181,8 @@ def test_an_entry_that_was_written_twice_counts_once() -> None:
 def test_a_job_that_still_runs_is_not_compared_yet() -> None:
     """Its own counts come after those of the site."""
     job = replace(JOB, last=False, sent=(), results=())
-    found = reconcile(entries(job, SITE))
-    assert found.ok and found.running == 2
+    result = reconcile(entries(job, SITE))
+    assert result.ok and result.running == 2
 
 
 def test_entry_by_entry_is_the_same_as_all_at_once() -> None:

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from medfedvqa.benchmark.grid import Outcome
+from medfedvqa.benchmark.grid import RunOutcome
 from medfedvqa.benchmark.statistics import average, by_site, holm, p_value
 
 
-def outcome(patients: dict[str, list[int]], right: dict[str, list[bool]]) -> Outcome:
-    return Outcome(right, {}, patients, 0.0, 0.0, 0.0, 1)
+def outcome(patients: dict[str, list[int]], right: dict[str, list[bool]]) -> RunOutcome:
+    return RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 1)
 
 
-def drawn(seed: int, chance: float, rows: int = 60) -> Outcome:
+def drawn(seed: int, chance: float, rows: int = 60) -> RunOutcome:
     """Two sites, 3 rows a patient, each right with this chance."""
     draw = random.Random(seed)
     patients = {site: [row // 3 for row in range(rows)] for site in ("a", "b")}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from audits import State
+from audits import VerdictState
 from medfedvqa.cli import COMMANDS, GROUPS
 from medfedvqa.cli.lazy import Source
 from medfedvqa.cli.missing import TRAINING
@@ -168,10 +168,10 @@ def test_a_figure_at_a_delta_below_rounding_is_not_called_broken_without_opacus(
     accounting = report.sections.accounting.model_copy(update={"remaining": 0.123})
     sections = report.sections.model_copy(update={"accounting": accounting})
     lowered = report.model_copy(update={"sections": sections})
-    assert next(verify._figures(lowered, "")).state is State.BROKEN
+    assert next(verify._figures(lowered, "")).state is VerdictState.BROKEN
     monkeypatch.setattr(analysis, "LEAST_DELTA", 1e-4)
-    assert next(verify._figures(lowered, "")).state is State.NOT_SHOWN
-    assert next(verify._figures(report, "")).state is State.SHOWN
+    assert next(verify._figures(lowered, "")).state is VerdictState.NOT_SHOWN
+    assert next(verify._figures(report, "")).state is VerdictState.SHOWN
 
 
 def edited(value: Any, name: str, change: Callable[[float], float]) -> bool:

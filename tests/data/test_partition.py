@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medfedvqa.data import Row, SiteRows, Split, VQAData, build_site, partition
+from medfedvqa.data import PartitionRows, Row, Split, VQAData, build_site, partition
 from medfedvqa.errors import DataError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 
@@ -31,7 +31,7 @@ def set_of(rows: list[Row]) -> VQAData:
     return VQAData("made", ORGANS, rows)
 
 
-def sites(data: VQAData, split: Split) -> dict[str, SiteRows]:
+def sites(data: VQAData, split: Split) -> dict[str, PartitionRows]:
     """The organs' rows; organs without train rows are left out."""
     parts = {}
     for organ in data.organs:

@@ -36,7 +36,7 @@ from medfedvqa.report.blocks import (
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import paper
-from privacy.report.join import Given, join
+from privacy.report.join import SourceReport, join
 from privacy.report.model_conduct import Report
 
 EXAMPLE = Path(__file__).with_name("privacy_report.json")
@@ -322,7 +322,7 @@ def test_joined_reports_name_every_site_and_what_is_missing(report: Report, tmp_
     reports = [report]
     identity = report.sections.identity.model_copy(update={"site": "abdomen"})
     reports.append(report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})}))
-    joined = join(Given(one, "ab" * 32) for one in reports)
+    joined = join(SourceReport(one, "ab" * 32) for one in reports)
     render_joined(joined, tmp_path)
     found = Parsed((tmp_path / "joined.html").read_text(encoding="utf-8"))
     assert joined.sentence in found.text and "Without a report: head." in found.text

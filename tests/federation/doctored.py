@@ -11,7 +11,7 @@ from audits import AuditKey, AuditLog, Event, origin_of
 from medfedvqa.cli import app
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from privacy import Ledger, Limits, Planned, SampledGaussian
+from privacy import Ledger, Limits, PlannedTask, SampledGaussian
 
 SITE = "chest"
 TASK = SampledGaussian(0.5, 4.0, 10)
@@ -74,7 +74,7 @@ def charge(kit: Path, tasks: int = 1, end: bool = True, **policy: Any) -> None:
     """A job that charges the first of its tasks, and keeps the rest unless it ends."""
     config, limits = edit_site(kit, **{**DP, **policy}), Limits(None, 1e-3)
     with closing(Ledger(config.ledger, SITE)) as ledger, closing(log_of(kit)) as log:
-        ledger.reserve("job-1", "prompt_pfl", ["a"], [Planned("train", n, (TASK,)) for n in range(1, 3)], limits)
+        ledger.reserve("job-1", "prompt_pfl", ["a"], [PlannedTask("train", n, (TASK,)) for n in range(1, 3)], limits)
         for number in range(1, tasks + 1):
             ledger.begin("job-1", "train", number, limits)
         if end:

@@ -12,7 +12,7 @@ from audits import canonical
 from medfedvqa.core import MixOnShares, Tensors
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import shape_of
-from privacy.secagg import Layout
+from privacy.secagg import TensorLayout
 from privacy.secagg.channel import joined
 from privacy.secagg.committee import Beacon
 from privacy.secagg.cut_and_choose import SETS, choice, set_seed
@@ -31,7 +31,7 @@ def honest(index: int, parts: Parts) -> Parts:
     return parts
 
 
-def mixed_layout(job: JobSpec, task: str) -> Layout:
+def mixed_layout(job: JobSpec, task: str) -> TensorLayout:
     """What the job mixes."""
     method = job.build()
     how = method.on_shares[task]

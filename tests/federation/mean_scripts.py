@@ -12,7 +12,7 @@ from random_scripts import ROUNDS, Script, TinyMean
 
 from medfedvqa.core import Tensors
 from medfedvqa.federation.site_state import StateFile
-from privacy.secagg import Layout, shamir
+from privacy.secagg import TensorLayout, shamir
 from privacy.secagg.masked_mean import summand
 from privacy.secagg.pairwise_masks import threshold
 from privacy.secagg.randomness import Stream
@@ -186,7 +186,7 @@ class MeanScript(Script):
         """What a site puts into a sum, in the ring."""
         held: Tensors = TinyMean.holding(site, round)
         weight = 1.0 if self.setting.private else float(held["rows"])
-        return summand({"prompt.x": held["prompt.x"]}, weight, Layout.of({"prompt.x": (4,)}), len(self.sites))
+        return summand({"prompt.x": held["prompt.x"]}, weight, TensorLayout.of({"prompt.x": (4,)}), len(self.sites))
 
 
 def opened_sums(held: Held) -> list[tuple[int, frozenset[str], Ring]]:

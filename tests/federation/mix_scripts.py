@@ -12,7 +12,7 @@ from lying_views import PRIME, Equations, Row, input_of
 from random_scripts import Script, TinyMix
 
 from medfedvqa.core import ACCURACY
-from privacy.secagg import Layout, protocol
+from privacy.secagg import TensorLayout, protocol
 from privacy.secagg.channel import Session
 from privacy.secagg.cut_and_choose import SETS, set_seed
 from privacy.secagg.ring import Ring
@@ -213,4 +213,6 @@ class MixScript(Script):
 def planted(site: str, round: int) -> Ring:
     """What a site puts into a mixture, in the ring."""
     held = TinyMix.holding(site, round)
-    return protocol._encoded({"prompt.x": held["prompt.x"]}, float(held[ACCURACY]), Layout.of({"prompt.x": (NUMBERS,)}))
+    return protocol._encoded(
+        {"prompt.x": held["prompt.x"]}, float(held[ACCURACY]), TensorLayout.of({"prompt.x": (NUMBERS,)})
+    )

@@ -21,15 +21,14 @@ from audits import (
     Examination,
     LogError,
     Note,
-    State,
+    VerdictState,
     VerifierKey,
-    check,
     examine,
     origin_of,
-    prove,
     read,
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.entry_proof import check, prove
 from medfedvqa.core import registry
 from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, Down, Relayed, Up
 from medfedvqa.federation.hub import TaskCall
@@ -102,7 +101,7 @@ def federation(finished: Federation, tmp_path: Path, sites_in: Any) -> Federatio
 
 
 def broken(found: Examination) -> set[str]:
-    return {part.name for _, verdict in found.verdicts() for part in verdict.parts if part.state is State.BROKEN}
+    return {part.name for _, verdict in found.verdicts() for part in verdict.parts if part.state is VerdictState.BROKEN}
 
 
 def test_the_logs_of_a_job_are_whole_complete_and_agreed_on(federation: Federation) -> None:
@@ -110,30 +109,30 @@ def test_the_logs_of_a_job_are_whole_complete_and_agreed_on(federation: Federati
     for site in SITES:
         found = federation.examined(site)
         assert {name: verdict.state for name, verdict in found.verdicts()} == {
-            "integrity": State.SHOWN,
-            "completeness": State.SHOWN,
-            "consistency": State.SHOWN,
+            "integrity": VerdictState.SHOWN,
+            "completeness": VerdictState.SHOWN,
+            "consistency": VerdictState.SHOWN,
         }
         said = {part.name: part.said for part in found.consistency.parts}
         assert "cosigned by 3 parties" in said["checkpoints"] and "all 3 messages" in said["receipts"]
         assert not federation.findings(site)
         # By itself a log shows nothing of what others hold, nor of the bytes on a network.
         alone = examine(federation.audit(site), site)
-        assert (alone.integrity.state, alone.consistency.state) == (State.SHOWN, State.NOT_SHOWN)
-        assert alone.completeness.state is alone.state is State.NOT_SHOWN
+        assert (alone.integrity.state, alone.consistency.state) == (VerdictState.SHOWN, VerdictState.NOT_SHOWN)
+        assert alone.completeness.state is alone.state is VerdictState.NOT_SHOWN
 
 
 def test_one_other_hospitals_copy_is_enough_to_agree(federation: Federation) -> None:
     """Up to what it has cosigned: the last release comes after that, and is only in the server's hands."""
     _, checkpoints, *_ = federation.examined("chest", federation.audit("head")).consistency.parts
-    assert checkpoints.state is State.NOT_SHOWN and "cosigned by 3 parties" in checkpoints.said
+    assert checkpoints.state is VerdictState.NOT_SHOWN and "cosigned by 3 parties" in checkpoints.said
 
 
 def test_a_second_job_goes_on_from_the_first(federation: Federation) -> None:
     """Proofs from what was held before; nobody takes it for a fork."""
     federation.run("second")
     for site in SITES:
-        assert federation.examined(site).state is State.SHOWN and not federation.findings(site)
+        assert federation.examined(site).state is VerdictState.SHOWN and not federation.findings(site)
     assert not list(federation.place.rglob("evidence-*"))
 
 
@@ -170,7 +169,7 @@ def test_an_administrator_who_signs_a_changed_log_anew_is_found_out(federation: 
     """The log itself is flawless; what one other site or the server holds is not of it."""
     rewritten(federation, "chest", without_a_release)
     alone = examine(federation.audit("chest"), "chest", network=False)
-    assert alone.integrity.state is alone.completeness.state is State.SHOWN
+    assert alone.integrity.state is alone.completeness.state is VerdictState.SHOWN
     for holder in (federation.audit("head"), federation.audit("abdomen"), federation.place / "first" / "receipts"):
         assert "checkpoints" in broken(federation.examined("chest", holder))
     assert "receipts" in broken(federation.examined("chest", federation.place / "first" / "receipts"))
@@ -193,7 +192,7 @@ def test_a_log_that_is_signed_anew_with_a_new_key_is_found_out(federation: Feder
     (federation.audit("chest") / "keys").unlink()
     rewritten(federation, "chest", without_a_release)
     (federation.audit("chest") / "keys").write_text(f"{federation.key('chest').public}\n")
-    assert examine(federation.audit("chest"), "chest").integrity.state is State.SHOWN
+    assert examine(federation.audit("chest"), "chest").integrity.state is VerdictState.SHOWN
     assert "key" in broken(federation.examined("chest", federation.audit("head")))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from audits import Event, Refusal, State, examine, read, verify
+from audits import Event, Refusal, VerdictState, examine, read, verify
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
@@ -140,7 +140,7 @@ def test_an_abort_at_any_moment_leaves_no_reservation_and_a_closed_log(
     for name, config in configs.items():
         assert verify(config.audit).ok
         parts = {part.name: part.state for part in examine(config.audit, name).completeness.parts}
-        assert parts["jobs"] is State.SHOWN
+        assert parts["jobs"] is VerdictState.SHOWN
 
 
 def is_over(config: SiteConfig) -> bool:

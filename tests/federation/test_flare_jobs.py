@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from audits import PolicyError
+from audits.errors import PolicyError
 from medfedvqa.core import method_names
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.provision import (

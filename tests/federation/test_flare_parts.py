@@ -30,7 +30,7 @@ from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS, 
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import _Gathering
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 
 Start = Callable[[], ProcessAdapter]
 CREDENTIALS = {
@@ -134,7 +134,7 @@ def test_progress_is_read_once_even_from_a_line_that_is_still_being_written(tmp_
     """No event is lost or told twice."""
     reader = ProgressReader()
     assert list(reader.events(tmp_path)) == []
-    first, second = Event(1, 2, "train", "chest"), Event(2, 2, "train", "head")
+    first, second = TaskAnswer(1, 2, "train", "chest"), TaskAnswer(2, 2, "train", "head")
     write_event(tmp_path, first)
     assert list(reader.events(tmp_path)) == [first]
     write_event(tmp_path, second)

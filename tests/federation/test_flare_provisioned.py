@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from nvflare.recipe import ProdEnv
 
-from audits import Event, Examination, Outcome, Refusal, State, examine, read, verify
+from audits import Event, Examination, Outcome, Refusal, VerdictState, examine, read, verify
 from audits.byte_ledger import Reconciliation, reconcile
 from medfedvqa.cli.sites import config_of
 from medfedvqa.core import create
@@ -190,7 +190,7 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
         received = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.ACCEPTED}
         assert sent == {(task, number): exchange.task(task).bytes_up for task, number in expected}
         assert received == {(task, number): exchange.task(task).bytes_down for task, number in expected}
-        wait_for(lambda site=site: examined(federation, site, out).state is State.SHOWN)
+        wait_for(lambda site=site: examined(federation, site, out).state is VerdictState.SHOWN)
         said = {part.name: part.said for part in examined(federation, site, out).consistency.parts}
         assert "cosigned by 3 parties" in said["checkpoints"] and f"all {ROUNDS + 1} messages" in said["receipts"]
         assert not any(entry.event is Event.FINDING for entry in log)

@@ -12,7 +12,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.engine import run_on_flare
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
@@ -59,7 +59,7 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
     """
     job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.0, count_noise=5.0)})
     paths = site_files("abdomen", "chest", "head", repeatable_noise=3)
-    events: list[Event] = []
+    events: list[TaskAnswer] = []
     results = run_on_flare(job, paths, tmp_path / "flare", "simulator", events.append)
     assert (results["status"], results["engine"]) == ("finished", "simulator")
     local = tmp_path / "local"
@@ -98,7 +98,7 @@ def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(
     tmp_path: Path, site_files: SiteFiles, quick_job: Job
 ) -> None:
     """What Ctrl-C does: results of the rounds so far, status "stopped"."""
-    events: list[Event] = []
+    events: list[TaskAnswer] = []
     job, paths = quick_job(rounds=1000, local_epochs=1), site_files("chest", "head")
     results = run_on_flare(job, paths, tmp_path / "out", "simulator", events.append, lambda: bool(events))
     assert results["status"] == "stopped"

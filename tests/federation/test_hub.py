@@ -7,7 +7,7 @@ import pytest
 
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.hub import Event, Reply, ServerHub, TaskCall
+from medfedvqa.federation.hub import Reply, ServerHub, TaskAnswer, TaskCall
 from privacy import Reliability
 
 SITES = ("a", "b", "c")
@@ -77,8 +77,8 @@ def test_no_round_begins_after_a_stop() -> None:
 
 def test_every_answer_of_a_site_is_an_event() -> None:
     """Whoever watches sees each site's answer to each task, with the round and how many are planned."""
-    seen: list[Event] = []
+    seen: list[TaskAnswer] = []
     hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE, watch=seen.append)
     for _ in hub.rounds(2):
         hub.collect("train")
-    assert seen == [Event(number, 2, "train", site) for number in (1, 2) for site in SITES]
+    assert seen == [TaskAnswer(number, 2, "train", site) for number in (1, 2) for site in SITES]

@@ -10,7 +10,9 @@ import pytest
 from in_process import Engine
 from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
 
-from audits import Event, Kind, Outcome, Reason, Tensors, clipped, joint_norm, read
+from audits import Event, Kind, Outcome, Tensors, read
+from audits.errors import ReleaseFault
+from audits.exchange import clip_to_norm, joint_norm
 from medfedvqa.core import ACCURACY, create, method_names
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import Reply, TaskCall
@@ -61,20 +63,20 @@ ACCURACY_LIES = {
     "not a number": (puts(accuracy=scalar(np.nan)), "tensor 'accuracy' holds values that are not finite"),
     "1e9": (puts(accuracy=scalar(1e9)), OUTSIDE.format(name="accuracy", low=0, high=1)),
     "negative": (puts(accuracy=scalar(-5)), OUTSIDE.format(name="accuracy", low=0, high=1)),
-    "dtype": (puts(accuracy=scalar(0.5, "float64")), Reason.DTYPE.format(name="accuracy", dtype="float32")),
-    "shape": (puts(accuracy=np.full(1, 0.5, "float32")), Reason.SHAPE.format(name="accuracy", shape=[])),
-    "text": (puts(accuracy=np.array(MARKER)), Reason.ARRAY.format(name="accuracy")),
-    "missing": (without(ACCURACY), Reason.MISSING.format(name="accuracy")),
-    "an extra name": (puts(**{MARKER: scalar(1)}), Reason.UNDECLARED.format(count=1)),
+    "dtype": (puts(accuracy=scalar(0.5, "float64")), ReleaseFault.DTYPE.format(name="accuracy", dtype="float32")),
+    "shape": (puts(accuracy=np.full(1, 0.5, "float32")), ReleaseFault.SHAPE.format(name="accuracy", shape=[])),
+    "text": (puts(accuracy=np.array(MARKER)), ReleaseFault.ARRAY.format(name="accuracy")),
+    "missing": (without(ACCURACY), ReleaseFault.MISSING.format(name="accuracy")),
+    "an extra name": (puts(**{MARKER: scalar(1)}), ReleaseFault.UNDECLARED.format(count=1)),
     "an infinite prompt": (
         puts(**{"prompt.x": np.full((2, 2, 4), np.inf, "float32")}),
-        Reason.FINITE.format(name="prompt.x"),
+        ReleaseFault.FINITE.format(name="prompt.x"),
     ),
 }
 ROWS_LIES = {
     "1e9": (puts(rows=scalar(10**9, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
     "negative": (puts(rows=scalar(-5, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
-    "1e30": (puts(rows=scalar(1e30, "float64")), Reason.DTYPE.format(name="rows", dtype="int64")),
+    "1e30": (puts(rows=scalar(1e30, "float64")), ReleaseFault.DTYPE.format(name="rows", dtype="int64")),
 }
 LIES = [(Mixed, *lie) for lie in ACCURACY_LIES.values()] + [(Averaged, *lie) for lie in ROWS_LIES.values()]
 
@@ -156,7 +158,7 @@ def test_honest_sites_scale_their_uploads_down_to_the_jobs_norm(
         held = {site: Averaged.holding(site, 1) for site in FIVE}
         weights = {site: float(tensors.pop("rows")) for site, tensors in held.items()}
         assert all(joint_norm(tensors) > 1 for tensors in held.values())
-        plain = mean({site: clipped(tensors, 1.0) for site, tensors in held.items()}, weights)
+        plain = mean({site: clip_to_norm(tensors, 1.0) for site, tensors in held.items()}, weights)
         for config in configs.values():
             assert_alike(given(config, 1), plain)
     else:

@@ -13,7 +13,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel
 from test_wire_ledger import DATA, SITE, frame, key_at
 
 import audits
-from audits import Examination, Part, State, examine
+from audits import Examination, VerdictPart, VerdictState, examine
 from medfedvqa.federation.flare.frame_counts import WireLedger
 
 PAYLOAD = 700
@@ -79,20 +79,22 @@ def pass_on(ledger: WireLedger, job: str) -> None:
     ledger.flush()
 
 
-def part(found: Examination, name: str) -> Part:
+def part(found: Examination, name: str) -> VerdictPart:
     return next(part for _, verdict in found.verdicts() for part in verdict.parts if part.name == name)
 
 
 @contextmanager
-def verified_all_the_time(audit: Path) -> Iterator[list[Part]]:
+def verified_all_the_time(audit: Path) -> Iterator[list[VerdictPart]]:
     """Verifies in a loop; what is broken in any of the verdicts."""
-    broken: list[Part] = []
+    broken: list[VerdictPart] = []
     over = threading.Event()
 
     def loop() -> None:
         while not over.is_set():
             found = examine(audit, SITE)
-            broken.extend(one for _, verdict in found.verdicts() for one in verdict.parts if one.state is State.BROKEN)
+            broken.extend(
+                one for _, verdict in found.verdicts() for one in verdict.parts if one.state is VerdictState.BROKEN
+            )
 
     thread = threading.Thread(target=loop)
     thread.start()
@@ -115,20 +117,22 @@ def test_no_verdict_is_broken_while_jobs_start_run_and_end(tmp_path: Path) -> No
                 job.do("open", "send")
                 pass_on(ledger, name)  # before the job's process has an entry
                 found = examine(tmp_path, SITE)
-                assert part(found, "wire").state is State.NOT_SHOWN
+                assert part(found, "wire").state is VerdictState.NOT_SHOWN
                 assert "1 job is running" in part(found, "wire").said
-                assert part(found, "jobs").state is State.SHOWN and "1 job is running" in part(found, "jobs").said
+                assert (
+                    part(found, "jobs").state is VerdictState.SHOWN and "1 job is running" in part(found, "jobs").said
+                )
                 job.do("flush", "send", "end", "send")
                 pass_on(ledger, name)
                 pass_on(ledger, name)  # the last frame is sent after the last counts of the job's process were logged
-                assert part(examine(tmp_path, SITE), "wire").state is State.NOT_SHOWN
+                assert part(examine(tmp_path, SITE), "wire").state is VerdictState.NOT_SHOWN
             finally:
                 job.kill()
             found = examine(tmp_path, SITE)
-            assert part(found, "wire").state is State.NOT_SHOWN  # nobody has taken up what the process left
+            assert part(found, "wire").state is VerdictState.NOT_SHOWN  # nobody has taken up what the process left
             assert ledger.sweep() == 1
             found = examine(tmp_path, SITE)
-            assert part(found, "wire").state is State.SHOWN and part(found, "jobs").state is State.SHOWN
+            assert part(found, "wire").state is VerdictState.SHOWN and part(found, "jobs").state is VerdictState.SHOWN
         assert broken == []
 
 
@@ -140,13 +144,13 @@ def test_only_the_counts_of_jobs_that_run_are_waited_for(tmp_path: Path) -> None
     try:
         job.do("send")
         pass_on(ledger, "job-1")
-        assert part(examine(tmp_path, SITE), "wire").state is State.NOT_SHOWN
+        assert part(examine(tmp_path, SITE), "wire").state is VerdictState.NOT_SHOWN
         copy = tmp_path / "copy"
         copy.mkdir()
         (copy / "log.jsonl").write_bytes((tmp_path / "log.jsonl").read_bytes())
-        assert part(examine(copy, SITE), "wire").state is State.BROKEN
-        assert part(examine(copy, SITE, running=["job-1"]), "wire").state is State.NOT_SHOWN
+        assert part(examine(copy, SITE), "wire").state is VerdictState.BROKEN
+        assert part(examine(copy, SITE, running=["job-1"]), "wire").state is VerdictState.NOT_SHOWN
         pass_on(ledger, "job-0")
-        assert part(examine(tmp_path, SITE), "wire").state is State.BROKEN
+        assert part(examine(tmp_path, SITE), "wire").state is VerdictState.BROKEN
     finally:
         job.kill()

@@ -10,7 +10,9 @@ import pytest
 from in_process import Engine
 from untrained import Mixed, assert_mixed, assert_near, saved
 
-from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
+from audits import JobRefused, Outcome, Protection, read, verify
+from audits.errors import ReleaseFault
+from audits.verifier import totals
 from medfedvqa.core import Method, Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import load_transcript
@@ -210,5 +212,5 @@ def test_a_job_on_shares_needs_three_sites_and_offers_them(secure_job: Job, site
     with pytest.raises(ConfigError, match="at least 3 sites"):
         serve_job(job, ("chest", "head"), never, tmp_path, "local")
     strict = sites("chest", require_secagg=True)["chest"]
-    with pytest.raises(JobRefused, match=Reason.SECAGG):
+    with pytest.raises(JobRefused, match=ReleaseFault.SECAGG):
         SiteRuntime(strict, job.model_copy(update={"secagg": False}), "clear").handle("start", 1, {})

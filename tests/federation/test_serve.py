@@ -8,7 +8,7 @@ import pytest
 
 from audits import read
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
@@ -24,7 +24,7 @@ def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, random_backbo
     """One call gives results.json keyed by site, a table, plots, a transcript and a log at every site."""
     job = quick_job(local_baseline=True)
     launch = plan(job, None, tmp_path / "run", backbone_files={job.backbone: random_backbone})
-    seen: list[Event] = []
+    seen: list[TaskAnswer] = []
     results = run(launch, "local", seen.append)
     out = tmp_path / "run"
     assert json.loads((out / "results.json").read_text()) == results
@@ -44,7 +44,7 @@ def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, random_backbo
 def test_a_stopped_run_is_evaluated_with_what_it_reached(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """After a stop the round is finished, every site is scored, and the results say 'stopped'."""
     configs, job = sites("chest", "head"), quick_job(rounds=5)
-    seen: list[Event] = []
+    seen: list[TaskAnswer] = []
     engine = LocalEngine(configs, job, "test")
     results = serve_job(job, tuple(configs), engine.call, tmp_path, "local", seen.append, stop=lambda: len(seen) > 2)
     assert results["status"] == "stopped" and len(results["rounds"]) == 2

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from audits import JobRefused, Outcome, Protection, Reason, read, totals, verify
+from audits import JobRefused, Outcome, Protection, read, verify
+from audits.errors import ReleaseFault
+from audits.verifier import totals
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -115,18 +117,18 @@ def test_what_is_not_charged_stays_at_the_site(sites: Sites, private_job: Job) -
 def test_a_site_that_requires_differential_privacy_refuses_a_job_without(sites: Sites, quick_job: Job) -> None:
     """Before anything trains, with the reason in the log."""
     config = sites("chest", require_dp=True)["chest"]
-    with pytest.raises(JobRefused, match=Reason.DP):
+    with pytest.raises(JobRefused, match=ReleaseFault.DP):
         SiteRuntime(config, quick_job(), "job").handle("start", 1, {})
-    assert refusals(config) == [Reason.DP]
+    assert refusals(config) == [ReleaseFault.DP]
     assert not list(config.state.glob("*.pt"))
 
 
 @pytest.mark.parametrize(
     ("demands", "reason"),
     [
-        ({"delta": 1e-6}, Reason.DELTA),
-        ({"require_secagg": True}, Reason.SECAGG),
-        ({"min_sites": 2}, Reason.SITES.format(count=2)),
+        ({"delta": 1e-6}, ReleaseFault.DELTA),
+        ({"require_secagg": True}, ReleaseFault.SECAGG),
+        ({"min_sites": 2}, ReleaseFault.SITES.format(count=2)),
     ],
 )
 def test_a_job_that_tries_to_lower_a_demand_is_refused_and_logged(

@@ -14,7 +14,7 @@ from audits import (
     Event,
     Kind,
     Outcome,
-    State,
+    VerdictState,
     Witness,
     examine,
     origin_of,
@@ -27,7 +27,7 @@ from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
-from privacy import Ledger, Limits, Planned, SampledGaussian
+from privacy import Ledger, Limits, PlannedTask, SampledGaussian
 
 Sites = Callable[..., dict[str, SiteConfig]]
 
@@ -38,7 +38,7 @@ EVENT = SampledGaussian(0.5, 4.0, 10)
 
 def spend(config: SiteConfig, job: str, patients: list[str], rounds: int = 2) -> None:
     """A job that charges the first of its rounds and holds budget for the others."""
-    plan = [Planned("train", number, (EVENT,)) for number in range(1, rounds + 1)]
+    plan = [PlannedTask("train", number, (EVENT,)) for number in range(1, rounds + 1)]
     ledger, limits = Ledger(config.ledger, config.name), Limits(8.0, 1e-3)
     ledger.reserve(job, "prompt_pfl", patients, plan, limits)
     ledger.begin(job, "train", 1, limits)
@@ -68,7 +68,7 @@ def test_the_servers_receipt_covers_the_answer(sites: Sites, tmp_path: Path) -> 
     configs = sites("chest", **BUDGET)
     asked(configs, tmp_path)
     found = examine(configs["chest"].audit, "chest", [tmp_path], network=False)
-    assert found.consistency.state is State.SHOWN
+    assert found.consistency.state is VerdictState.SHOWN
 
 
 def test_a_site_that_releases_private_figures_only_still_answers(sites: Sites, tmp_path: Path) -> None:

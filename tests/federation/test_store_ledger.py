@@ -27,7 +27,7 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import StatusRuntime
 from medfedvqa.ingest import ledger_binding
 from medfedvqa.ingest.ledger_binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
-from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, Planned, SampledGaussian, spent
+from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, PlannedTask, SampledGaussian, spent
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 LIMITS = Limits(max_epsilon=10, delta=1e-3)
-PLAN = [Planned("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=4),))]
+PLAN = [PlannedTask("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=4),))]
 DEADLINE = 300
 
 

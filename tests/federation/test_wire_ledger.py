@@ -15,7 +15,8 @@ from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
 
-from audits import AuditKey, Event, Traffic, WireWindow, origin_of, read, reconcile
+from audits import AuditKey, Event, origin_of, read
+from audits.byte_ledger import Traffic, WireWindow, reconcile
 from medfedvqa.federation.flare.allowed_messages import RESULT, classify
 from medfedvqa.federation.flare.frame_counts import WireLedger
 

@@ -19,27 +19,14 @@ from test_examine import made as made_log
 from test_lines import rehashed
 from test_verifier import BLANK, sealed
 
-from audits import (
-    AuditError,
-    AuditLog,
-    Event,
-    Evidence,
-    Exchange,
-    JobRefused,
-    LogError,
-    NoteError,
-    Refusal,
-    VerifierKey,
-    examine,
-    quote,
-)
+from audits import AuditError, AuditLog, Event, Exchange, JobRefused, LogError, NoteError, Refusal, VerifierKey, examine
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.entry import Entry, parse_line
-from audits.envelope import opened as opened_envelope
-from audits.envelope import sealed as sealed_envelope
-from audits.envelope import statement, subjects
+from audits.envelope import open_envelope, seal_statement, statement, subjects
+from audits.excerpt import quote
 from audits.exchange import Kind, TaskSpec, TensorSpec
 from audits.export import ExportFormat, export_logs
+from audits.external_evidence import ExternalEvidence
 from audits.fast_lines import read_line
 from audits.gate import Gate, JobContext
 from audits.policy import SitePolicy
@@ -50,9 +37,9 @@ from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from privacy import DPSettings
-from privacy.report import Given, join, read_report, report_of, verify_report
-from privacy.report.report_evidence import Evidence as ReportEvidence
-from privacy.report.report_files import ENVELOPE, JSON, encoded, signed
+from privacy.report import SourceReport, join, read_report, report_of, verify_report
+from privacy.report.report_evidence import ReportEvidence
+from privacy.report.report_files import ENVELOPE, JSON, indented_json, sign_report
 
 Reads = Callable[[], object]
 ENTRY = BLANK | {"seq": 0, "prev_hash": "0" * 64, "round": 1, "monotonic": 5}
@@ -141,7 +128,7 @@ def test_mutated_notes_and_keys_are_read_or_refused(tmp_path: Path) -> None:
             path.write_bytes(original)
     note = originals[files[2]].decode().removesuffix("\n")
     key = str(key_of(tmp_path).public)
-    assert VerifierKey.parse(key).signed(Note.parse(note))
+    assert VerifierKey.parse(key).sign_report(Note.parse(note))
     for bad in ("\ud800", "\udfff", "9" * 4400, "1" + "0" * 400, "\x00"):
         for whole in (
             note.replace("\n7\n", f"\n{bad}\n"),
@@ -153,10 +140,10 @@ def test_mutated_notes_and_keys_are_read_or_refused(tmp_path: Path) -> None:
         assert refused(0, lambda bad=bad: VerifierKey.parse(key.replace("chest", f"chest{bad}")), NoteError)
 
 
-def told(written: str, key: VerifierKey) -> None:
-    note = Note.parse(written)
+def told(report_bytes: str, key: VerifierKey) -> None:
+    note = Note.parse(report_bytes)
     Checkpoint.parse(note.text)
-    assert not key.signed(note) or key.cosigned(note) is None
+    assert not key.sign_report(note) or key.cosigned(note) is None
 
 
 def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None:
@@ -165,8 +152,8 @@ def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None
     log.append(Event.OPEN, job="j")
     key, note = key_of(tmp_path).public, log.checkpoint()
     hash = bytes(32)
-    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).encoded()
-    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).encoded()
+    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).indented_json()
+    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).indented_json()
     for name, message, read in (("down", down, Down.read), ("up", up, Up.read)):
         with bounded():
             refusals = 0
@@ -178,14 +165,14 @@ def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None
 
 def heard(message: Up | Down, key: VerifierKey) -> None:
     for note in (*message.cosigned, *([message.note] if isinstance(message, Up) else [])):
-        key.signed(note), Checkpoint.parse(note.text)
+        key.sign_report(note), Checkpoint.parse(note.text)
 
 
 def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:
     """By bytes and values of the envelope, and of the statement within, which the site's own key signs."""
     key = key_of(tmp_path)
     said = statement({"report.json": b"{}"}, "urn:x", {"report": MARKER})
-    envelope = sealed_envelope(said, key)
+    envelope = seal_statement(said, key)
 
     def made(random: Random) -> bytes:
         if random.random() < 0.5:
@@ -198,7 +185,7 @@ def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:
 
     with bounded():
         for number, content in inputs("envelope", made):
-            found = lambda content=content: subjects(opened_envelope(content, key.public))  # noqa: E731
+            found = lambda content=content: subjects(open_envelope(content, key.public))  # noqa: E731
             refused(number, lambda found=found: [f"{name} {sha}".encode() for name, sha in found().items()], NoteError)
 
 
@@ -292,13 +279,13 @@ def test_reports_on_logs_with_any_values_are_judged_and_joined_or_refused(
         quoted = quote(folder / "audit", "chest", lambda record: record["job"] in ("study-1", None))
         told = report.model_dump(mode="json")
         told["evidence"]["log"] = json.loads(json.dumps(vars(quoted), default=vars))
-        said = encoded(told)
+        said = indented_json(told)
         (folder / JSON).write_bytes(said)
         [part.said.encode() for part in verify_report(folder, log=folder / "audit").parts]
         hostile = read_report(said)
         made = report_of(hostile.evidence)
-        (folder / ENVELOPE).write_bytes(signed(made, {JSON: encoded(made.model_dump(mode="json"))}, key))
-        join([Given(made, "00" * 32), Given(report.model_copy(), "11" * 32)])
+        (folder / ENVELOPE).write_bytes(sign_report(made, {JSON: indented_json(made.model_dump(mode="json"))}, key))
+        join([SourceReport(made, "00" * 32), SourceReport(report.model_copy(), "11" * 32)])
 
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "keys").write_text(f"{key.public}\n")
@@ -337,5 +324,5 @@ def test_others_evidence_that_is_none_is_refused(tmp_path: Path) -> None:
         original = path.read_bytes()
         for number, content in inputs(f"evidence {path.name}", lambda random, o=original: mutated(random, o)):
             path.write_bytes(content)
-            refused(number, lambda: Evidence.gather([place / "head"], place / "audit"), LogError)
+            refused(number, lambda: ExternalEvidence.gather([place / "head"], place / "audit"), LogError)
         path.write_bytes(original)

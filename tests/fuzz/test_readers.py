@@ -16,7 +16,8 @@ from test_anchor import key_of
 from test_examine import chained_anew
 from test_examine import made as made_log
 
-from audits import AuditLog, Event, Outcome, SitePolicy, check, examine, prove
+from audits import AuditLog, Event, Outcome, SitePolicy, examine
+from audits.entry_proof import check, prove
 from audits.ui.index import Filter, Index
 from medfedvqa.data.published_files import read_rows
 from medfedvqa.federation.error_codes import ACTIONABLE
@@ -27,7 +28,7 @@ from medfedvqa.ingest.questions import read_questions
 from medfedvqa.report.collect import _attack, _read, _run, evidence_of
 from privacy import DPSettings
 from privacy.report import report_of, verify_report
-from privacy.report.report_files import JSON, encoded
+from privacy.report.report_files import JSON, indented_json
 
 SITE_YML = site_yaml(
     reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER.lower()],
@@ -119,7 +120,7 @@ def report(sites: Callable[..., Any], quick_job: Callable[..., Any]) -> Any:
 
 def test_mutated_reports_are_judged_or_refused(tmp_path: Path, report: Any) -> None:
     """By bytes, and by values in a document that is otherwise written as one; none is shown in full."""
-    original, path = encoded(report), tmp_path / JSON
+    original, path = indented_json(report), tmp_path / JSON
     marked = json.loads(original)
     marked["evidence"]["site"] = MARKER
 

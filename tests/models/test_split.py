@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import ClipBackbone, Contrast, ServerNetworks, ServerPart, SiteNetworks, TuningConfig, site_shapes
-from medfedvqa.models.backbone import BackboneShape, TowerShape, Words
+from medfedvqa.models.backbone import BackboneShape, TokenEmbeddings, TowerShape
 from medfedvqa.models.split import BUFFERS, average, info_nce, same_rows
 
 ANSWERS = ("yes", "no", "left lung")
@@ -141,7 +141,7 @@ def test_masked_padding_is_as_no_padding(backbone: ClipBackbone) -> None:
     site = SiteNetworks(backbone, TuningConfig("classifier"), width=16)
     values = {name: value.double() for name, value in site.initial(torch.Generator().manual_seed(0)).items()}
     values["apn.bias"] = torch.full((16,), 9.0, dtype=torch.float64)
-    short = Words(*(part[:, :2] for part in vars(backbone.words(("ab",), 8)).values()))
+    short = TokenEmbeddings(*(part[:, :2] for part in vars(backbone.words(("ab",), 8)).values()))
     long = backbone.words(("ab",), 8)
     assert torch.allclose(site.answers(values, short, True), site.answers(values, long, True))
     tokens = site.answers(values, long, True)

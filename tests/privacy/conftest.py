@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from privacy import DPEvent
-from privacy.accounting import Spent
+from privacy.accounting import PrivacyCost
 from privacy.ledger import Ledger
 
 Events = Sequence[DPEvent]
@@ -17,9 +17,9 @@ Events = Sequence[DPEvent]
 def simple_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epsilon is the number of steps, in the ledgers of this process."""
 
-    def spent(events: Iterable[DPEvent], delta: float) -> Spent:
+    def spent(events: Iterable[DPEvent], delta: float) -> PrivacyCost:
         total = float(sum(event.steps for event in events))
-        return Spent(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
+        return PrivacyCost(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
 
     def fitting(limit: float, delta: float, already: Events, rounds: Sequence[Events]) -> int:
         totals = [sum(map(tuple, rounds[: count + 1]), start=tuple(already)) for count in range(len(rounds))]

@@ -48,11 +48,11 @@ def test_two_sites_swap_their_prompts_whatever_accuracy_and_similarity() -> None
 
 def test_equal_prompts_and_accuracies_give_equal_weights_and_the_prompt_itself() -> None:
     """Equal prompts and accuracies: eta uniform, S = P."""
-    one = np.random.default_rng(0).normal(size=(2, 4, 8))
-    uploads = prompts(np.stack([one] * 4))
+    item = np.random.default_rng(0).normal(size=(2, 4, 8))
+    uploads = prompts(np.stack([item] * 4))
     mixture = mix(uploads, dict.fromkeys(SITES, 0.5), CLAMPED)
     assert np.allclose(mixture.weights["prompt"], (1 - np.eye(4)) / 3)
-    assert np.allclose(mixture.shared["a"]["prompt"], one, atol=1e-6)
+    assert np.allclose(mixture.shared["a"]["prompt"], item, atol=1e-6)
 
 
 @given(st.integers(0, 10_000), st.booleans())

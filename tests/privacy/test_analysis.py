@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy import DPEvent, Laplace, SampledGaussian, accounting
-from privacy.accounting import ORDERS, Spent, spent
+from privacy.accounting import ORDERS, PrivacyCost, spent
 from privacy.analysis import Analysis, analysis, with_numpy, with_opacus
 from privacy.mechanisms import sampled_gaussian
 from privacy.report.replay import TOLERANCE
@@ -41,7 +41,7 @@ def forget() -> None:
     accounting._rdp.cache_clear()
 
 
-def cost(by: Analysis, spent_on: list[DPEvent], delta: float) -> Spent:
+def cost(by: Analysis, spent_on: list[DPEvent], delta: float) -> PrivacyCost:
     forget()
     with pytest.MonkeyPatch.context() as patch:
         for module in (accounting, sampled_gaussian):

@@ -65,10 +65,10 @@ def cancelling(
     def sized(rows: torch.Tensor) -> torch.Tensor:
         return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-9) * size
 
-    one, other = sized(drawn(left)), sized(drawn(right))
-    noise = [apart * torch.randn(side.shape, generator=generator) for side in (one, other)]
+    item, other = sized(drawn(left)), sized(drawn(right))
+    noise = [apart * torch.randn(side.shape, generator=generator) for side in (item, other)]
     order = torch.randperm(2 * pairs, generator=generator)
-    return torch.cat([one, noise[0] - one])[order], torch.cat([other, other + noise[1]])[order]
+    return torch.cat([item, noise[0] - item])[order], torch.cat([other, other + noise[1]])[order]
 
 
 CANCELLING = st.builds(

@@ -22,9 +22,9 @@ def test_digests_are_hmac_truncated_to_128_bits() -> None:
     def digest(text: bytes) -> str:
         return hmac.new(b"k" * 32, text, hashlib.sha256).hexdigest()[:32]
 
-    one, two = digest(b"\0ann"), digest("\0Bjørn".encode())
-    assert KEY.patients(["ann", "Bjørn", "ann"]) == {one, two}
-    assert KEY.cohort({one, two}) == digest(b"\1" + ",".join(sorted([one, two])).encode())
+    item, two = digest(b"\0ann"), digest("\0Bjørn".encode())
+    assert KEY.patients(["ann", "Bjørn", "ann"]) == {item, two}
+    assert KEY.cohort({item, two}) == digest(b"\1" + ",".join(sorted([item, two])).encode())
     assert KEY.fingerprint() == digest(b"\2")
 
 

@@ -74,9 +74,9 @@ class Distinguisher:
         everybody, rest = private(method.name, 1.0), [key for key in neighbours.patients[0] if key != patient]
         own = mean_contributions(neighbours, everybody, patient)
         directions = tuple(each / each.norm() for each in own)
-        found = {key: mean_contributions(neighbours, everybody, key) for key in rest}
+        result = {key: mean_contributions(neighbours, everybody, key) for key in rest}
         others = tuple(
-            {key: float(each[step] @ direction) for key, each in found.items()}
+            {key: float(each[step] @ direction) for key, each in result.items()}
             for step, direction in enumerate(directions)
         )
         lengths = tuple(float(each.norm()) for each in own)

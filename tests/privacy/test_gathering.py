@@ -33,8 +33,8 @@ def test_liars_do_not_move_the_result_out_of_the_honest_range(
     for number, lie in zip(range(sites - liars, sites), lies * 2, strict=False):
         sent[f"s{number}"]["x"] = np.full((3, 4), lie, np.float32)
     weights = {site: 1e30 if int(site[1:]) >= sites - liars else 1.0 for site in sent}
-    found = Gathering(rule).gathered(sent, weights)["x"]
-    assert (honest.min(axis=0) <= found).all() and (found <= honest.max(axis=0)).all()
+    result = Gathering(rule).gathered(sent, weights)["x"]
+    assert (honest.min(axis=0) <= result).all() and (result <= honest.max(axis=0)).all()
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "median"])
@@ -63,8 +63,8 @@ def test_the_rules_are_those_of_the_paper(count: int) -> None:
     cut = {3: 1, 4: 1, 5: 1, 10: 2}[count]
     expected = {"median": np.median(stack, axis=0), "trimmed": stack[cut : count - cut].mean(axis=0)}
     for rule, array in expected.items():
-        found = Gathering(rule).gathered(sent)["x"]
-        assert found.dtype == np.float32 and np.allclose(found, array, rtol=1e-6)
+        result = Gathering(rule).gathered(sent)["x"]
+        assert result.dtype == np.float32 and np.allclose(result, array, rtol=1e-6)
 
 
 def test_without_a_rule_weights_count_as_before() -> None:

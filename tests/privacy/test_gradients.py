@@ -18,12 +18,12 @@ from privacy import (
     expanded,
     owned,
 )
-from privacy.clipping import Contribution
+from privacy.clipping import GradientContribution
 
 WIDTH = 5
 SECRET = RepeatableRandomness(0).secret()
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=8)
-Added = tuple[list[Contribution], torch.Tensor]
+Added = tuple[list[GradientContribution], torch.Tensor]
 Patients = Sequence[tuple[str, torch.Tensor, torch.Tensor]]
 """Of each patient the key, rows [n, WIDTH] and answers [n]."""
 
@@ -110,8 +110,8 @@ def test_a_clipped_patient_is_its_gradient_cut_to_the_bound(sizes: list[int], cl
         with owned(owners):
             chance = PatientChance(PatientStreams(SECRET), [key])
             whole = {**values, "prompt": values["prompt"][None]}
-            found = torch.autograd.grad(losses(whole, rows, answers, owners, chance).sum(), list(values.values()))
-        flat = torch.cat([gradient.flatten() for gradient in found]).double()
+            result = torch.autograd.grad(losses(whole, rows, answers, owners, chance).sum(), list(values.values()))
+        flat = torch.cat([gradient.flatten() for gradient in result]).double()
         clipped = sum_of(step_of(values, [patient], clip))
         assert float(clipped.norm()) <= clip
         expected = flat * min(1.0, clip / float(flat.norm()))
@@ -200,8 +200,8 @@ def test_the_gradient_is_the_sum_and_the_noise_over_the_public_divisor() -> None
     total = sum_of(step)
     step.finish(noise=0.5, divisor=4.0, randomness=RepeatableRandomness(3))
     noise = RepeatableRandomness(3).normal((len(total),), 0.5 * 2.0)
-    found = torch.cat([value.grad.flatten() for value in values.values() if value.grad is not None])
-    torch.testing.assert_close(found, ((total + noise) / 4.0).float())
+    result = torch.cat([value.grad.flatten() for value in values.values() if value.grad is not None])
+    torch.testing.assert_close(result, ((total + noise) / 4.0).float())
 
 
 def test_terms_without_data_add_to_the_noisy_gradient() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from privacy import ledger_journal as module
-from privacy.ledger_journal import GENESIS, Head, Journal, LedgerError, read_export, write_export
+from privacy.ledger_journal import GENESIS, Head, LedgerError, LedgerJournal, read_export, write_export
 
 TRIGGERS = ("no_update", "no_delete", "in_order")
 
@@ -26,13 +26,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(path: Path) -> Iterator[Journal]:
+def journal(path: Path) -> Iterator[LedgerJournal]:
     path.parent.mkdir()
-    with contextlib.closing(Journal(path)) as journal:
+    with contextlib.closing(LedgerJournal(path)) as journal:
         yield journal
 
 
-def fill(journal: Journal, *numbers: int) -> None:
+def fill(journal: LedgerJournal, *numbers: int) -> None:
     for number in numbers:
         with journal.writing() as append:
             append({"event": "test", "number": number})
@@ -49,7 +49,7 @@ def tamper(path: Path, *statements: str, keep_guards: bool = True) -> None:
             database.execute(statement)
 
 
-def test_hashes_chain_as_documented(journal: Journal) -> None:
+def test_hashes_chain_as_documented(journal: LedgerJournal) -> None:
     """hash = SHA-256(0x02, hash before, canonical record); 64 zeros come before the first; seq counts from 1."""
     fill(journal, 1, 2, 3)
     before = GENESIS
@@ -64,23 +64,23 @@ def test_a_journal_that_is_opened_again_goes_on(path: Path) -> None:
     """Records are on disk when their block ends, and the chain continues."""
     path.parent.mkdir()
     for number in range(3):
-        with contextlib.closing(Journal(path)) as journal:
+        with contextlib.closing(LedgerJournal(path)) as journal:
             fill(journal, number)
-    with contextlib.closing(Journal(path)) as journal:
+    with contextlib.closing(LedgerJournal(path)) as journal:
         assert [row.record["number"] for row in journal.rows(Head())] == [0, 1, 2]
 
 
-def test_commits_are_synced_to_disk(journal: Journal) -> None:
+def test_commits_are_synced_to_disk(journal: LedgerJournal) -> None:
     """Write-ahead log with synchronous = FULL: a commit survives a power cut."""
     assert journal._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert journal._database.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_only_new_rows_are_read(journal: Journal, path: Path) -> None:
+def test_only_new_rows_are_read(journal: LedgerJournal, path: Path) -> None:
     """A reader goes on from the position that it knows, also over another writer's records."""
     fill(journal, 1, 2)
     *_, last = journal.rows(Head())
-    with contextlib.closing(Journal(path)) as other:
+    with contextlib.closing(LedgerJournal(path)) as other:
         fill(other, 3)
     assert [row.seq for row in journal.rows(Head(last.seq, last.hash))] == [3]
 
@@ -94,7 +94,7 @@ def test_only_new_rows_are_read(journal: Journal, path: Path) -> None:
         "INSERT INTO journal VALUES (9, '', '', '{}')",
     ],
 )
-def test_the_table_refuses_all_but_appending(journal: Journal, path: Path, statement: str) -> None:
+def test_the_table_refuses_all_but_appending(journal: LedgerJournal, path: Path, statement: str) -> None:
     """Whoever opens the file by mistake cannot change what stands in it."""
     fill(journal, 1, 2)
     with (
@@ -106,7 +106,7 @@ def test_the_table_refuses_all_but_appending(journal: Journal, path: Path, state
 
 
 @pytest.mark.parametrize("number", [float("nan"), {1}])
-def test_a_block_that_raises_leaves_nothing(journal: Journal, number: object) -> None:
+def test_a_block_that_raises_leaves_nothing(journal: LedgerJournal, number: object) -> None:
     """A transaction is written whole or not at all, and the next one works."""
     with pytest.raises((ValueError, TypeError)), journal.writing() as append:
         append({"event": "test", "number": 1})
@@ -116,11 +116,11 @@ def test_a_block_that_raises_leaves_nothing(journal: Journal, number: object) ->
 
 
 def test_a_writer_shuts_others_out_until_it_is_done(
-    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+    journal: LedgerJournal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check, then append: nobody writes in between; who cannot wait any longer is told that the ledger is locked."""
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
-    with contextlib.closing(Journal(path)) as other, journal.writing():
+    with contextlib.closing(LedgerJournal(path)) as other, journal.writing():
         with pytest.raises(LedgerError, match=r"cannot be written \(SQLITE_BUSY\)"):
             fill(other, 1)
         assert other.rows(Head()) == []
@@ -131,12 +131,12 @@ def test_threads_keep_one_chain(path: Path) -> None:
     path.parent.mkdir()
 
     def write(number: int) -> None:
-        with contextlib.closing(Journal(path)) as journal:
+        with contextlib.closing(LedgerJournal(path)) as journal:
             fill(journal, *range(5 * number, 5 * number + 5))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    with contextlib.closing(Journal(path)) as journal:
+    with contextlib.closing(LedgerJournal(path)) as journal:
         rows = journal.rows(Head())
     assert [row.seq for row in rows] == list(range(1, 41))
     assert sorted(row.record["number"] for row in rows) == list(range(40))
@@ -161,11 +161,11 @@ def test_threads_keep_one_chain(path: Path) -> None:
 def test_changed_records_are_noticed_at_the_first(path: Path, statement: str, first: int) -> None:
     """Changes, gaps, renumbering and repetition break the chain; the sentence says where and what to do."""
     path.parent.mkdir()
-    with contextlib.closing(Journal(path)) as journal:
+    with contextlib.closing(LedgerJournal(path)) as journal:
         fill(journal, 1, 2, 3, 4)
     tamper(path, statement)
     with (
-        contextlib.closing(Journal(path)) as journal,
+        contextlib.closing(LedgerJournal(path)) as journal,
         pytest.raises(LedgerError, match=f"record {first} .* damaged or missing: stop") as error,
     ):
         journal.rows(Head())
@@ -175,13 +175,13 @@ def test_changed_records_are_noticed_at_the_first(path: Path, statement: str, fi
 def test_removed_guards_are_noticed(path: Path) -> None:
     """A table without its triggers is not opened, even if its records are all there."""
     path.parent.mkdir()
-    Journal(path).close()
+    LedgerJournal(path).close()
     tamper(path, keep_guards=False)
     with pytest.raises(LedgerError, match="guards against changes were removed"):
-        Journal(path)
+        LedgerJournal(path)
 
 
-def test_a_tail_that_goes_while_in_use_is_noticed(journal: Journal, path: Path) -> None:
+def test_a_tail_that_goes_while_in_use_is_noticed(journal: LedgerJournal, path: Path) -> None:
     """A reader that knows a position notices when it is gone, though the rest of the chain is sound."""
     fill(journal, 1, 2, 3)
     *_, last = journal.rows(Head())
@@ -194,7 +194,7 @@ def test_a_tail_that_goes_while_in_use_is_noticed(journal: Journal, path: Path) 
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_file_that_is_replaced_while_in_use_is_noticed(journal: Journal, path: Path, gone: bool) -> None:
+def test_a_file_that_is_replaced_while_in_use_is_noticed(journal: LedgerJournal, path: Path, gone: bool) -> None:
     """Nothing is written into a file that no longer stands at its place."""
     fill(journal, 1)
     shutil.copy(path, path.with_suffix(".copy"))
@@ -209,7 +209,7 @@ def test_a_file_that_is_replaced_while_in_use_is_noticed(journal: Journal, path:
 def test_a_corrupt_file_is_refused(path: Path, damage: str) -> None:
     """What SQLite cannot read, or only in part, is a damaged ledger, and the sentence holds no path."""
     path.parent.mkdir()
-    with contextlib.closing(Journal(path)) as journal:
+    with contextlib.closing(LedgerJournal(path)) as journal:
         fill(journal, *range(200))
     sound = path.read_bytes()
     broken = {
@@ -220,7 +220,7 @@ def test_a_corrupt_file_is_refused(path: Path, damage: str) -> None:
     }
     path.write_bytes(broken[damage])
     with pytest.raises(LedgerError, match="damaged|SQLITE_(NOTADB|CORRUPT)") as error:
-        Journal(path)
+        LedgerJournal(path)
     assert "SECRET" not in str(error.value)
 
 
@@ -228,7 +228,7 @@ def test_a_journal_on_a_read_only_disk_is_refused() -> None:
     """Without write access nothing can be charged, so nothing may be trained."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "ledger.sqlite"
-        Journal(path).close()
+        LedgerJournal(path).close()
         for entry in (path.parent, path):
             entry.chmod(0o555)
             if not os.geteuid():  # root may write anywhere: be nobody for a moment
@@ -239,24 +239,24 @@ def test_a_journal_on_a_read_only_disk_is_refused() -> None:
                 os.seteuid(65534)
             stack.callback(path.parent.chmod, 0o755)
             with pytest.raises(LedgerError, match=r"cannot be \w+ \(SQLITE_\w+\)"):
-                Journal(path)
+                LedgerJournal(path)
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """A missing folder is an error of the ledger, not a traceback with a path."""
     with pytest.raises(LedgerError, match="cannot be opened") as error:
-        Journal(tmp_path / "SECRET" / "ledger.sqlite")
+        LedgerJournal(tmp_path / "SECRET" / "ledger.sqlite")
     assert "SECRET" not in str(error.value)
 
 
-def test_a_closed_journal_says_so(journal: Journal) -> None:
+def test_a_closed_journal_says_so(journal: LedgerJournal) -> None:
     """Use after closing is reported as what it is."""
     journal.close()
     with pytest.raises(LedgerError, match="it was closed"):
         journal.rows(Head())
 
 
-def test_all_files_are_the_owners_alone(journal: Journal, path: Path, tmp_path: Path) -> None:
+def test_all_files_are_the_owners_alone(journal: LedgerJournal, path: Path, tmp_path: Path) -> None:
     """Database, write-ahead log, shared memory and export have mode 0600, whatever the umask."""
     fill(journal, 1)
     write_export(path.parent / "export.jsonl", journal.rows(Head()))
@@ -265,15 +265,15 @@ def test_all_files_are_the_owners_alone(journal: Journal, path: Path, tmp_path: 
     assert modes == dict.fromkeys(names, 0o600)
 
 
-def test_positions_are_found_by_hash(journal: Journal) -> None:
+def test_positions_are_found_by_hash(journal: LedgerJournal) -> None:
     """A head is contained as long as that very record stands there; the empty journal's head always is."""
     fill(journal, 1, 2)
-    one, two = (Head(row.seq, row.hash) for row in journal.rows(Head()))
-    assert all(journal.contains(head) for head in (Head(), one, two))
-    assert not any(journal.contains(head) for head in (Head(1, two.hash), Head(3, two.hash), Head(0, one.hash)))
+    item, two = (Head(row.seq, row.hash) for row in journal.rows(Head()))
+    assert all(journal.contains(head) for head in (Head(), item, two))
+    assert not any(journal.contains(head) for head in (Head(1, two.hash), Head(3, two.hash), Head(0, item.hash)))
 
 
-def test_an_export_holds_the_chain(journal: Journal, tmp_path: Path) -> None:
+def test_an_export_holds_the_chain(journal: LedgerJournal, tmp_path: Path) -> None:
     """What is written is read back; an existing file is never overwritten."""
     fill(journal, 1, 2, 3)
     export = tmp_path / "export.jsonl"
@@ -294,7 +294,7 @@ def test_a_file_that_is_no_export_is_refused(tmp_path: Path, damage: bytes) -> N
     assert "SECRET" not in str(error.value)
 
 
-def test_a_changed_export_is_refused(journal: Journal, tmp_path: Path) -> None:
+def test_a_changed_export_is_refused(journal: LedgerJournal, tmp_path: Path) -> None:
     """The lines of an export are checked against its chain."""
     fill(journal, 1, 2, 3)
     export = tmp_path / "export.jsonl"

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privacy import DPEvent, SampledGaussian
-from privacy.accounting import Spent, fitting, spent
-from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, Limits, Planned, State
+from privacy.accounting import PrivacyCost, fitting, spent
+from privacy.ledger import Account, BudgetRefused, ChargeState, JobAccount, Ledger, Limits, PlannedTask
 
 DELTA = 1e-3
 LIMITS = Limits(max_epsilon=10, delta=DELTA)
@@ -24,8 +24,8 @@ def steps(number: int) -> tuple[DPEvent, ...]:
     return (SampledGaussian(rate=0.1, noise=1.0, steps=number),)
 
 
-def rounds(*sizes: int) -> list[Planned]:
-    return [Planned("train", number, steps(size)) for number, size in enumerate(sizes, start=1)]
+def rounds(*sizes: int) -> list[PlannedTask]:
+    return [PlannedTask("train", number, steps(size)) for number, size in enumerate(sizes, start=1)]
 
 
 def spend(ledger: Ledger, job: str, patients: Iterable[str], *sizes: int) -> None:
@@ -37,7 +37,7 @@ def spend(ledger: Ledger, job: str, patients: Iterable[str], *sizes: int) -> Non
 
 
 def epsilons(ledger: Ledger) -> list[tuple[float, float]]:
-    """Spent and authorised, by cohort."""
+    """PrivacyCost and authorised, by cohort."""
     return [(account.spent.epsilon, account.authorised.epsilon) for account in ledger.accounts(DELTA)]
 
 
@@ -138,7 +138,7 @@ def test_epsilon_is_the_accountants(opened: Opener) -> None:
     """With the real accountant: jobs compose as one run of all their steps, and the refusal names what fits."""
     ledger = opened()
     event = SampledGaussian(rate=0.05, noise=1.0, steps=20)
-    plan = [Planned("train", number, (event,)) for number in range(1, 4)]
+    plan = [PlannedTask("train", number, (event,)) for number in range(1, 4)]
     limits = Limits(spent([event] * 5, 1e-5).epsilon, 1e-5)
     ledger.reserve("a", "prompt_pfl", ["p"], plan, limits)
     charges = [ledger.begin("a", "train", number, limits) for number in (1, 2, 3)]
@@ -234,7 +234,7 @@ def test_a_dead_attempt_stays_charged(ledger: Ledger, opened: Opener) -> None:
     assert (again.attempt, again.epsilon_before, again.epsilon_after) == (2, 2, 4)
     assert ledger.settle("a", "train", 1) == again == ledger.charge_of("a", "train", 1)
     assert ledger.begin("a", "train", 1, LIMITS).epsilon_after == 6
-    assert ledger.accounts(DELTA)[0].jobs[0].state is State.BEGUN
+    assert ledger.accounts(DELTA)[0].jobs[0].state is ChargeState.BEGUN
     assert epsilons(ledger) == [(6, 9)]
     with pytest.raises(BudgetRefused, match="epsilon 11.000 of the 10 .* 0 of 1 rounds would fit"):
         ledger.begin("a", "train", 1, LIMITS)
@@ -285,13 +285,13 @@ def test_accounts_tell_each_jobs_part(ledger: Ledger) -> None:
     ledger.begin("running", "train", 2, LIMITS)
     ledger.reserve("gone", "prompt_pfl", ["r"], rounds(1), LIMITS)
     ledger.free("gone")
-    one, two, three = ledger.accounts(DELTA)
-    done = JobAccount("done", "prompt_pfl", one.cohort, 2, 0, State.CHARGED, False, "chest")
-    waiting = JobAccount("waiting", "fedavg", one.cohort, 0, 2, State.RESERVED, True, "chest")
-    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, State.BEGUN, False, "chest")
-    assert one == Account(one.cohort, 1, Spent(3, 3, 3, 3, DELTA), Spent(6, 6, 6, 6, DELTA), one.jobs)
-    assert one.jobs == two.jobs == (done, waiting, running)
-    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, State.FREED, False, "chest"),)
+    item, two, three = ledger.accounts(DELTA)
+    done = JobAccount("done", "prompt_pfl", item.cohort, 2, 0, ChargeState.CHARGED, False, "chest")
+    waiting = JobAccount("waiting", "fedavg", item.cohort, 0, 2, ChargeState.RESERVED, True, "chest")
+    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, ChargeState.BEGUN, False, "chest")
+    assert item == Account(item.cohort, 1, PrivacyCost(3, 3, 3, 3, DELTA), PrivacyCost(6, 6, 6, 6, DELTA), item.jobs)
+    assert item.jobs == two.jobs == (done, waiting, running)
+    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, ChargeState.FREED, False, "chest"),)
 
 
 def test_a_clock_that_is_set_back_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import privacy
-from privacy.ledger import Ledger, State
+from privacy.ledger import ChargeState, Ledger
 
 pytestmark = pytest.mark.usefixtures("simple_accountant")
 
@@ -94,10 +94,10 @@ def nursery(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def start(nursery: subprocess.Popen[str], work: str, name: str) -> int:
     """Starts a site that writes what the ledger acknowledged to the file of that name; its process id."""
-    told, tells = nursery.stdin, nursery.stdout
-    assert told and tells
-    told.write(f"{work} {name}\n")
-    told.flush()
+    record, tells = nursery.stdin, nursery.stdout
+    assert record and tells
+    record.write(f"{work} {name}\n")
+    record.flush()
     return int(tells.readline())
 
 
@@ -122,18 +122,18 @@ def check(folder: Path, lines: list[list[str]], epsilon: float) -> float:
     with contextlib.closing(Ledger(folder, "chest")) as ledger:
         ledger.verify()
         states = {job.job: job.state for account in ledger.accounts(DELTA) for job in account.jobs}
-        for kind, job, round, *told in lines:
+        for kind, job, round, *record in lines:
             charge = ledger.charge_of(job, "train", int(round))
             assert charge and ledger.contains(charge.seq, charge.head)
             if kind == "begun":
-                assert [charge.seq, charge.head, charge.epsilon_after] == [int(told[0]), told[1], float(told[2])]
+                assert [charge.seq, charge.head, charge.epsilon_after] == [int(record[0]), record[1], float(record[2])]
                 epsilon = charge.epsilon_after
             elif round == "2":
-                assert states[job] is State.CHARGED
-        found = sum(account.spent.epsilon for account in ledger.accounts(DELTA))
-    in_flight = found - epsilon
+                assert states[job] is ChargeState.CHARGED
+        result = sum(account.spent.epsilon for account in ledger.accounts(DELTA))
+    in_flight = result - epsilon
     assert min(abs(in_flight - steps) for steps in (0, 2, 3)) < 1e-9
-    return found
+    return result
 
 
 @pytest.mark.slow

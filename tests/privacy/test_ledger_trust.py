@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from privacy import SampledGaussian
-from privacy.ledger import BudgetRefused, Ledger, LedgerError, Limits, Planned, State
+from privacy.ledger import BudgetRefused, ChargeState, Ledger, LedgerError, Limits, PlannedTask
 
 DELTA = 1e-3
 LIMITS = Limits(max_epsilon=10, delta=DELTA)
@@ -18,7 +18,7 @@ Opener = Callable[..., Ledger]
 
 def reserve(ledger: Ledger, job: str, patients: Iterable[str], steps: int) -> None:
     """One round of so many steps; the accountant of these tests takes a step for epsilon 1."""
-    plan = [Planned("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=steps),))]
+    plan = [PlannedTask("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=steps),))]
     ledger.reserve(job, "prompt_pfl", patients, plan, LIMITS)
 
 
@@ -187,7 +187,7 @@ def test_charges_of_a_forgotten_copy_are_taken_over_once(ledger: Ledger, opened:
     assert ledger.import_(tmp_path / "copy.jsonl") == 3
     assert spent(ledger) == [7, 7]
     states = {job.job: (job.epsilon, job.state) for job in ledger.accounts(DELTA)[0].jobs}
-    assert states["c"] == states["d"] == (1, State.IMPORTED)
+    assert states["c"] == states["d"] == (1, ChargeState.IMPORTED)
     head = ledger.head()
     assert ledger.import_(tmp_path / "copy.jsonl") == 0 and ledger.head() == head
 

@@ -181,12 +181,12 @@ def test_seeds_are_neither_consulted_nor_changed() -> None:
 
 def test_repeatable_randomness_repeats_and_says_so() -> None:
     """Equal seeds give equal series, calls within a series differ, and what it protects counts as void."""
-    one, same, other = RepeatableRandomness(1), RepeatableRandomness(1), RepeatableRandomness(2)
-    series = [one.normal((5,), 1.0) for _ in range(3)]
+    item, same, other = RepeatableRandomness(1), RepeatableRandomness(1), RepeatableRandomness(2)
+    series = [item.normal((5,), 1.0) for _ in range(3)]
     assert all(torch.equal(drawn, same.normal((5,), 1.0)) for drawn in series)
     assert not torch.equal(series[0], series[1]) and not torch.equal(series[0], other.normal((5,), 1.0))
-    assert (one.uniform(5) == same.uniform(5)).all()
-    assert one.void and not SecureRandomness().void
+    assert (item.uniform(5) == same.uniform(5)).all()
+    assert item.void and not SecureRandomness().void
 
 
 def test_repeatable_randomness_has_the_same_distribution() -> None:

@@ -133,14 +133,14 @@ def test_each_patients_gradient_is_that_of_its_own_items(name: str, counts: list
     bounds = torch.stack([part.squared_norms() for part in parts]).sum(0).sqrt()
     exact = {key: value.detach().double().requires_grad_() for key, value in values.items()}
     squares = torch.zeros(len(counts), dtype=torch.float64)
-    found = {key: each_of(parts, value, len(counts)) for key, value in values.items()}
+    result = {key: each_of(parts, value, len(counts)) for key, value in values.items()}
     for patient in range(len(counts)):
         mine = owners == patient
         data = items[mine] if shape == WORDS else items[mine].double()
         alone = total(forward(exact, data), weights[mine].double())
         for key, gradient in zip(exact, torch.autograd.grad(alone, list(exact.values())), strict=True):
             scale = max(1.0, float(gradient.abs().max()))
-            torch.testing.assert_close(found[key][patient], gradient, rtol=0, atol=1e-5 * scale)
+            torch.testing.assert_close(result[key][patient], gradient, rtol=0, atol=1e-5 * scale)
             squares[patient] += gradient.square().sum()
     assert bool((bounds >= squares.sqrt() * (1 - 1e-5)).all())
     assert bool((bounds <= squares.sqrt() * 1.02 + 1e-4).all())
@@ -246,5 +246,5 @@ def test_layers_of_frozen_values_run_as_they_are() -> None:
     with recorder:
         hidden = F.linear(items, frozen)
         with owned(torch.tensor([0, 0, 1, 1])):
-            found = F.linear(hidden, values["w"])
-    assert torch.equal(found, F.linear(F.linear(items, frozen), values["w"]))
+            result = F.linear(hidden, values["w"])
+    assert torch.equal(result, F.linear(F.linear(items, frozen), values["w"]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from audits import AuditKey, Judgement, State, VerifierKey, origin_of
+from audits import AuditKey, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.cli.sites import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
@@ -21,22 +21,22 @@ from medfedvqa.version import code_digest
 from privacy import Ledger
 from privacy.report import (
     Accuracy,
+    AccuracyMeasurement,
     Attack,
-    Attacked,
-    Evidence,
-    Measured,
+    AttackEstimate,
     Report,
     ReportError,
+    ReportEvidence,
     read_report,
+    report_bytes,
     report_of,
     report_schema,
     sections_of,
-    signed,
+    sign_report,
     verify_report,
-    written,
 )
 from privacy.report.measured import NOT_COVERED
-from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, made_schema
+from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, model_schema
 from privacy.report.wording import differences
 
 pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
@@ -63,18 +63,18 @@ def key(config: SiteConfig) -> AuditKey:
 @pytest.fixture
 def folder(tmp_path: Path, report: Report, key: AuditKey) -> Path:
     """The report's files, signed."""
-    return put(tmp_path, report, written(report), key)
+    return put(tmp_path, report, report_bytes(report), key)
 
 
 def put(folder: Path, report: Report, said: bytes, key: AuditKey) -> Path:
     files = {JSON: said, **PAGES}
-    for name, content in {**files, ENVELOPE: signed(report, files, key)}.items():
+    for name, content in {**files, ENVELOPE: sign_report(report, files, key)}.items():
         (folder / name).write_bytes(content)
     return folder
 
 
 def broken(found: Judgement) -> list[str]:
-    return [part.name for part in found.parts if part.state is State.BROKEN]
+    return [part.name for part in found.parts if part.state is VerdictState.BROKEN]
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -82,8 +82,8 @@ def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not isinstance(value, dict | list):
         yield path
-    for step, one in items:
-        yield from leaves(one, (*path, step))
+    for step, item in items:
+        yield from leaves(item, (*path, step))
 
 
 def edited(value: Any) -> Any:
@@ -113,8 +113,8 @@ def test_the_claim_is_what_the_ledger_says_beside_both_accountants(report: Repor
     claim, spending = report.sections.claim, report.sections.accounting
     assert claim.made and not claim.provisional and claim.epsilon == pytest.approx(account.spent.epsilon)
     assert spending.job and (spending.job.rdp, spending.job.prv) == (account.spent.rdp, account.spent.prv)
-    recorded = [one.job_epsilon_after for one in spending.charges]
-    assert [one.replayed for one in spending.charges] == pytest.approx(recorded) and len(recorded) == 2
+    recorded = [item.job_epsilon_after for item in spending.charges]
+    assert [item.replayed for item in spending.charges] == pytest.approx(recorded) and len(recorded) == 2
     written_down = float(claim.sentence.partition("epsilon ")[2].partition(" ")[0])
     assert claim.epsilon <= written_down < claim.epsilon + 0.002
 
@@ -122,9 +122,9 @@ def test_the_claim_is_what_the_ledger_says_beside_both_accountants(report: Repor
 def test_every_release_is_listed_with_its_entry_its_proof_and_its_charge(report: Report) -> None:
     """Sums are of the rows; what is under differential privacy names a charge that the report has."""
     egress = report.sections.egress
-    quoted = {one.record["seq"]: one.record for one in report.evidence.log.entries}
-    charges = {one.record for one in report.sections.accounting.charges}
-    assert egress.nbytes == sum(row.nbytes for row in egress.releases) == sum(one.nbytes for one in egress.by_kind)
+    quoted = {item.record["seq"]: item.record for item in report.evidence.log.entries}
+    charges = {item.record for item in report.sections.accounting.charges}
+    assert egress.nbytes == sum(row.nbytes for row in egress.releases) == sum(item.nbytes for item in egress.by_kind)
     assert {row.tensor for row in egress.releases} == {
         "epsilon", "prompt.image", "prompt.text", "accuracy", "fault", "shared_bytes",
         "tuple_seed", "coin_commitment", "coin",
@@ -137,18 +137,18 @@ def test_every_release_is_listed_with_its_entry_its_proof_and_its_charge(report:
 
 def test_every_rule_that_this_job_can_show_is_shown(report: Report) -> None:
     """It has no limit, was not attacked, and its data are drawn and no store: of these the report says so."""
-    not_shown = {one.rule for one in report.sections.verdicts.rules if one.state != "shown"}
+    not_shown = {item.rule for item in report.sections.verdicts.rules if item.state != "shown"}
     assert not_shown == {"one budget", "within limits", "attacked", "de-identified"}
 
 
 def test_a_report_of_a_version_without_bindings_stays_as_it_is(report: Report) -> None:
     """It has no rule about one budget, and is written without the field that it does not know."""
-    told = json.loads(written(report))["evidence"]
-    assert told.pop("binding") == {"from_store": False, "bound": False, "compared": False}
-    earlier = report_of(Evidence.model_validate_json(json.dumps(told)))
-    assert "one budget" not in {one.rule for one in earlier.sections.verdicts.rules}
-    assert "binding" not in json.loads(written(earlier))["evidence"]
-    assert read_report(written(earlier)) == earlier
+    record = json.loads(report_bytes(report))["evidence"]
+    assert record.pop("binding") == {"from_store": False, "bound": False, "compared": False}
+    earlier = report_of(ReportEvidence.model_validate_json(json.dumps(record)))
+    assert "one budget" not in {item.rule for item in earlier.sections.verdicts.rules}
+    assert "binding" not in json.loads(report_bytes(earlier))["evidence"]
+    assert read_report(report_bytes(earlier)) == earlier
 
 
 def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
@@ -158,15 +158,15 @@ def test_a_report_with_a_key_from_the_site_verifies_against_log_and_ledger(
     ledger = Ledger(config.ledger, SITE)
     ledger.export(tmp_path / "export")
     ledger.close()
-    found = verify_report(folder, key.public, config.audit, tmp_path / "export")
-    assert found.state is State.SHOWN, found
+    result = verify_report(folder, key.public, config.audit, tmp_path / "export")
+    assert result.state is VerdictState.SHOWN, result
 
 
 def test_without_a_key_from_the_site_it_is_not_shown_whose_report_it_is(folder: Path) -> None:
     """A key that lies in the report itself vouches for nothing."""
-    found = verify_report(folder, code_digest=code_digest())
-    assert [part.name for part in found.parts if part.state is not State.SHOWN] == ["key"]
-    assert found.state is State.NOT_SHOWN
+    result = verify_report(folder, code_digest=code_digest())
+    assert [part.name for part in result.parts if part.state is not VerdictState.SHOWN] == ["key"]
+    assert result.state is VerdictState.NOT_SHOWN
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -175,10 +175,10 @@ def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
     data: st.DataObject, folder: Path, report: Report, key: AuditKey
 ) -> None:
     """Any leaf of it; the signature is of exactly these bytes."""
-    told = report.model_dump(mode="json")
-    path = data.draw(st.sampled_from(list(leaves(told))))
-    (folder / JSON).write_bytes(with_edit(told, path))
-    assert verify_report(folder, key.public).state is State.BROKEN, path
+    record = report.model_dump(mode="json")
+    path = data.draw(st.sampled_from(list(leaves(record))))
+    (folder / JSON).write_bytes(with_edit(record, path))
+    assert verify_report(folder, key.public).state is VerdictState.BROKEN, path
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,11 +187,11 @@ def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
     data: st.DataObject, tmp_path: Path, report: Report, key: AuditKey
 ) -> None:
     """Proofs, chain and recomputation find it; sentences are compared where the same code made the report."""
-    told = report.model_dump(mode="json")
-    path = data.draw(st.sampled_from(list(leaves(told))))
-    said = with_edit(told, path)
+    record = report.model_dump(mode="json")
+    path = data.draw(st.sampled_from(list(leaves(record))))
+    text = with_edit(record, path)
     try:
-        folder = put(tmp_path, read_report(said), said, key)
+        folder = put(tmp_path, read_report(text), text, key)
     except ReportError:
         return  # the edit leaves no report of this format, or another site's
     digest = report.evidence.tool.code_digest
@@ -201,11 +201,11 @@ def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
 
 def test_every_figure_of_the_sections_is_recomputed(report: Report) -> None:
     """No leaf of them is taken as it stands: each, edited by itself, is unlike what follows from the evidence."""
-    told = report.sections.model_dump(mode="json")
+    record = report.sections.model_dump(mode="json")
     made = sections_of(report.evidence).model_dump(mode="json")
-    assert not list(differences(told, made, ""))
-    for path in leaves(told):
-        assert next(differences(json.loads(with_edit(told, path)), made, ""), None), path
+    assert not list(differences(record, made, ""))
+    for path in leaves(record):
+        assert next(differences(json.loads(with_edit(record, path)), made, ""), None), path
 
 
 def test_a_report_signed_with_another_key_is_refused(folder: Path, tmp_path: Path, report: Report) -> None:
@@ -213,13 +213,13 @@ def test_a_report_signed_with_another_key_is_refused(folder: Path, tmp_path: Pat
     other = AuditKey.at(tmp_path / "other.key", origin_of(SITE))
     trusted = VerifierKey.parse(report.evidence.log.key)
     with pytest.raises(ReportError, match="signs the site's log"):
-        signed(report, {}, other)
+        sign_report(report, {}, other)
     log = replace(report.evidence.log, key=str(other.public))
     theirs = report.model_copy(update={"evidence": report.evidence.model_copy(update={"log": log})})
-    put(folder, theirs, written(theirs), other)
+    put(folder, theirs, report_bytes(theirs), other)
     assert {"key", "signature", "proofs"} <= set(broken(verify_report(folder, trusted)))
     assert "proofs" in broken(verify_report(folder))
-    (folder / JSON).write_bytes(written(report))
+    (folder / JSON).write_bytes(report_bytes(report))
     assert broken(verify_report(folder, trusted)) == ["signature"]
 
 
@@ -229,20 +229,20 @@ def test_an_edited_or_missing_page_is_found(folder: Path, key: AuditKey, page: s
     (folder / page).write_bytes(PAGES[page] + b" ")
     assert broken(verify_report(folder, key.public)) == ["pages"]
     (folder / page).unlink()
-    assert verify_report(folder, key.public).state is State.NOT_SHOWN
+    assert verify_report(folder, key.public).state is VerdictState.NOT_SHOWN
 
 
-def told_otherwise(evidence: Evidence) -> dict[str, Evidence]:
+def told_otherwise(evidence: ReportEvidence) -> dict[str, ReportEvidence]:
     """Lies that the site could try, each with all figures made anew."""
     rows, log = evidence.ledger, evidence.log
     begun = [row for row in rows if row.record and row.record["event"] == "begun"]
 
-    def ledger(*changed: Any) -> Evidence:
+    def ledger(*changed: Any) -> ReportEvidence:
         return evidence.model_copy(update={"ledger": tuple(changed)})
 
     quieter = rows[2].model_copy(update={"record": json.loads(json.dumps(rows[2].record).replace("1.5", "9.5"))})
     hidden = [row.model_copy(update={"record": None}) if row in begun[1:] else row for row in rows]
-    fewer = [one for one in log.entries if one.record["event"] != "release"]
+    fewer = [item for item in log.entries if item.record["event"] != "release"]
     return {
         "more noise": ledger(*rows[:2], quieter, *rows[3:]),
         "a charge withheld": ledger(*hidden),
@@ -257,7 +257,7 @@ def test_what_the_site_could_leave_out_or_change_is_noticed(report: Report, conf
     """The chain and the proofs do not hold, a rule is broken, or the report says that it is not whole."""
     for name, evidence in told_otherwise(report.evidence).items():
         try:
-            rules = {one.rule: one.state for one in report_of(evidence).sections.verdicts.rules}
+            rules = {item.rule: item.state for item in report_of(evidence).sections.verdicts.rules}
         except ReportError:
             continue
         assert {rules["all of it"], rules["ledger"], rules["charged first"]} & {"broken", "not shown"}, name
@@ -269,10 +269,10 @@ def test_releases_that_a_report_leaves_out_are_found_with_the_log(
     """Without it the report is not shown to be whole."""
     evidence = told_otherwise(report.evidence)["releases left out"]
     fewer = report_of(evidence)
-    put(tmp_path, fewer, written(fewer), key)
+    put(tmp_path, fewer, report_bytes(fewer), key)
     assert "log" in broken(verify_report(tmp_path, key.public, config.audit))
-    found = verify_report(tmp_path, key.public)
-    assert "all of it" in [part.name for part in found.parts if part.state is State.NOT_SHOWN]
+    result = verify_report(tmp_path, key.public)
+    assert "all of it" in [part.name for part in result.parts if part.state is VerdictState.NOT_SHOWN]
 
 
 def test_a_report_holds_no_identifier_path_question_or_answer(
@@ -281,16 +281,16 @@ def test_a_report_holds_no_identifier_path_question_or_answer(
     """Nor how many patients there are, nor their keyed digests; looked for in every file and every leaf."""
     data = load_site("phantom", None, SITE, JobSpec(method="prompt_pfl").split, 0)
     ledger = Ledger(config.ledger, SITE)
-    digests = {one for row in ledger.rows() if row.record["event"] == "cohort" for one in row.record["patients"]}
+    digests = {item for row in ledger.rows() if row.record["event"] == "cohort" for item in row.record["patients"]}
     ledger.close()
-    said = {*data.trained_patients, *data.train.questions, *data.test.questions, *digests}
-    said |= {str(private_run.parent), "site.yml", "cohort.key", "audit.key"}
+    text = {*data.trained_patients, *data.train.questions, *data.test.questions, *digests}
+    text |= {str(private_run.parent), "site.yml", "cohort.key", "audit.key"}
     everything = "".join(path.read_text("utf-8") for path in folder.iterdir())
-    assert len(digests) > 10 and len(data.train.questions) > 10 and not [one for one in said if one in everything]
-    told = report.model_dump(mode="json")
-    values = {str(follow(told, path)) for path in leaves(told)}
+    assert len(digests) > 10 and len(data.train.questions) > 10 and not [item for item in text if item in everything]
+    record = report.model_dump(mode="json")
+    values = {str(follow(record, path)) for path in leaves(record)}
     assert not set(data.answers) & values
-    assert "patients" not in {step for path in leaves(told) for step in path}
+    assert "patients" not in {step for path in leaves(record) for step in path}
 
 
 def follow(told: Any, path: tuple[str | int, ...]) -> Any:
@@ -300,31 +300,33 @@ def follow(told: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def test_the_published_schema_is_the_models_and_the_report_fits_it(report: Report) -> None:
-    """Run `privacy.report.report_files.made_schema` and write its result to the file after a change of the model."""
-    assert report_schema() == made_schema()
+    """Run `privacy.report.report_files.model_schema` and write its result to the file after a change of the model."""
+    assert report_schema() == model_schema()
     validator = jsonschema.Draft202012Validator(report_schema())
     validator.check_schema(report_schema())
-    told = json.loads(written(report))
-    validator.validate(told)
-    told["sections"]["claim"]["complies"] = True
-    assert not validator.is_valid(told)
+    record = json.loads(report_bytes(report))
+    validator.validate(record)
+    record["sections"]["claim"]["complies"] = True
+    assert not validator.is_valid(record)
 
 
 def test_bounds_of_an_attack_are_made_from_its_counts(report: Report) -> None:
     """A claim that the counts refute breaks a rule; the bound is the paper's, not the file's."""
     run = report.evidence.run
     assert run and run.dp
-    counts = Attacked(artefact="personal", attack="loss", canaries=200, guessed=200, correct=195)
+    counts = AttackEstimate(artefact="personal", attack="loss", canaries=200, guessed=200, correct=195)
     same = {name: getattr(run, name) for name in ("method", "options", "data", "backbone", "dp", "sites")}
     claimed = {"claimed_epsilon": 1.0, "claimed_delta": 1e-5, "confidence": 0.95}
     attack = Attack(sha256="0" * 64, attacks=(counts,), **same, **claimed)
-    told = sections_of(report.evidence.model_copy(update={"attack": attack}))
-    assert told.empirical.refuted and told.empirical.same_settings and told.empirical.attacks[0].epsilon_at_least > 2
-    assert {one.rule: one.state for one in told.verdicts.rules}["attacked"] == "broken"
+    record = sections_of(report.evidence.model_copy(update={"attack": attack}))
+    assert (
+        record.empirical.refuted and record.empirical.same_settings and record.empirical.attacks[0].epsilon_at_least > 2
+    )
+    assert {item.rule: item.state for item in record.verdicts.rules}["attacked"] == "broken"
     weak = attack.model_copy(update={"attacks": (counts.model_copy(update={"correct": 100}),)})
-    told = sections_of(report.evidence.model_copy(update={"attack": weak}))
-    assert told.empirical.lower_bound == 0 and not told.empirical.refuted
-    assert {one.rule: one.state for one in told.verdicts.rules}["attacked"] == "shown"
+    record = sections_of(report.evidence.model_copy(update={"attack": weak}))
+    assert record.empirical.lower_bound == 0 and not record.empirical.refuted
+    assert {item.rule: item.state for item in record.verdicts.rules}["attacked"] == "shown"
 
 
 def test_a_kept_model_stands_beside_the_released_one_and_no_epsilon_covers_it(report: Report) -> None:
@@ -334,11 +336,11 @@ def test_a_kept_model_stands_beside_the_released_one_and_no_epsilon_covers_it(re
         name: Accuracy(accuracy=value, low=value - 0.1, high=value + 0.1)
         for name, value in {"private": 0.5, "without": 0.6, "prior": 0.4, "finished": 0.7, "alone": 0.55}.items()
     }
-    measured = Measured(**accuracies, alone_equal=None, same_settings=True, kept="alone")
-    told = sections_of(report.evidence.model_copy(update={"measured": measured})).empirical
-    assert (told.accuracy_private, told.accuracy_finished) == (0.5, accuracies["finished"])
-    assert (told.accuracy_alone, told.accuracy_alone_equal, told.kept) == (accuracies["alone"], None, "alone")
-    assert told.kept_said == f"By validation rows the site keeps the model that it trained alone. {NOT_COVERED}"
+    measured = AccuracyMeasurement(**accuracies, alone_equal=None, same_settings=True, kept="alone")
+    record = sections_of(report.evidence.model_copy(update={"measured": measured})).empirical
+    assert (record.accuracy_private, record.accuracy_finished) == (0.5, accuracies["finished"])
+    assert (record.accuracy_alone, record.accuracy_alone_equal, record.kept) == (accuracies["alone"], None, "alone")
+    assert record.kept_said == f"By validation rows the site keeps the model that it trained alone. {NOT_COVERED}"
     run = report.evidence.run
     assert run
     for epochs, sentence in ((5, NOT_COVERED), (0, None)):
@@ -372,7 +374,7 @@ def test_a_report_supports_and_never_complies(report: Report) -> None:
     text = json.dumps(report.sections.model_dump(mode="json")).lower()
     assert not [word for word in ("complies", "compliant", "compliance") if word in text]
     lines = report.sections.mappings
-    assert {one.framework for one in lines} == {
+    assert {item.framework for item in lines} == {
         "NIST SP 800-226", "DP deployments registry", "HIPAA", "GDPR", "SATRE", "EU AI Act"
     }  # fmt: skip
-    assert all(one.evidence and set(one.evidence) <= set("ABCDEFGHIJKL") for one in lines)
+    assert all(item.evidence and set(item.evidence) <= set("ABCDEFGHIJKL") for item in lines)

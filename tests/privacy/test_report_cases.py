@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from audits import AuditKey, AuditLog, Event, JobRefused, State, expire, origin_of
+from audits import AuditKey, AuditLog, Event, JobRefused, VerdictState, origin_of
+from audits.retention import expire
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -19,8 +20,8 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import VERSION
-from privacy import DPSettings, Ledger, Limits, Planned, SampledGaussian, spent
-from privacy.report import ReportError, Sections, registry_entry, report_of, sections_of, verify_report, written
+from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, spent
+from privacy.report import ReportError, Sections, registry_entry, report_bytes, report_of, sections_of, verify_report
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
 from privacy.report.verify import CODE
@@ -36,7 +37,7 @@ def sections(config: SiteConfig, job: str | None = None) -> Sections:
 
 
 def rules(found: Sections) -> dict[str, str]:
-    return {one.rule: one.state for one in found.verdicts.rules}
+    return {item.rule: item.state for item in found.verdicts.rules}
 
 
 def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites: Sites, quick_job: Job) -> None:
@@ -44,14 +45,14 @@ def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites
     config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
     runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-1")
     runtime.handle("start", 1, {})
-    found = sections(config)
-    spending = found.accounting
-    assert found.identity.state == "running" and found.claim.made and found.claim.provisional
-    assert "so far" in found.claim.sentence and spending.reserved_tasks == 1
+    result = sections(config)
+    spending = result.accounting
+    assert result.identity.state == "running" and result.claim.made and result.claim.provisional
+    assert "so far" in result.claim.sentence and spending.reserved_tasks == 1
     assert spending.job and spending.projected and spending.job.epsilon and spending.projected.epsilon
     assert spending.job.epsilon < spending.projected.epsilon <= 20
     assert spending.remaining == pytest.approx(20 - spending.projected.epsilon)
-    assert rules(found)["whole log"] == "not shown" and "broken" not in rules(found).values()
+    assert rules(result)["whole log"] == "not shown" and "broken" not in rules(result).values()
     runtime.close(ended=False)
 
 
@@ -62,11 +63,11 @@ def test_a_job_without_differential_privacy_claims_nothing_and_says_so(sites: Si
     runtime.handle("start", 1, {})
     runtime.close()
     report = report_of(evidence_of(config, None, None, None, None, (), False))
-    found = report.sections
-    assert not found.claim.made and found.claim.epsilon is None and "No differential privacy" in found.claim.sentence
-    assert "without differential privacy" in found.outside[0].what
-    assert found.trust.aggregation == "in clear" and found.accounting.job is None and not found.accounting.charges
-    assert rules(found)["nothing unprotected"] == "not shown" and "broken" not in rules(found).values()
+    result = report.sections
+    assert not result.claim.made and result.claim.epsilon is None and "No differential privacy" in result.claim.sentence
+    assert "without differential privacy" in result.outside[0].what
+    assert result.trust.aggregation == "in clear" and result.accounting.job is None and not result.accounting.charges
+    assert rules(result)["nothing unprotected"] == "not shown" and "broken" not in rules(result).values()
     with pytest.raises(ReportError, match="claims no differential privacy"):
         registry_entry(report)
 
@@ -84,10 +85,10 @@ def test_a_job_whose_entries_have_expired_is_still_charged_and_the_report_says_w
         log.append(Event.FINDING, reason="begins another file")
         later = datetime.now(UTC) + timedelta(days=2)
         assert expire(log, 1, date=later.date(), now=later).deleted == 1
-    found = sections(config, "study-4")
-    assert (found.identity.state, found.identity.method, found.egress.releases) == ("expired", "prompt_pfl", ())
-    assert found.claim.made and "expired" in found.claim.not_covered[-1] and found.egress.proofs.expired == 4
-    assert rules(found)["all of it"] == "not shown" and rules(found)["replay"] == "shown"
+    result = sections(config, "study-4")
+    assert (result.identity.state, result.identity.method, result.egress.releases) == ("expired", "prompt_pfl", ())
+    assert result.claim.made and "expired" in result.claim.not_covered[-1] and result.egress.proofs.expired == 4
+    assert rules(result)["all of it"] == "not shown" and rules(result)["replay"] == "shown"
 
 
 def test_noise_that_can_be_repeated_claims_nothing(sites: Sites, quick_job: Job) -> None:
@@ -96,8 +97,8 @@ def test_noise_that_can_be_repeated_claims_nothing(sites: Sites, quick_job: Job)
     runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-3")
     runtime.handle("start", 1, {})
     runtime.close()
-    found = sections(config)
-    assert not found.claim.made and found.mechanism.void and rules(found)["sound noise"] == "broken"
+    result = sections(config)
+    assert not result.claim.made and result.mechanism.void and rules(result)["sound noise"] == "broken"
 
 
 def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> None:
@@ -105,16 +106,16 @@ def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> 
     config = sites("chest", require_dp=True, max_epsilon=20)["chest"]
     with pytest.raises(JobRefused):
         SiteRuntime(config, quick_job(), "open").handle("start", 1, {})
-    found = sections(config, "open")
-    assert found.identity.state == "refused" and found.trust.aggregation == "nothing released"
-    assert "differential privacy" in found.accounting.refusals[0].reason and not found.egress.releases
+    result = sections(config, "open")
+    assert result.identity.state == "refused" and result.trust.aggregation == "nothing released"
+    assert "differential privacy" in result.accounting.refusals[0].reason and not result.egress.releases
     with pytest.raises(ConfigError, match="no such job"):
         sections(config, "study-9")
 
 
-def plan(*steps: int) -> list[Planned]:
+def plan(*steps: int) -> list[PlannedTask]:
     return [
-        Planned("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
+        PlannedTask("train", number, (SampledGaussian(0.1, 2.0, count),)) for number, count in enumerate(steps, start=1)
     ]
 
 
@@ -127,8 +128,8 @@ def spend(ledger: Ledger, job: str, patients: list[str], *steps: int) -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Any:
-    with closing(Ledger(tmp_path / "ledger", "chest")) as found:
-        yield found
+    with closing(Ledger(tmp_path / "ledger", "chest")) as result:
+        yield result
 
 
 def test_a_ledger_of_several_jobs_and_cohorts_is_replayed_without_its_patients(ledger: Ledger) -> None:
@@ -140,11 +141,11 @@ def test_a_ledger_of_several_jobs_and_cohorts_is_replayed_without_its_patients(l
     quoted = quote_ledger(ledger.rows())
     assert "patients" not in str([row.record for row in quoted])
     replay = Replay(quoted, "chest")
-    assert [(one.debit.job, one.debit.attempt) for one in replay.charges] == [
+    assert [(item.debit.job, item.debit.attempt) for item in replay.charges] == [
         ("first", 1), ("first", 1), ("second", 1), ("second", 2)
     ]  # fmt: skip
     assert not list(replay.recorded_wrongly("first")) and not list(replay.recorded_wrongly("second"))
-    assert [replay.settled(one) for one in replay.charges] == [True, True, False, False]
+    assert [replay.settled(item) for item in replay.charges] == [True, True, False, False]
     assert spent(replay.events(), 1e-5) == ledger.together(1e-5, reserved=False)
     assert spent(replay.events(reserved=True), 1e-5) == ledger.together(1e-5, reserved=True)
 
@@ -161,7 +162,7 @@ def test_what_another_ledger_charged_is_composed_without_its_figures(ledger: Led
         spend(moved, "third", ["p"], 2)
         moved.import_(tmp_path / "export")
         replay = Replay(quote_ledger(moved.rows()), "chest")
-    assert [(one.debit.job, one.charge is None) for one in replay.charges] == [("third", False), ("first", True)]
+    assert [(item.debit.job, item.charge is None) for item in replay.charges] == [("third", False), ("first", True)]
     assert replay.at(replay.charges[1]) is None and not list(replay.recorded_wrongly("third"))
     assert sum(event.steps for event in replay.events()) == 5
 
@@ -184,25 +185,27 @@ def test_a_job_of_a_withdrawn_version_is_not_shown_to_have_its_epsilon(
     more = tmp_path / "more.json"
     more.write_text(json.dumps([{**entry, "reason": "Its noise was too small.", "since": "2027-01-02"}]))
     file = None if withdrawn == "of the list that ships" else more
-    found = {}
+    result = {}
     for job in ("old", "new"):
         (tmp_path / job).mkdir()
-        (tmp_path / job / JSON).write_bytes(written(report_of(evidence_of(config, job, None, None, None, (), False))))
-        [found[job]] = [one for one in verify_report(tmp_path / job, withdrawn=file).parts if one.name == CODE]
-    assert found["new"].state is State.SHOWN and found["old"].state is State.NOT_SHOWN
+        (tmp_path / job / JSON).write_bytes(
+            report_bytes(report_of(evidence_of(config, job, None, None, None, (), False)))
+        )
+        [result[job]] = [item for item in verify_report(tmp_path / job, withdrawn=file).parts if item.name == CODE]
+    assert result["new"].state is VerdictState.SHOWN and result["old"].state is VerdictState.NOT_SHOWN
     reason = "no proof" if file is None else "Its noise was too small."
-    assert "computed by a withdrawn version" in found["old"].said and reason in found["old"].said
+    assert "computed by a withdrawn version" in result["old"].said and reason in result["old"].said
 
 
 def test_a_report_that_a_withdrawn_version_made_is_named_as_such_even_if_it_cannot_be_read(tmp_path: Path) -> None:
     """Its form may be of that version alone; what names no tool gives no such finding."""
-    told = {"evidence": {"tool": {"version": "0.1.0", "code_digest": "ab" * 32}}}
-    (tmp_path / JSON).write_text(json.dumps(told))
-    found = {one.name: one.state for one in verify_report(tmp_path).parts}
-    assert found == {"schema": State.BROKEN, CODE: State.NOT_SHOWN}
+    record = {"evidence": {"tool": {"version": "0.1.0", "code_digest": "ab" * 32}}}
+    (tmp_path / JSON).write_text(json.dumps(record))
+    result = {item.name: item.state for item in verify_report(tmp_path).parts}
+    assert result == {"schema": VerdictState.BROKEN, CODE: VerdictState.NOT_SHOWN}
     for nothing in ({}, [], {"evidence": {"tool": {"version": VERSION, "code_digest": None}}}):
         (tmp_path / JSON).write_text(json.dumps(nothing))
-        assert [one.name for one in verify_report(tmp_path).parts] == ["schema"]
+        assert [item.name for item in verify_report(tmp_path).parts] == ["schema"]
 
 
 def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
@@ -215,14 +218,14 @@ def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
     report = report_of(
         evidence_of(configs["chest"], "study-5", tmp_path / "out" / "results.json", None, None, (), False)
     )
-    told = report.sections
-    assert {(one.event.mechanism, one.event.use, one.event.steps) for one in told.mechanism.mechanisms} == {
+    record = report.sections
+    assert {(item.event.mechanism, item.event.use, item.event.steps) for item in record.mechanism.mechanisms} == {
         ("sampled_gaussian", "gradients", 4), ("laplace", "counts", 2)
     }  # fmt: skip
-    assert "Gaussian noise" in told.claim.sentence and "Laplace noise on pairs of counts" in told.claim.sentence
-    assert "Table II" in told.accounting.accountants[0].source
-    assert rules(told)["settings"] == rules(told)["charged first"] == rules(told)["replay"] == "shown"
-    [laplace] = [one for one in told.mechanism.mechanisms if one.event.mechanism == "laplace"]
+    assert "Gaussian noise" in record.claim.sentence and "Laplace noise on pairs of counts" in record.claim.sentence
+    assert "Table II" in record.accounting.accountants[0].source
+    assert rules(record)["settings"] == rules(record)["charged first"] == rules(record)["replay"] == "shown"
+    [laplace] = [item for item in record.mechanism.mechanisms if item.event.mechanism == "laplace"]
     assert (
         laplace.sensitivity == "1 (L1 norm)"
         and "Laplace noise of scale" in registry_entry(report)["deployment"]["implementation"]["mechanisms"]

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from audits import AuditKey, AuditLog, CodeKind, CodePart, Gate, JobCode, JobContext, origin_of
+from audits import AuditKey, AuditLog, CodeKind, Gate, JobCode, JobContext, origin_of
+from audits.code import CodePart
 from medfedvqa.federation.checkpoint_exchange import Attester
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from privacy.report import Given, Report, join, read_report, report_of, verify_report, written
+from privacy.report import Report, SourceReport, join, read_report, report_bytes, report_of, verify_report
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -36,8 +37,8 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
         with closing(AuditLog(config.audit, site, key)) as log:
             Attester(config, log, key, "study-1", "prompt_pfl")
             for code in codes:
-                said = digest or (code.digest if code else "ff" * 32)
-                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", said, code=code)
+                text = digest or (code.digest if code else "ff" * 32)
+                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", text, code=code)
                 gate = Gate(quick_job().exchange(), config.policy, log, context)
                 gate.open()
             gate.close()
@@ -48,17 +49,17 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
 
 def rule(report: Report) -> str | None:
     """The state of the rule about code."""
-    return next((one.state for one in report.sections.verdicts.rules if one.rule == "code"), None)
+    return next((item.state for item in report.sections.verdicts.rules if item.rule == "code"), None)
 
 
 def test_the_report_lists_what_the_log_names(reported: Callable[..., Report], tmp_path: Path) -> None:
     """In section A, on the page, and in what is written, which can be read and verified again."""
     report = reported([CODE])
-    named = [(one.kind, one.name, one.sha256) for one in report.sections.identity.code_parts]
+    named = [(item.kind, item.name, item.sha256) for item in report.sections.identity.code_parts]
     assert named == [(part.kind.value, part.name, part.sha256) for part in CODE.parts]
     assert rule(report) == "shown" and "acme-federated" in page(compose(report))
-    (tmp_path / JSON).write_bytes(written(report))
-    assert read_report(written(report)) == report
+    (tmp_path / JSON).write_bytes(report_bytes(report))
+    assert read_report(report_bytes(report)) == report
     states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
     assert states["figures"] == states["proofs"] == "shown"
 
@@ -71,8 +72,8 @@ def test_a_report_from_before_the_log_named_code_stays_as_it_is(
     identity = report.sections.identity.model_copy()
     identity.model_fields_set.discard("code_parts")
     earlier = report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})})
-    assert rule(report) is None and b"code_parts" not in written(earlier)
-    (tmp_path / JSON).write_bytes(written(earlier))
+    assert rule(report) is None and b"code_parts" not in report_bytes(earlier)
+    (tmp_path / JSON).write_bytes(report_bytes(earlier))
     states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
     assert states["schema"] == states["figures"] == "shown"
 
@@ -108,5 +109,5 @@ def test_sites_of_one_job_agree_on_project_and_plug_ins_and_need_not_on_dependen
 ) -> None:
     """A site with a graphics card has another torch than one without."""
     reports = [reported([CODE]), reported([JobCode(other)], site="head")]
-    joined = join(Given(report, "ab" * 32) for report in reports)
-    assert {one.what: one.state for one in joined.agreements}["code"] == state
+    joined = join(SourceReport(report, "ab" * 32) for report in reports)
+    assert {item.what: item.state for item in joined.agreements}["code"] == state

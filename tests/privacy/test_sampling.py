@@ -98,8 +98,8 @@ def test_no_seed_of_a_job_reaches_who_takes_part(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
-    found = PatientSampler(owners, KEYS, 0.5, 2, RepeatableRandomness(5)).sample()
-    assert [rows.tolist() for rows in found] == [rows.tolist() for rows in expected]
+    result = PatientSampler(owners, KEYS, 0.5, 2, RepeatableRandomness(5)).sample()
+    assert [rows.tolist() for rows in result] == [rows.tolist() for rows in expected]
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()  # type: ignore[index]
 

@@ -20,8 +20,8 @@ from privacy import (
     SettingsError,
     Use,
     calibrate,
+    merge_steps,
     spent,
-    summed,
 )
 
 COUNTS = (SampledGaussian(1.0, 2.0, use=Use.COUNTS), Laplace(2.0, use=Use.COUNTS))
@@ -81,7 +81,7 @@ def test_tasks_charge_together_what_the_job_costs(tasks: list[tuple[int, int]], 
     costs = [Cost(*task) for task in tasks]
     apart = [event for cost in costs for event in dp.events(cost, levels)]
     together = dp.events(sum(costs, Cost()), levels)
-    assert set(summed(apart)) == set(together)
+    assert set(merge_steps(apart)) == set(together)
 
 
 def test_a_task_that_costs_nothing_has_no_events() -> None:

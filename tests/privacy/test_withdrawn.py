@@ -21,8 +21,8 @@ ENTRY = {"reason": "Its noise was too small.", "since": "2027-01-02"}
 )
 def test_version_0_1_0_is_withdrawn_whatever_commit_and_its_code_whatever_version(code: CodeIdentity) -> None:
     """With the reason, as a sentence."""
-    found = withdrawal_of([code], withdrawals())
-    assert found and "0.1.0 is withdrawn since 2026-11-22" in found.sentence and "no proof" in found.sentence
+    result = withdrawal_of([code], withdrawals())
+    assert result and "0.1.0 is withdrawn since 2026-11-22" in result.sentence and "no proof" in result.sentence
 
 
 def test_this_version_is_not_withdrawn_and_is_the_one_that_is_packaged() -> None:
@@ -38,8 +38,8 @@ def test_a_site_extends_the_list(tmp_path: Path) -> None:
     listed = withdrawals(file)
     assert len(listed) == len(withdrawals()) + 2
     for code in (CodeIdentity("7.0", None), CodeIdentity("8.0", "cd" * 32)):
-        found = withdrawal_of([CodeIdentity(VERSION, None), code], listed)
-        assert found and "Its noise was too small." in found.sentence
+        result = withdrawal_of([CodeIdentity(VERSION, None), code], listed)
+        assert result and "Its noise was too small." in result.sentence
     assert withdrawal_of([CodeIdentity("8.0", "ab" * 32)], listed) is None
 
 

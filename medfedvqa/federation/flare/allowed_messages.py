@@ -57,7 +57,7 @@ _LIFE = {Types.HELLO, Types.READY, Types.PING, Types.PONG}
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClassifiedFrame:
     """What a frame is: of which kind, for which job (None: for the site itself), and whether it leaves the site."""
 
     traffic: Traffic
@@ -65,24 +65,24 @@ class Seen:
     leaves: bool
 
 
-def classify(frame: Prefix, headers: Mapping[str, Any], site: str, job: str | None, far: str | None) -> Seen:
+def classify(frame: Prefix, headers: Mapping[str, Any], site: str, job: str | None, far: str | None) -> ClassifiedFrame:
     """What a frame is that the process of `job`, or (None) the site's own, sends to the cell `far`.
 
     `far` is None before the cell at the other end has said its name, which it does with its first frame.
     """
     if frame.type in _LIFE:
-        return Seen(Traffic.HANDSHAKE, None, leaves=job is None and not _own(far, site))
+        return ClassifiedFrame(Traffic.HANDSHAKE, None, leaves=job is None and not _own(far, site))
     if frame.type != Types.DATA:
-        return Seen(Traffic.UNLISTED, None, leaves=True)
+        return ClassifiedFrame(Traffic.UNLISTED, None, leaves=True)
     origin, to = headers.get(MessageHeaderKey.ORIGIN), headers.get(MessageHeaderKey.DESTINATION)
     if job is None and _own(far, site) or job is not None and to == site:
-        return Seen(Traffic.INTERNAL, job, leaves=False)
+        return ClassifiedFrame(Traffic.INTERNAL, job, leaves=False)
     if job is not None and far != site:
-        return Seen(Traffic.UNLISTED, job, leaves=True)
+        return ClassifiedFrame(Traffic.UNLISTED, job, leaves=True)
     of = str(origin).removeprefix(f"{site}.") if _own(origin, site) and origin != site else None
     if origin != site and of is None:
-        return Seen(Traffic.UNLISTED, None, leaves=True)
-    return Seen(_kind(headers), of, leaves=True)
+        return ClassifiedFrame(Traffic.UNLISTED, None, leaves=True)
+    return ClassifiedFrame(_kind(headers), of, leaves=True)
 
 
 def _own(cell: Any, site: str) -> bool:

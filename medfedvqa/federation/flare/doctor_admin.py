@@ -13,7 +13,7 @@ from medfedvqa.federation.flare.doctor_common import (
     NEW_KIT,
     ROOT,
     Caution,
-    Fact,
+    KitFact,
     certificate_of,
     closed_to_others,
     credentials,
@@ -61,11 +61,11 @@ def _address(settings: dict[str, Any]) -> Address | None:
         return None
 
 
-def _fingerprint(startup: Path) -> Iterator[Fact]:
+def _fingerprint(startup: Path) -> Iterator[KitFact]:
     """By which a site's policy names the submitter, and its log the actor."""
     certificate = certificate_of(startup / "client.crt")
     if certificate is not None:
-        yield Fact("fingerprint for sites' policies (submitters)", value=certificate.fingerprint(SHA256()).hex())
+        yield KitFact("fingerprint for sites' policies (submitters)", value=certificate.fingerprint(SHA256()).hex())
 
 
 def _role(startup: Path) -> Check:

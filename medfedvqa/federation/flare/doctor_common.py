@@ -47,7 +47,7 @@ class Caution(Check):
 
 
 @dataclass(frozen=True)
-class Fact(Check):
+class KitFact(Check):
     """Something that people look up; nothing is wrong with it."""
 
     value: str = ""

@@ -18,7 +18,7 @@ from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.server_side import RESULTS, STOP_FILE
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.job import JobSpec
 
 _SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
@@ -40,7 +40,7 @@ def run_on_flare(
     sites: Mapping[str, Path],
     out: Path,
     engine: Literal["simulator", "provisioned"],
-    watch: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[TaskAnswer], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run `job` with one process per site; results go into `out`, FLARE's own files into `out/flare`.
@@ -73,7 +73,7 @@ def run_on_flare(
     return results
 
 
-def _report(reader: ProgressReader, run: _Run, watch: Callable[[Event], None]) -> None:
+def _report(reader: ProgressReader, run: _Run, watch: Callable[[TaskAnswer], None]) -> None:
     for event in reader.events(run.results()):
         watch(event)
 

@@ -31,7 +31,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from audits import AuditKey, AuditLog, Event, LogError, Refusal
-from audits.byte_ledger import JOB, LIMITS, SITE, FrameCount, Submitted, Traffic, WireWindow
+from audits.byte_ledger import JOB, LIMITS, SITE, FrameCount, ResultCount, Traffic, WireWindow
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.allowed_messages import RESULT, classify
 from medfedvqa.federation.flare.refusal_entries import RefusalEntries
@@ -58,7 +58,7 @@ class Tally:
     def __init__(self) -> None:
         self.sent: dict[tuple[str, str | None, bool], FrameCount] = {}
         self.refused: dict[str, FrameCount] = {}
-        self.results: dict[tuple[str, int, int], Submitted] = {}
+        self.results: dict[tuple[str, int, int], ResultCount] = {}
         self.mailed = 0
 
     def apply(self, line: list[Any]) -> None:
@@ -72,7 +72,7 @@ class Tally:
                 count = self.refused.setdefault(traffic, FrameCount(Traffic(traffic), None, False))
                 count.add(nbytes, payload)
             case ["result", task, round, tensors, nbytes, beside, encoded]:
-                before = self.results.get((task, round, tensors), Submitted(task, round, 0, tensors, 0, 0, 0))
+                before = self.results.get((task, round, tensors), ResultCount(task, round, 0, tensors, 0, 0, 0))
                 self.results[task, round, tensors] = replace(
                     before,
                     messages=before.messages + 1,

@@ -31,7 +31,7 @@ _MOST_OPTIONS = 128
 _MOST_OPTION_NAME = 24
 
 
-class _Strict(BaseModel):
+class _StrictSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
@@ -68,7 +68,7 @@ Patience = Annotated[float, Field(ge=1, le=3600)]
 Empty = Annotated[list[Any], Field(max_length=0)]
 
 
-class SplitFields(_Strict):
+class SplitFields(_StrictSchema):
     """`medfedvqa.data.Split`."""
 
     kind: Literal["official", "patient"]
@@ -77,7 +77,7 @@ class SplitFields(_Strict):
     validation: Annotated[float, Field(ge=0, lt=1)]
 
 
-class PrivacyFields(_Strict):
+class PrivacyFields(_StrictSchema):
     """`privacy.DPSettings`, with the same bounds."""
 
     epsilon: Annotated[float, Field(gt=0, le=1e5)] | None
@@ -93,7 +93,7 @@ class PrivacyFields(_Strict):
     physical_patients: Annotated[int, Field(ge=1, le=4_096)]
 
 
-class TermsFields(_Strict):
+class TermsFields(_StrictSchema):
     """`JobSpec.terms`: what makes a signed job fresh."""
 
     nonce: Annotated[str, Field(pattern=NONCE)]
@@ -102,7 +102,7 @@ class TermsFields(_Strict):
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=MOST_SITES)]
 
 
-class JobFields(_Strict):
+class JobFields(_StrictSchema):
     """`medfedvqa.federation.job.JobSpec`, as `to_dict` writes it."""
 
     method: Identifier
@@ -135,27 +135,27 @@ def _exactly(path: str) -> Callable[[str], str]:
     return check
 
 
-class _Arguments(_Strict):
+class _Arguments(_StrictSchema):
     job: Annotated[dict[str, Any], AfterValidator(_job)]
 
 
-class _Executor(_Strict):
+class _Executor(_StrictSchema):
     path: Annotated[str, AfterValidator(_exactly(EXECUTOR))]
     args: _Arguments
 
 
-class _Tasks(_Strict):
+class _Tasks(_StrictSchema):
     tasks: Annotated[list[Literal["*"]], Field(min_length=1, max_length=1)]
     executor: _Executor
 
 
-class _Workflow(_Strict):
+class _Workflow(_StrictSchema):
     id: Literal["controller"]
     path: Annotated[str, AfterValidator(_exactly(CONTROLLER))]
     args: _Arguments
 
 
-class _Common(_Strict):
+class _Common(_StrictSchema):
     format_version: Literal[2]
     components: Empty
     task_data_filters: Empty
@@ -172,7 +172,7 @@ class _Client(_Common):
     submit_task_result_timeout: Patience = 1.0
 
 
-class _Interval(_Strict):
+class _Interval(_StrictSchema):
     task_request_interval: Annotated[float, Field(ge=0.01, le=60)]
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from medfedvqa.federation.hub import Event
+from medfedvqa.federation.hub import TaskAnswer
 
 _NAME = "progress.jsonl"
 
 
-def write_event(out: Path, event: Event) -> None:
+def write_event(out: Path, event: TaskAnswer) -> None:
     """Append one event to the progress file in `out`."""
     with (out / _NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(event)) + "\n")
@@ -22,7 +22,7 @@ class ProgressReader:
     def __init__(self) -> None:
         self._position = 0
 
-    def events(self, out: Path) -> Iterator[Event]:
+    def events(self, out: Path) -> Iterator[TaskAnswer]:
         """New events of the run in `out`, which may move between calls; none while there is no file."""
         path = out / _NAME
         if not path.exists():
@@ -33,4 +33,4 @@ class ProgressReader:
         for line in lines:
             if line.endswith(b"\n"):
                 self._position += len(line)
-                yield Event(**json.loads(line))
+                yield TaskAnswer(**json.loads(line))

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Answer:
+class _LastAnswer:
     """What the executor last answered, and to which task."""
 
     task: str = ""
@@ -35,7 +35,7 @@ class _Answer:
     beside: bytes | None = None
 
 
-_answer = _Answer()
+_answer = _LastAnswer()
 
 
 def answered(task: str, reply: Shareable) -> None:

@@ -32,8 +32,8 @@ def test_noise_is_a_rounded_laplace_variable(halves: int) -> None:
     expected = [rounded_probability(value, halves) for value in values]
     counted = [drawn.count(value) for value in values]
     rest = [draws - sum(counted)], [draws * (1 - sum(expected))]
-    found, wanted = [*counted, *rest[0]], [*(draws * one for one in expected), *rest[1]]
-    assert stats.chisquare(found, wanted).pvalue > 1e-4
+    result, wanted = [*counted, *rest[0]], [*(draws * item for item in expected), *rest[1]]
+    assert stats.chisquare(result, wanted).pvalue > 1e-4
 
 
 def test_noise_on_the_grid_in_use_has_the_scale_that_is_charged() -> None:
@@ -102,10 +102,10 @@ def test_the_renyi_divergence_is_the_integral_that_defines_it(scale: float, orde
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_extreme_divergences_are_finite_and_below_the_pure_one(scale: float) -> None:
     """No order overflows, and none loses its digits: of much noise it is order / (2 b^2)."""
-    found = Laplace(scale).rdp([1.1, 2, 1024])
-    assert np.all(found > 0) and np.all(found <= 1 / scale) and np.all(np.diff(found) >= 0)
+    result = Laplace(scale).rdp([1.1, 2, 1024])
+    assert np.all(result > 0) and np.all(result <= 1 / scale) and np.all(np.diff(result) >= 0)
     if scale == 1e4:
-        assert found[1] == pytest.approx(2 / (2 * scale**2), rel=1e-3)
+        assert result[1] == pytest.approx(2 / (2 * scale**2), rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 25.0])

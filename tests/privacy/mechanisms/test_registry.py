@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from privacy import AccountingError, DPEvent, Laplace, Ledger, Limits, Planned, SampledGaussian, Use, spent, summed
+from privacy import (
+    AccountingError,
+    DPEvent,
+    Laplace,
+    Ledger,
+    Limits,
+    PlannedTask,
+    SampledGaussian,
+    Use,
+    merge_steps,
+    spent,
+)
 from privacy.mechanisms import base, counts_mechanisms
 from privacy.mechanisms.base import PrivacyLoss
 from privacy.report.replay import Replay, quote_ledger
@@ -74,7 +85,7 @@ def test_a_new_mechanism_reaches_accountants_ledger_and_replay(response: type[DP
     assert 0.8 < alone.epsilon < 1.6 and alone.epsilon < both.epsilon < alone.epsilon + 0.6
     limits = Limits(max_epsilon=50, delta=1e-5)
     with closing(Ledger(tmp_path / "ledger", "chest")) as ledger:
-        ledger.reserve("job", "fedavg", ["p", "q"], [Planned("train", 1, (event, Laplace(2.0)))], limits)
+        ledger.reserve("job", "fedavg", ["p", "q"], [PlannedTask("train", 1, (event, Laplace(2.0)))], limits)
         assert ledger.begin("job", "train", 1, limits).epsilon_after == both.epsilon
         quoted = quote_ledger(ledger.rows())
     with closing(Ledger(tmp_path / "ledger", "chest")) as again:
@@ -134,4 +145,4 @@ def test_unfit_records_are_refused(record: dict[str, Any]) -> None:
 def test_events_that_differ_in_steps_alone_are_put_together() -> None:
     """Those of another mechanism, parameter or use are not."""
     events = [Laplace(1.0, 2), SampledGaussian(1.0, 1.0), Laplace(1.0, 3), Laplace(1.0, 1, Use.COUNTS)]
-    assert summed(events) == (Laplace(1.0, 5), SampledGaussian(1.0, 1.0), Laplace(1.0, 1, Use.COUNTS))
+    assert merge_steps(events) == (Laplace(1.0, 5), SampledGaussian(1.0, 1.0), Laplace(1.0, 1, Use.COUNTS))

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from audits import Tensors
-from privacy.secagg import Group, Identity, InProcessRelay, Layout, Link, Relay, connect
+from privacy.secagg import Group, Identity, InProcessRelay, Relay, SecureLink, TensorLayout, connect
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
@@ -19,7 +19,7 @@ from privacy.secagg.protocol import deal, deal_mix, join, secure_mix
 class Tap:
     """A link that keeps what was received, decrypted."""
 
-    link: Link
+    link: SecureLink
     received: list[bytes] = field(default_factory=list)
 
     @property
@@ -95,7 +95,7 @@ def everyone() -> Everyone:
         identities = {name: Identity(X25519PrivateKey.generate()) for name in names}
         relay = InProcessRelay()
 
-        def one(name: str) -> Run:
+        def item(name: str) -> Run:
             pinned = {peer: identities[peer].fingerprint for peer in names if peer != name}
             end = Recorder(relay.of(name))
             links = connect(identities[name], "job 1", name, pinned, end, 20)
@@ -105,7 +105,7 @@ def everyone() -> Everyone:
             return Run(work(party), party, taps, end.sent)
 
         with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(one, names))
+            return list(pool.map(item, names))
 
     return run
 
@@ -126,7 +126,7 @@ def together() -> Together:
     """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
 
     def run(
-        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: Layout, members: int | None = None
+        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: TensorLayout, members: int | None = None
     ) -> dict[str, Site]:
         sites = names(len(tensors))
         seeds = {member: new_seed() for member in sites[:members]}
@@ -148,7 +148,7 @@ def in_group(
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def one(me: str) -> Any:
+    def item(me: str) -> Any:
         peers = [site for site in (sites if me in members else members) if site != me]
         pinned = {peer: identities[peer].fingerprint for peer in peers}
         end = Recorder(relay.of(me))
@@ -156,4 +156,4 @@ def in_group(
         return work(Group(me, sites, members), {peer: Tap(link) for peer, link in links.items()})
 
     with ThreadPoolExecutor(len(sites)) as pool:
-        return dict(zip(sites, pool.map(one, sites), strict=True))
+        return dict(zip(sites, pool.map(item, sites), strict=True))

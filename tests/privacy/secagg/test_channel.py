@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privacy.secagg import Handshake, Identity, InProcessRelay, SecureAggregationError, Session, SiteError, connect
-from privacy.secagg.channel import Link
+from privacy.secagg.channel import SecureLink
 
 MARKER = b"a planted marker of a patient"
 
@@ -20,9 +20,9 @@ def identity() -> Identity:
 
 def sessions(job: str = "job", other_job: str | None = None) -> tuple[Session, Session]:
     a, b = identity(), identity()
-    one = Handshake(a, job, "a", "b", b.fingerprint)
+    item = Handshake(a, job, "a", "b", b.fingerprint)
     other = Handshake(b, other_job or job, "b", "a", a.fingerprint)
-    return one.finish(other.hello), other.finish(one.hello)
+    return item.finish(other.hello), other.finish(item.hello)
 
 
 def test_messages_arrive_in_order_both_ways() -> None:
@@ -83,9 +83,9 @@ def test_a_message_for_another_site_is_refused() -> None:
 def test_names_are_part_of_the_agreement() -> None:
     """A relay that tells each end another name for its peer gets two sessions that do not match."""
     a, b = identity(), identity()
-    one = Handshake(a, "job", "a", "b", b.fingerprint)
+    item = Handshake(a, "job", "a", "b", b.fingerprint)
     other = Handshake(b, "job", "b", "mallory", a.fingerprint)
-    left, right = one.finish(other.hello), other.finish(one.hello)
+    left, right = item.finish(other.hello), other.finish(item.hello)
     with pytest.raises(SiteError):
         right.open(left.seal(b"1"))
 
@@ -132,8 +132,8 @@ def test_every_job_has_its_own_keys_and_every_label_its_own_secret() -> None:
     a, b = identity(), identity()
     exports = set()
     for job in ("round 1", "round 1", "round 2"):
-        one, other = Handshake(a, job, "a", "b", b.fingerprint), Handshake(b, job, "b", "a", a.fingerprint)
-        left, right = one.finish(other.hello), other.finish(one.hello)
+        item, other = Handshake(a, job, "a", "b", b.fingerprint), Handshake(b, job, "b", "a", a.fingerprint)
+        left, right = item.finish(other.hello), other.finish(item.hello)
         assert left.export(b"x") == right.export(b"x") != left.export(b"y")
         exports.add(left.export(b"x"))
     assert len(exports) == 3
@@ -152,11 +152,11 @@ def test_connected_sites_exchange_messages_of_the_length_agreed() -> None:
     a, b = identity(), identity()
     relay = InProcessRelay()
 
-    def one(me: str, who: Identity, peer: str, whom: Identity) -> Link:
+    def item(me: str, who: Identity, peer: str, whom: Identity) -> SecureLink:
         return connect(who, "job", me, {peer: whom.fingerprint}, relay.of(me), 5)[peer]
 
     with ThreadPoolExecutor(2) as pool:
-        left, right = pool.map(one, ("a", "b"), (a, b), ("b", "a"), (b, a))
+        left, right = pool.map(item, ("a", "b"), (a, b), ("b", "a"), (b, a))
     left.send(b"four")
     assert right.receive(4) == b"four"
     left.send(b"seven..")

@@ -138,8 +138,8 @@ def test_the_chance_of_enough_colluders_is_hypergeometric() -> None:
     for colluders in range(7):
         for members in range(1, 7):
             for enough in range(1, members + 1):
-                found = [len(set(draw) & set(range(colluders))) >= enough for draw in combinations(range(6), members)]
-                assert math.isclose(colluding(6, colluders, members, enough), sum(found) / len(found))
+                result = [len(set(draw) & set(range(colluders))) >= enough for draw in combinations(range(6), members)]
+                assert math.isclose(colluding(6, colluders, members, enough), sum(result) / len(result))
     assert math.isclose(colluding(200, 40, 5, 5), 2.595e-4, rel_tol=1e-3)
     for wrong in (
         (5, 6, 3, 3),

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from privacy.aggregation import Reliability, mix
-from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
+from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
 from privacy.secagg import cut_and_choose as module
 from privacy.secagg.cut_and_choose import (
     SETS,
-    Chosen,
+    ChosenInstances,
     Dealing,
     check_dealing,
     check_part,
@@ -31,8 +31,8 @@ from privacy.secagg.randomness import KEY_BYTES
 CONTEXT = b"job 1, round 2, attempt 3"
 SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
-LAYOUT = Layout.of({"p": (2, 3)})
-SMALL = Layout.of({"p": (1,)})
+LAYOUT = TensorLayout.of({"p": (2, 3)})
+SMALL = TensorLayout.of({"p": (1,)})
 FEW = settings(max_examples=10, deadline=None)
 
 Parts = dict[str, bytes]
@@ -64,7 +64,7 @@ def corrections_of(part: bytes, old: bytes) -> bytes:
     return part[:CORRECTION] + old[CORRECTION:]
 
 
-BENDS: dict[str, Callable[[Parts, Layout], Parts]] = {
+BENDS: dict[str, Callable[[Parts, TensorLayout], Parts]] = {
     "a vector on one site's correction": lambda p, layout: {
         **p,
         "s1": added(p["s1"], CORRECTION, np.full(layout.size, 1 << 40)),
@@ -93,19 +93,19 @@ class Liar:
         digests[self.bent] = module._digest_of_set(module._part_digests(self.parts))
         return tuple(digests)
 
-    def chosen(self, index: int) -> Chosen:
+    def chosen(self, index: int) -> ChosenInstances:
         chosen = self.honest.chosen(index)
         if index != self.bent:
             return chosen
         return replace(chosen, parts=self.parts, digests=module._part_digests(self.parts))
 
 
-def liar(bend: str, bent: int, seeds: dict[str, bytes], layout: Layout = LAYOUT) -> Liar:
+def liar(bend: str, bent: int, seeds: dict[str, bytes], layout: TensorLayout = LAYOUT) -> Liar:
     honest = Dealing.of(SITES, MEMBERS, layout, CONTEXT, seeds)
     return Liar(honest, bent, BENDS[bend](dict(honest.chosen(bent).parts), layout))
 
 
-def accepted(dealer: Dealing | Liar, seeds: dict[str, bytes], index: int, layout: Layout = LAYOUT) -> bool:
+def accepted(dealer: Dealing | Liar, seeds: dict[str, bytes], index: int, layout: TensorLayout = LAYOUT) -> bool:
     """Whether every site takes its part, and the first member, alone, all other dealings."""
     chosen, me = dealer.chosen(index), MEMBERS[0]
     try:
@@ -127,7 +127,7 @@ def accepted(dealer: Dealing | Liar, seeds: dict[str, bytes], index: int, layout
 def test_an_honest_dealing_is_accepted_by_all(count: int, size: int, shapes: dict[str, Any], index: int) -> None:
     """Whatever the sizes and the coin: every site takes its part, every member all other dealings."""
     sites = tuple(f"s{rank}" for rank in range(count))
-    members, layout = sites[: min(size, count)], Layout.of(shapes)
+    members, layout = sites[: min(size, count)], TensorLayout.of(shapes)
     seeds = seeds_of(members)
     dealing = Dealing.of(sites, members, layout, CONTEXT, seeds)
     chosen = dealing.chosen(index)
@@ -186,9 +186,9 @@ def test_the_measured_soundness_is_the_stated_one() -> None:
 
 def test_the_coin_chooses_every_dealing_alike() -> None:
     """20,000 hashes as coins: chi-square over SETS; a coin of another length is none."""
-    found = [choice(hashlib.sha256(b"%d" % number).digest()) for number in range(20_000)]
-    assert stats.chisquare(np.bincount(found, minlength=SETS)).pvalue > 1e-4
-    assert len(np.bincount(found)) == SETS
+    result = [choice(hashlib.sha256(b"%d" % number).digest()) for number in range(20_000)]
+    assert stats.chisquare(np.bincount(result, minlength=SETS)).pvalue > 1e-4
+    assert len(np.bincount(result)) == SETS
     with pytest.raises(SecureAggregationError, match="32 bytes"):
         choice(b"0")
 

@@ -17,18 +17,18 @@ COHORTS = st.frozensets(st.sampled_from(SITES), min_size=1)
 
 def rank(rows: Sequence[Sequence[int]]) -> int:
     """By Gaussian elimination in fractions."""
-    left, found = [[Fraction(value) for value in row] for row in rows], 0
+    left, result = [[Fraction(value) for value in row] for row in rows], 0
     for column in range(len(left[0]) if left else 0):
-        pivot = next((row for row in left[found:] if row[column]), None)
+        pivot = next((row for row in left[result:] if row[column]), None)
         if pivot is None:
             continue
         left.remove(pivot)
-        left.insert(found, pivot)
-        for row in left[found + 1 :]:
+        left.insert(result, pivot)
+        for row in left[result + 1 :]:
             factor = row[column] / pivot[column]
             row[:] = [a - factor * b for a, b in zip(row, pivot, strict=True)]
-        found += 1
-    return found
+        result += 1
+    return result
 
 
 def rows(cohorts: Collection[Cohort], sites: Collection[str]) -> list[list[int]]:

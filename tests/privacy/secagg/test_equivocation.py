@@ -65,7 +65,7 @@ def honest(sender: str, to: str, number: int, message: bytes) -> list[bytes]:
 def at_once(work: Callable[[str], Any], sites: tuple[str, ...] = SITES) -> dict[str, Any]:
     """What each site returns, or the error that it raises."""
 
-    def one(site: str) -> Any:
+    def item(site: str) -> Any:
         try:
             return work(site)
         except SecureAggregationError as error:
@@ -73,7 +73,7 @@ def at_once(work: Callable[[str], Any], sites: tuple[str, ...] = SITES) -> dict[
 
     pool = ThreadPoolExecutor(len(sites))
     try:
-        futures = {site: pool.submit(one, site) for site in sites}
+        futures = {site: pool.submit(item, site) for site in sites}
         return {site: future.result(DEADLINE) for site, future in futures.items()}
     finally:
         pool.shutdown(wait=False)
@@ -84,11 +84,11 @@ def connected(told: Mapping[str, bytes], change: Change = honest, timeout: float
     identities = {site: Identity(X25519PrivateKey.generate()) for site in SITES}
     server = LyingRelay(InProcessRelay(), change)
 
-    def one(me: str) -> Any:
+    def item(me: str) -> Any:
         pinned = {site: identities[site].fingerprint for site in SITES if site != me}
         return connect(identities[me], "attempt", me, pinned, server.of(me), timeout, told[me])
 
-    return at_once(one), server
+    return at_once(item), server
 
 
 def test_sites_that_were_told_the_same_connect() -> None:
@@ -128,8 +128,8 @@ def test_the_server_cannot_make_a_confirmation_pass_or_accuse() -> None:
 def keys_of(members: tuple[str, ...] = SITES) -> dict[str, dict[str, bytes]]:
     """For each member, what it has in common with each other."""
 
-    def key(one: str, other: str) -> bytes:
-        return hashlib.sha256(" ".join(sorted((one, other))).encode()).digest()
+    def key(item: str, other: str) -> bytes:
+        return hashlib.sha256(" ".join(sorted((item, other))).encode()).digest()
 
     return {me: {peer: key(me, peer) for peer in members if peer != me} for me in members}
 
@@ -140,11 +140,11 @@ def agreed(
     """What comes of `agree` at those that were told something; the other members are dead."""
     server, keys = LyingRelay(InProcessRelay(), change), keys_of()
 
-    def one(me: str) -> str:
+    def item(me: str) -> str:
         agree(me, keys[me], server.of(me), told[me], timeout, enough)
         return "agreed"
 
-    return at_once(one, tuple(told))
+    return at_once(item, tuple(told))
 
 
 def test_members_that_were_told_the_same_agree() -> None:
@@ -195,14 +195,14 @@ def test_members_keep_a_key_in_common_with_each_other_member_and_other_sites_non
     for attempt in ("attempt 1", "attempt 2"):
         relay = InProcessRelay()
 
-        def one(me: str, attempt: str = attempt, relay: InProcessRelay = relay) -> Mapping[str, bytes]:
+        def item(me: str, attempt: str = attempt, relay: InProcessRelay = relay) -> Mapping[str, bytes]:
             group = Group(me, SITES, members)
             peers = SITES if group.is_member else members
             pinned = {peer: identities[peer].fingerprint for peer in peers if peer != me}
             links = connect(identities[me], attempt, me, pinned, relay.of(me), 20)
             return exchange(group, links, new_secrets())[0].opening_keys
 
-        keys = at_once(one)
+        keys = at_once(item)
         assert all(keys[site] == {} for site in SITES[3:])
         assert all(set(keys[me]) == set(members) - {me} for me in members)
         pairs = {(a, b): keys[a][b] for a in members for b in members if a < b}

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privacy.secagg import Layout, SecureAggregationError, protocol
+from privacy.secagg import SecureAggregationError, TensorLayout, protocol
 from privacy.secagg.layout import LARGEST_NORM, with_error
 from privacy.secagg.reliability import ACCURACY_BITS, NORM_BITS
 from privacy.secagg.ring import Ring
 
 SHAPE = (2, 4, 8)
-LAYOUT = Layout.of({"p": SHAPE})
+LAYOUT = TensorLayout.of({"p": SHAPE})
 LIAR = 0.123
 """The accuracy by which the liar's input is known."""
 LARGEST_COORDINATE = 2.0**11
@@ -43,14 +43,14 @@ def mixtures(together: Any, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> tuple[
     tensors = [{"p": np.float32((common + rng.normal(size=SHAPE)) / 8)} for _ in range(4)]
     honest = protocol._encoded
 
-    def encoded(prompts: Any, accuracy: float, layout: Layout) -> Ring:
+    def encoded(prompts: Any, accuracy: float, layout: TensorLayout) -> Ring:
         ring = honest(prompts, accuracy, layout)
         return lie(ring) if accuracy == LIAR else ring
 
     with monkeypatch.context() as patch:
         patch.setattr(protocol, "_encoded", encoded)
-        found = together(tensors, [0.5, 0.6, 0.7, LIAR], LAYOUT)
-    return [site.mixture for site in list(found.values())[:3]], tensors
+        result = together(tensors, [0.5, 0.6, 0.7, LIAR], LAYOUT)
+    return [site.mixture for site in list(result.values())[:3]], tensors
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -60,10 +60,10 @@ def test_whatever_a_site_shares_a_mixture_is_finite_and_within_the_encodings_ran
 ) -> None:
     """No coordinate beyond 2048, for any elements of the ring; and what the check lets pass is not longer than honest
     uploads may be."""
-    found, _ = mixtures(
+    result, _ = mixtures(
         together, monkeypatch, lambda ring: np.random.default_rng(seed).integers(0, 2**64, ring.shape, np.uint64)
     )
-    for mixture in found:
+    for mixture in result:
         assert np.isfinite(mixture["p"]).all() and np.abs(mixture["p"]).max() <= LARGEST_COORDINATE
         try:
             LAYOUT.check_mixture(mixture, None)
@@ -81,8 +81,8 @@ def test_a_mixture_that_is_too_long_gives_a_lie_away(
     together: Any, monkeypatch: pytest.MonkeyPatch, lie: Lie, most_norm: float | None
 ) -> None:
     """Longer than 1024 always, and than the job's norm where it names one. An honest mixture passes both."""
-    found, _ = mixtures(together, monkeypatch, lie)
-    for mixture in found:
+    result, _ = mixtures(together, monkeypatch, lie)
+    for mixture in result:
         with pytest.raises(SecureAggregationError, match="longer than any upload may be"):
             LAYOUT.check_mixture(mixture, most_norm)
     honest, tensors = mixtures(together, monkeypatch, lambda ring: ring)
@@ -96,10 +96,10 @@ def test_an_accuracy_that_is_too_high_draws_a_mixture_to_the_liars_prompt_and_no
     together: Any, monkeypatch: pytest.MonkeyPatch, claim: float
 ) -> None:
     """What remains, as documented: the mixture stays as long as an honest one, and turns to the liar's prompt."""
-    found, tensors = mixtures(together, monkeypatch, accuracy(claim))
+    result, tensors = mixtures(together, monkeypatch, accuracy(claim))
     honest, _ = mixtures(together, monkeypatch, lambda ring: ring)
     liar = tensors[3]["p"]
-    for mixture, before in zip(found, honest, strict=True):
+    for mixture, before in zip(result, honest, strict=True):
         LAYOUT.check_mixture(mixture, 2.0)
         assert cosine(mixture["p"], liar) > max(0.85, cosine(before["p"], liar))
 

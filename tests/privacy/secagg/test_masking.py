@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.aggregation import mean
-from privacy.secagg import Identity, InProcessRelay, Layout, RangeError, SecureAggregationError, SiteError, connect
+from privacy.secagg import (
+    Identity,
+    InProcessRelay,
+    RangeError,
+    SecureAggregationError,
+    SiteError,
+    TensorLayout,
+    connect,
+)
 from privacy.secagg.group import Group
 from privacy.secagg.masked_mean import mean_of_sum, summand
 from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
@@ -32,7 +40,7 @@ def attempt(sites: Sequence[str], members: Sequence[str], dead: Collection[str] 
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
-    def one(me: str) -> Masks | SiteError:
+    def item(me: str) -> Masks | SiteError:
         group = Group(me, tuple(sites), tuple(members))
         peers = set(sites if group.is_member else members) - {me}
         pinned = {peer: identities[peer].fingerprint for peer in sorted(peers)}
@@ -44,7 +52,7 @@ def attempt(sites: Sequence[str], members: Sequence[str], dead: Collection[str] 
 
     living = [site for site in sites if site not in dead]
     with ThreadPoolExecutor(len(living)) as pool:
-        return dict(zip(living, pool.map(one, living), strict=True))
+        return dict(zip(living, pool.map(item, living), strict=True))
 
 
 def uploads_of(masks: dict[str, Any], values: dict[str, Ring], hidden: bool = False) -> dict[str, Upload]:
@@ -84,7 +92,7 @@ def test_the_mean_is_the_weighted_mean_of_those_that_uploaded(
     uploaded = [site for site in sites if site not in silent]
     tensors = {s: {n: np.float32(rng.normal(size=h) * 2.0**log_scale) for n, h in shapes.items()} for s in sites}
     weights = {site: int(rng.integers(1, 4000)) for site in sites}
-    layout, masks = Layout.of(shapes), attempt(sites, members)
+    layout, masks = TensorLayout.of(shapes), attempt(sites, members)
     values = {site: summand(tensors[site], weights[site], layout, count) for site in uploaded}
     answers = answers_of(masks, [m for m in members if m not in silent | mute], uploaded)
     result = mean_of_sum(opened(sites, members, uploads_of(masks, values), answers), len(uploaded), layout)
@@ -149,11 +157,11 @@ def test_uploads_are_uniform_and_two_attempts_have_nothing_in_common() -> None:
     """Of the same values, in another attempt: other bytes, and their difference is as uniform."""
     sites, rng = named(3), np.random.default_rng(2)
     values = {site: some(rng) for site in sites}
-    one, other = (uploads_of(attempt(sites, sites), values) for _ in range(2))
+    item, other = (uploads_of(attempt(sites, sites), values) for _ in range(2))
     for site in sites:
         assert chi_square(values[site]) > 10_000
-        assert chi_square(one[site].values) < 400 and chi_square(one[site].values - other[site].values) < 400
-        assert one[site].public != other[site].public
+        assert chi_square(item[site].values) < 400 and chi_square(item[site].values - other[site].values) < 400
+        assert item[site].public != other[site].public
 
 
 def test_what_colluding_members_and_the_server_hold_fits_any_inputs_of_the_others_with_the_same_sum() -> None:
@@ -194,7 +202,7 @@ def test_a_server_that_asks_for_two_sums_gets_one() -> None:
 
 def test_a_value_out_of_range_and_a_sum_that_is_none_are_refused() -> None:
     """Before anything is shared; and where the masks do not cancel, or nobody has rows."""
-    layout = Layout.of({"x": (1,)})
+    layout = TensorLayout.of({"x": (1,)})
     for value, weight in ((np.nan, 1), (2.0**38, 1), (2.0**20, 2**20), (1.0, -1), (1.0, np.nan)):
         with pytest.raises(RangeError, match="nothing was shared"):
             summand({"x": np.array([value])}, weight, layout, 3)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privacy.aggregation import Reliability, mix
-from privacy.secagg import Group, Layout, RangeError, SecureAggregationError
+from privacy.secagg import Group, RangeError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 
@@ -21,12 +21,12 @@ def uploads(seed: int, size: int, shapes: dict[str, tuple[int, ...]], log_norm: 
     rng = np.random.default_rng(seed)
     common = {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
-    def one(name: str) -> np.ndarray:
+    def item(name: str) -> np.ndarray:
         prompt = common[name] + rng.normal(size=shapes[name])
         lengths = np.linalg.norm(prompt.reshape(len(prompt), -1), axis=1).reshape(-1, *[1] * (prompt.ndim - 1))
         return np.float32(prompt / lengths * 2.0 ** (log_norm + rng.uniform(-0.3, 0.3)))
 
-    return [{name: one(name) for name in shapes} for _ in range(size)]
+    return [{name: item(name) for name in shapes} for _ in range(size)]
 
 
 def assert_as_in_clear(
@@ -50,9 +50,9 @@ def test_the_mixture_is_that_of_the_plain_computation(
     together: Any, size: int, shapes: Any, seed: int, by_block: bool, accuracy: list[float], log_norm: float
 ) -> None:
     """3 to 8 sites that all compute, random shapes, whole prompts and blocks, norms over the range."""
-    tensors, layout = uploads(seed, size, shapes, log_norm), Layout.of(shapes, by_block)
-    found = together(tensors, accuracy[:size], layout)
-    assert_as_in_clear(found, tensors, accuracy[:size], by_block)
+    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
+    result = together(tensors, accuracy[:size], layout)
+    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
 
 
 @FEW
@@ -61,10 +61,10 @@ def test_a_committee_of_three_gives_every_site_the_same_mixture(
     together: Any, size: int, shapes: Any, seed: int, by_block: bool, accuracy: list[float], log_norm: float
 ) -> None:
     """4 to 12 sites of which 3 compute; the others send one message to each of these and receive one."""
-    tensors, layout = uploads(seed, size, shapes, log_norm), Layout.of(shapes, by_block)
-    found = together(tensors, accuracy[:size], layout, members=3)
-    assert_as_in_clear(found, tensors, accuracy[:size], by_block)
-    for site in list(found.values())[3:]:
+    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
+    result = together(tensors, accuracy[:size], layout, members=3)
+    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
+    for site in list(result.values())[3:]:
         assert [len(tap.received) for tap in site.taps.values()] == [1, 1, 1]
 
 
@@ -76,7 +76,7 @@ def test_the_mixture_holds_over_the_stated_range_of_norms(together: Any, norm: f
     raw = [rng.normal(size=shape) + 0.05 * np.ones(shape) for _ in range(4)]
     tensors = [{"p": np.float32(norm * prompt / np.linalg.norm(prompt))} for prompt in raw]
     accuracy = [0.9, 0.02, 0.5, 0.7]
-    assert_as_in_clear(together(tensors, accuracy, Layout.of({"p": shape})), tensors, accuracy)
+    assert_as_in_clear(together(tensors, accuracy, TensorLayout.of({"p": shape})), tensors, accuracy)
 
 
 AXES = [np.float32(np.eye(4)[axis] + shift).reshape(1, 1, 4) for axis, shift in ((0, 0), (1, 0), (2, 0), (3, 0))]
@@ -101,7 +101,7 @@ def test_fall_backs_are_those_of_the_plain_mixture(
 ) -> None:
     """No positive similarity: by accuracy; no accuracy: equal weights; negative similarity counts as none."""
     tensors = [{"p": prompt} for prompt in prompts]
-    assert_as_in_clear(together(tensors, accuracy, Layout.of({"p": (1, 1, 4)}), members), tensors, accuracy)
+    assert_as_in_clear(together(tensors, accuracy, TensorLayout.of({"p": (1, 1, 4)}), members), tensors, accuracy)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_small_sums_of_scores_are_divided_as_exactly_as_large_ones(
     """Down to the threshold below which they count as none, 2^-16, with a factor of 2 to spare here."""
     prompts = [np.float32(row).reshape(1, 1, 3) for row in ([1, 0, 0], [cosine, 1, 0], [0.3 * cosine, 0, 1])]
     tensors, values = [{"p": prompt} for prompt in prompts], [accuracy] * 3
-    found = together(tensors, values, Layout.of({"p": (1, 1, 3)}))
-    plain = mix(dict(zip(found, tensors, strict=True)), dict(zip(found, values, strict=True)), Reliability())
+    result = together(tensors, values, TensorLayout.of({"p": (1, 1, 3)}))
+    plain = mix(dict(zip(result, tensors, strict=True)), dict(zip(result, values, strict=True)), Reliability())
     expected = plain.shared["s000"]["p"]
-    assert np.linalg.norm(found["s000"].mixture["p"] - expected) <= 1e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(result["s000"].mixture["p"] - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
 class NoLink(dict[str, Any]):
@@ -131,7 +131,7 @@ class NoLink(dict[str, Any]):
 )
 def test_bad_input_is_refused_before_anything_is_shared(value: float, accuracy: float) -> None:
     """Not finite, longer than 1024, an accuracy outside 0..1: the site sends no message."""
-    layout, sites = Layout.of({"p": (2,)}), ("a", "b", "c")
+    layout, sites = TensorLayout.of({"p": (2,)}), ("a", "b", "c")
     seeds = {site: new_seed() for site in sites}
     dealt = deal_mix(sites, sites, layout, seeds)
     with pytest.raises(RangeError, match="nothing was shared"):
@@ -145,7 +145,7 @@ def test_bad_input_is_refused_before_anything_is_shared(value: float, accuracy: 
 
 def test_what_is_revealed_is_blurred_below_the_precision_stated(together: Any) -> None:
     """Mixtures of nothing: not exactly nothing, since exact low bits could be factored, but within members * 2^-25."""
-    layout = Layout.of({"p": (4, 64)})
+    layout = TensorLayout.of({"p": (4, 64)})
     for site in together([layout.zeros()] * 3, [0.5] * 3, layout).values():
         assert 2.0**-27 < np.abs(site.mixture["p"]).max() <= 3 * 2.0**-25
         assert np.unique(site.mixture["p"]).size > 200
@@ -154,15 +154,15 @@ def test_what_is_revealed_is_blurred_below_the_precision_stated(together: Any) -
 def test_ten_exchanges_among_the_members(together: Any) -> None:
     """And one message to each of them with the input, one from each with the mixture: over FLARE each costs 60 ms."""
     shapes = {"p": (2, 4, 8)}
-    found = together(uploads(1, 5, shapes), [0.5] * 5, Layout.of(shapes))
-    assert {len(tap.received) for site in found.values() for tap in site.taps.values()} == {12}
+    result = together(uploads(1, 5, shapes), [0.5] * 5, TensorLayout.of(shapes))
+    assert {len(tap.received) for site in result.values() for tap in site.taps.values()} == {12}
 
 
 def test_more_sites_than_fit_the_ring_are_refused() -> None:
     """By the dealer, before anything is sent: the sums of 513 scores would leave too few bits to compare."""
     sites = tuple(f"s{rank:03}" for rank in range(513))
     with pytest.raises(SecureAggregationError, match="more than 512 sites"):
-        deal_mix(sites, sites[:3], Layout.of({"p": (1,)}), {site: new_seed() for site in sites[:3]})
+        deal_mix(sites, sites[:3], TensorLayout.of({"p": (1,)}), {site: new_seed() for site in sites[:3]})
 
 
 def sent_bytes(site: Any) -> int:
@@ -176,13 +176,13 @@ def test_two_hundred_sites_with_a_committee_of_three(together: Any) -> None:
     So does the dealer's message to it; the members' traffic and the dealer's messages to them grow with the sites.
     """
     shapes = {"image": (2, 2, 8), "text": (2, 2, 8)}
-    layout, seen = Layout.of(shapes), []
+    layout, seen = TensorLayout.of(shapes), []
     for size in (50, 200):
         tensors = uploads(size, size, shapes)
         accuracy = np.random.default_rng(size).uniform(0.2, 0.9, size).tolist()
-        found = together(tensors, accuracy, layout, members=3)
-        assert_as_in_clear(found, tensors, accuracy)
-        outsiders = list(found.values())[3:]
+        result = together(tensors, accuracy, layout, members=3)
+        assert_as_in_clear(result, tensors, accuracy)
+        outsiders = list(result.values())[3:]
         received = {sum(len(part) for tap in site.taps.values() for part in tap.received) for site in outsiders}
         seen.append((received, {sent_bytes(site) for site in outsiders}, {len(site.dealt) for site in outsiders}))
         assert all(len(figure) == 1 for figure in seen[-1])

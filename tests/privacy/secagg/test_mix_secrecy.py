@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.secagg import Layout, SecureAggregationError
+from privacy.secagg import SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import FixedPoint
 from privacy.secagg.tuples import mask_key
 
-LAYOUT = Layout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
 """By block, so that there are comparisons enough for statistics."""
 KINDS = {
     "zeros": np.zeros((8, 4, 125)),
@@ -44,15 +44,15 @@ def received(site: Any, peer: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("members", [3, 4])
 def test_all_that_a_member_receives_and_all_that_is_opened_is_uniform(together: Any, kind: str, members: int) -> None:
     """Whatever the others hold: inputs, every message of every member, their sums and exclusive ors, but the result."""
-    found = together([{"p": np.float32(KINDS[kind])}] * 4, [1.0] * 4, LAYOUT, members)
-    me, *others = list(found)[:members]
-    from_each = [received(found[me], other) for other in others]
+    result = together([{"p": np.float32(KINDS[kind])}] * 4, [1.0] * 4, LAYOUT, members)
+    me, *others = list(result)[:members]
+    from_each = [received(result[me], other) for other in others]
     for messages in from_each:
         assert len(messages) == 12
         assert_uniform(messages)
-    for owner in list(found)[members:]:
-        assert_uniform(received(found[me], owner))
-    own = received(found[others[0]], me)
+    for owner in list(result)[members:]:
+        assert_uniform(received(result[me], owner))
+    own = received(result[others[0]], me)
     # Without the inputs, which are not shares, and the last messages, which are for one reader.
     exchanged = [np.stack(parts) for parts in zip(own[1:-1], *[each[1:-1] for each in from_each], strict=True)]
     for opened in (np.sum, np.bitwise_xor.reduce):
@@ -61,8 +61,8 @@ def test_all_that_a_member_receives_and_all_that_is_opened_is_uniform(together: 
 
 def test_what_an_owner_receives_is_uniform_but_for_the_sum(together: Any) -> None:
     """The members' shares of its mixture, and the sums of any two of them, with its correction or without."""
-    found = together([{"p": np.float32(KINDS["ones"])}] * 5, [1.0] * 5, LAYOUT, members=3)
-    owner = list(found.values())[-1]
+    result = together([{"p": np.float32(KINDS["ones"])}] * 5, [1.0] * 5, LAYOUT, members=3)
+    owner = list(result.values())[-1]
     shares = [received(owner, peer)[0] for peer in owner.taps]
     correction = np.frombuffer(owner.dealt[3 * KEY_BYTES :], "<u8")
     parts = [*shares, correction]
@@ -77,35 +77,35 @@ def test_all_members_but_one_and_any_outsiders_see_nothing_of_another_input(toge
 
     So does, of what the honest member sends, everything. With the last member's shares as well nothing is hidden.
     """
-    found = together([{"p": np.float32(KINDS["spread"])}] * 6, [0.5] * 6, LAYOUT, members)
-    sites = list(found)
-    seeds = {site: found[site].seed for site in sites[:members]}
+    result = together([{"p": np.float32(KINDS["spread"])}] * 6, [0.5] * 6, LAYOUT, members)
+    sites = list(result)
+    seeds = {site: result[site].seed for site in sites[:members]}
     for honest in sites[:members]:
         known = [seed for site, seed in seeds.items() if site != honest]
         coalition = next(site for site in sites[:members] if site != honest)
         for owner in {honest, sites[-1]}:
-            masked = received(found[coalition], owner)[0].copy()
+            masked = received(result[coalition], owner)[0].copy()
             for seed in known:
                 masked += Stream(mask_key(seed, sites.index(owner))).ring(masked.shape)
                 assert chi_square(masked) < 400
             bare = masked + Stream(mask_key(seeds[honest], sites.index(owner))).ring(masked.shape)
             assert chi_square(bare) > 10_000
-        assert_uniform(received(found[coalition], honest))
+        assert_uniform(received(result[coalition], honest))
 
 
 def test_the_relay_carries_no_marker(together: Any) -> None:
     """A number that fills a site's prompt shows in nothing that the relay sees, as float or in fixed point."""
-    layout, value = Layout.of({"p": (4, 64)}), np.float32(0.123456)
-    found = together([{"p": np.full((4, 64), value)}] * 4, [0.5] * 4, layout, 3)
+    layout, value = TensorLayout.of({"p": (4, 64)}), np.float32(0.123456)
+    result = together([{"p": np.full((4, 64), value)}] * 4, [0.5] * 4, layout, 3)
     markers = [value.tobytes(), np.float64(value).tobytes()]
     markers += [FixedPoint(bits).encode(number).tobytes() for bits in (20, 24, 26) for number in (value, 1 / 16)]
-    relayed = b"".join(message for site in found.values() for message in site.relayed)
+    relayed = b"".join(message for site in result.values() for message in site.relayed)
     assert len(relayed) > 10_000 and not any(marker in relayed for marker in markers)
 
 
 def test_two_runs_on_the_same_values_have_nothing_in_common(together: Any) -> None:
     """A repeated round shows fresh randomness only."""
-    layout = Layout.of({"p": (8, 8)})
+    layout = TensorLayout.of({"p": (8, 8)})
     tensors = [{"p": np.full((8, 8), 0.1 + rank, np.float32)} for rank in range(4)]
     seen = [
         {
@@ -131,14 +131,14 @@ def test_no_torch_or_numpy_generator_is_consulted(together: Any, monkeypatch: py
             patch.setattr(torch, name, alarm)
         for name in ("random_", "uniform_", "normal_", "bernoulli_"):
             patch.setattr(torch.Tensor, name, alarm)
-        together([{"p": np.ones((2, 3), np.float32)}] * 4, [0.5] * 4, Layout.of({"p": (2, 3)}), 3)
+        together([{"p": np.ones((2, 3), np.float32)}] * 4, [0.5] * 4, TensorLayout.of({"p": (2, 3)}), 3)
     assert torch.equal(before, torch.get_rng_state()) and np.array_equal(numpy_before, np.random.get_state()[1])
 
 
 @pytest.mark.parametrize("gone", ["s001", "s003"])
 def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
     """A member or an owner that sends no input; the others can go on without it."""
-    layout = Layout.of({"p": (2, 2)})
+    layout = TensorLayout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
     seeds = {member: new_seed() for member in members}
     dealt = deal_mix(sites, members, layout, seeds)
@@ -160,7 +160,7 @@ def test_members_name_the_site_that_is_silent(gone: str, linked: Any) -> None:
 
 def test_members_name_the_owner_that_sends_garbage(linked: Any) -> None:
     """An input of another length; one of the right length that is noise cannot be told from a masked one."""
-    layout = Layout.of({"p": (2, 2)})
+    layout = TensorLayout.of({"p": (2, 2)})
     sites, members = ("s000", "s001", "s002", "s003"), ("s000", "s001", "s002")
     seeds = {member: new_seed() for member in members}
     dealt = deal_mix(sites, members, layout, seeds)

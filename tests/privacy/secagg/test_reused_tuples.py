@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privacy.secagg import Group, Layout, MisdealtError, SecureAggregationError
+from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 from privacy.secagg.randomness import KEY_BYTES
@@ -13,7 +13,7 @@ from privacy.secagg.ring import Ring
 
 SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
-LAYOUT = Layout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
 """By block, so that there are comparisons enough for statistics."""
 PROMPT = {"p": np.float32(np.linspace(-1, 1, 4000).reshape(8, 4, 125))}
 
@@ -53,8 +53,8 @@ def test_with_the_same_seeds_a_second_mixture_shows_differences_of_inputs(linked
     """The attack that fresh seeds end: with the same inputs, the same tuples give the same masked inputs."""
     seeds = fresh()
     dealt = deal_mix(SITES, MEMBERS, LAYOUT, seeds)
-    (one, _), (other, _) = (mixed(linked, dealt, seeds) for _ in range(2))
-    assert not any(difference.any() for difference in differences(one, other))
+    (item, _), (other, _) = (mixed(linked, dealt, seeds) for _ in range(2))
+    assert not any(difference.any() for difference in differences(item, other))
 
 
 @pytest.mark.parametrize("honest", ["s1", "s2"])

@@ -52,8 +52,8 @@ def test_truncation_errs_by_one_step_at_most_over_the_whole_range(
     everyone: Any, size: int, values: list[int], bits: int
 ) -> None:
     """Where CrypTen's own fails with probability |x|/2^64, this never does."""
-    found = computed(everyone, size, lambda p: truncate(p, own(p, np.array(values)), bits))
-    assert all(got - (value >> bits) in (0, 1) for got, value in zip(found.tolist(), values, strict=True))
+    result = computed(everyone, size, lambda p: truncate(p, own(p, np.array(values)), bits))
+    assert all(got - (value >> bits) in (0, 1) for got, value in zip(result.tolist(), values, strict=True))
 
 
 @FEW
@@ -68,10 +68,10 @@ def test_comparisons_are_right_but_for_what_lies_within_two_to_the_33_of_a_limit
         (opening,) = open_masked(party, own(party, np.array(edges)))
         return below(party, (opening, np.array(limits).view(np.uint64)))[0]
 
-    found = computed(everyone, size, protocol)
+    result = computed(everyone, size, protocol)
     apart = np.abs(np.array(edges)[:, None] - np.array(limits)) >= 2**33
-    assert found.shape == apart.shape and np.isin(found, (0, 1)).all()
-    assert np.array_equal(found[apart], (np.array(edges)[:, None] < limits)[apart])
+    assert result.shape == apart.shape and np.isin(result, (0, 1)).all()
+    assert np.array_equal(result[apart], (np.array(edges)[:, None] < limits)[apart])
 
 
 def test_several_comparisons_are_one_exchange(everyone: Any) -> None:
@@ -80,9 +80,9 @@ def test_several_comparisons_are_one_exchange(everyone: Any) -> None:
     def protocol(party: Party) -> np.ndarray:
         some, other = open_masked(party, own(party, np.array([5 << 40])), own(party, np.array([[-1 << 40], [1 << 40]])))
         before = party.communicator.messages
-        one, two = below(party, (some, np.array([4 << 40, 6 << 40], np.uint64)), (other, np.zeros(1, np.uint64)))
+        item, two = below(party, (some, np.array([4 << 40, 6 << 40], np.uint64)), (other, np.zeros(1, np.uint64)))
         assert party.communicator.messages == before + 2
-        return np.concatenate([one.reshape(-1), two.reshape(-1)])
+        return np.concatenate([item.reshape(-1), two.reshape(-1)])
 
     assert computed(everyone, 3, protocol).tolist() == [0, 1, 1, 0]
 
@@ -96,15 +96,15 @@ def test_products_of_masked_secrets_cost_no_exchange_and_are_exact_but_for_trunc
     x = np.array(values)
 
     def protocol(party: Party) -> np.ndarray:
-        one, other = open_masked(party, own(party, x), own(party, x))
+        item, other = open_masked(party, own(party, x), own(party, x))
         before = party.communicator.messages
-        found = product(party, one.whole()[:, None], other.truncated(bits), one.whole().subtracted_from(7)[:, None])
+        result = product(party, item.whole()[:, None], other.truncated(bits), item.whole().subtracted_from(7)[:, None])
         assert party.communicator.messages == before
-        return found
+        return result
 
-    found = computed(everyone, size, protocol)
+    result = computed(everyone, size, protocol)
     allowed = [x[:, None] * ((x >> bits) + step) * (7 - x[:, None]) for step in (0, 1)]
-    assert ((found == allowed[0]) | (found == allowed[1])).all()
+    assert ((result == allowed[0]) | (result == allowed[1])).all()
 
 
 @FEW
@@ -112,8 +112,8 @@ def test_products_of_masked_secrets_cost_no_exchange_and_are_exact_but_for_trunc
 def test_products_are_exact_and_shapes_broadcast(everyone: Any, size: int, values: list[int]) -> None:
     """CrypTen's multiplication with dealt triples, [n, 1] times [n]."""
     x = np.array(values)
-    found = computed(everyone, size, lambda p: p.multiply(own(p, x)[:, None], own(p, x)))
-    assert np.array_equal(found, x[:, None] * x)
+    result = computed(everyone, size, lambda p: p.multiply(own(p, x)[:, None], own(p, x)))
+    assert np.array_equal(result, x[:, None] * x)
 
 
 def test_every_collective_of_crypten_s_communicator_works(everyone: Any) -> None:
@@ -124,7 +124,7 @@ def test_every_collective_of_crypten_s_communicator_works(everyone: Any) -> None
         comm, me = party.communicator, party.rank
         mine = longs(me + 1, 10 * (me + 1))
         assert all(callable(getattr(comm, name)) for name in declared)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "all_gather": comm.all_gather(mine),
             "gather": comm.gather(mine, 1),
             "all_reduce": comm.all_reduce(mine),
@@ -142,18 +142,18 @@ def test_every_collective_of_crypten_s_communicator_works(everyone: Any) -> None
             each.wait()
             assert each.is_completed()
         comm.set_name(f"party {me}")
-        return {**found, "ring": box, "who": (comm.get_rank(), comm.get_world_size(), comm.get_name())}
+        return {**result, "ring": box, "who": (comm.get_rank(), comm.get_world_size(), comm.get_name())}
 
     for me, run in enumerate(everyone(3, work)):
-        found, rows = run.result, [longs(1, 10), longs(2, 20), longs(3, 30)]
-        assert all(torch.equal(a, b) for a, b in zip(found["all_gather"], rows, strict=True))
-        assert found["gather"] == [None] if me != 1 else torch.equal(torch.stack(found["gather"]), torch.stack(rows))
-        assert found["all_reduce"].tolist() == [6, 60] and found["xor"].tolist() == [1 ^ 2 ^ 3, 10 ^ 20 ^ 30]
-        assert [part.tolist() for part in found["batched"]] == [[6, 60], [3]]
-        assert found["reduce"] is None if me != 2 else found["reduce"].tolist() == [6, 60]
-        assert found["broadcast"].tolist() == [2, 20] and found["object"] == [0, 2]
-        assert found["scatter"].tolist() == [5 + me] and found["ring"].tolist() == rows[(me - 1) % 3].tolist()
-        assert found["who"] == (me, 3, f"party {me}")
+        result, rows = run.result, [longs(1, 10), longs(2, 20), longs(3, 30)]
+        assert all(torch.equal(a, b) for a, b in zip(result["all_gather"], rows, strict=True))
+        assert result["gather"] == [None] if me != 1 else torch.equal(torch.stack(result["gather"]), torch.stack(rows))
+        assert result["all_reduce"].tolist() == [6, 60] and result["xor"].tolist() == [1 ^ 2 ^ 3, 10 ^ 20 ^ 30]
+        assert [part.tolist() for part in result["batched"]] == [[6, 60], [3]]
+        assert result["reduce"] is None if me != 2 else result["reduce"].tolist() == [6, 60]
+        assert result["broadcast"].tolist() == [2, 20] and result["object"] == [0, 2]
+        assert result["scatter"].tolist() == [5 + me] and result["ring"].tolist() == rows[(me - 1) % 3].tolist()
+        assert result["who"] == (me, 3, f"party {me}")
         assert run.party.communicator.get_communication_stats()["bytes"] > 0
 
 
