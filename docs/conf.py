@@ -39,7 +39,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
         "Start": ["quickstart", "faq"],
         "Concepts": ["concepts"],
-        "Methods": ["methods/index"],
+        "Methods": ["methods/index", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],
         "Privacy": [
             *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
