@@ -26,7 +26,8 @@ def plugins_command() -> None:
     typer.echo("plugins:" if found else "plugins: {}")
     for plug_in in found:
         offers = ", ".join(f"{group.removesuffix('s')} {name}" for group, name in plug_in.offers)
-        typer.echo(f"  {plug_in.name}: {plug_in.sha256}  # {plug_in.version}; {offers}")
+        # In quotes, as YAML reads digits alone as a number.
+        typer.echo(f'  {plug_in.name}: "{plug_in.sha256}"  # {plug_in.version}; {offers}')
 
 
 def allow_plugins(given: list[str] | None) -> None:

@@ -75,7 +75,7 @@ def test_server_and_sites_decide_each_by_a_list_of_their_own(federation: Loopbac
 
     file = federation.kits / "head" / "local" / "site.yml"
     text = file.read_text()
-    file.write_text(text.replace(plugins.pinned(NAME)[NAME], "0" * 64))
+    file.write_text(text.replace(plugins.pinned(NAME)[NAME], "f" * 64))
     job_id, status = submitted(federation, tmp_path / "job")
     assert status != "FINISHED:COMPLETED" and codes(federation, "head", job_id) == ["plug-in"]
     file.write_text(text)

@@ -19,9 +19,11 @@ from medfedvqa.core import registry
 from medfedvqa.core.registry import method_type
 from medfedvqa.data import reader_function
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare import doctor_site
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.models import load_backbone, shape_of
 
 pytestmark = pytest.mark.xdist_group("plug-in")
 ROOT = Path(__file__).parents[2]
@@ -162,6 +164,56 @@ def test_a_list_is_a_table_of_digests(tmp_path: Path, listed: object) -> None:
         plugins.read_list(file)
     file.write_text(yaml.safe_dump({"plugins": {"Own_Method": "a" * 64}}))
     assert plugins.read_list(file) == {NAME: "a" * 64}
+
+
+ARCHITECTURE = """
+from medfedvqa.models import load_backbone, shape_of
+
+
+class Own:
+    def shape(self):
+        return shape_of("medclip@own")
+
+    def load(self, name, path, device):
+        return load_backbone("medclip@own", {"medclip@own": path}, device)
+
+
+ARCHITECTURE = Own()
+"""
+
+
+def test_a_backbone_from_outside_is_loaded_from_the_sites_file_if_its_distribution_is_allowed(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, random_backbone: Path
+) -> None:
+    """Named NAME@label; its shape and weights are what the entry point's object says."""
+    info = tmp_path / "own_vit-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-vit\nVersion: 1.0\n")
+    (info / "RECORD").write_text("own_vit.py,,\n")
+    (info / "entry_points.txt").write_text("[medfedvqa.backbones]\nown-vit = own_vit:ARCHITECTURE\n")
+    (tmp_path / "own_vit.py").write_text(ARCHITECTURE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {"own-vit@here": random_backbone}
+    for refused in (lambda: shape_of("own-vit@here"), lambda: load_backbone("own-vit@here", files)):
+        with pytest.raises(plugins.PlugInRefused, match="the backbone 'own-vit'"):
+            refused()
+    assert "own_vit" not in sys.modules
+    plugins.allow(plugins.pinned("own-vit"))
+    assert shape_of("own-vit@here") == shape_of("medclip@random")
+    loaded = load_backbone("own-vit@here", files)
+    assert loaded.digest == load_backbone("medclip@random", {"medclip@random": random_backbone}).digest
+    monkeypatch.delitem(sys.modules, "own_vit")
+
+
+@pytest.mark.parametrize(("digest", "ok"), [(None, True), ("f" * 64, False)])
+def test_doctor_says_whether_what_is_installed_is_what_is_allowed(
+    here: Path, sites: Sites, digest: str | None, ok: bool
+) -> None:
+    """Without importing anything of it."""
+    config = sites("chest", plugins={NAME: digest} if digest else plugins.pinned(NAME))["chest"]
+    check = doctor_site._plug_ins(config)
+    assert check.ok is ok and (ok or NAME in check.problem)
+    assert METHOD not in sys.modules
 
 
 @pytest.mark.parametrize("listed", ["nothing", "another digest", "the digest"])
