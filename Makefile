@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TOOLS  := build/tools
 DATA   := $(or $(MEDFEDVQA_DATA),../shared/data)
 
-.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs sbom hashes clean
+.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo --data-root $(DATA)
@@ -44,6 +44,10 @@ verify-wheel-test: $(VENV)/ready
 
 docs: $(VENV)/ready
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --doctree-dir build/doctrees docs site
+
+# What follows from the registered methods: pages, lists, the privacy matrix, job folders.
+generated: $(VENV)/ready
+	$(BIN)/python docs/generated.py
 
 # Bills of materials (CycloneDX): of the development environment, and of what a verifier installs.
 sbom: $(VENV)/ready $(TOOLS)/ready

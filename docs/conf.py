@@ -1,6 +1,7 @@
 """How the pages of this folder become a site that needs no network: `make docs`."""
 
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -33,11 +34,12 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_search_summary = False  # summaries are fetched, which browsers refuse to pages opened from a disk
 
+METHODS = Path(__file__).parent.joinpath("methods").glob("*.md")
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
         "Start": ["quickstart", "faq"],
         "Concepts": ["concepts"],
-        "Methods": ["methods/index"],
+        "Methods": ["methods/index", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],
         "Privacy": [
             *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
@@ -57,10 +59,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     },
     "methods/index": {
         "": [
-            *("methods/matrix", "methods/prompt_pfl", "methods/fedavg", "methods/fedprox", "methods/moon"),
-            *("methods/fedkd", "methods/feddc", "methods/fedp3", "methods/soft_targets", "methods/sp", "methods/crd"),
-            *("methods/dkd", "methods/feddat", "methods/creamfl", "methods/unicon", "methods/local", "methods/san"),
-            *("methods/mevf", "methods/pubmedclip"),
+            "methods/matrix",
+            *sorted(f"methods/{page.stem}" for page in METHODS if page.stem not in ("index", "matrix")),
         ]
     },
     "api/index": {

@@ -38,8 +38,8 @@ class ChangedCode(MedfedvqaError):
     """The code of a method is no longer what this process has loaded."""
 
 
-_loaded: dict[type, frozenset[CodePart]] = {}
-"""The parts from outside of the project that a class had when it was loaded."""
+_loaded: dict[object, frozenset[CodePart]] = {}
+"""The parts from outside of the project that a class or function had when it was loaded."""
 
 
 def running_code(*roots: object) -> JobCode:
@@ -50,19 +50,21 @@ def running_code(*roots: object) -> JobCode:
     return JobCode((project, *needed.values(), *_Outside(set(needed)).parts(modules)))
 
 
-def remember(root: type) -> None:
-    """Notes what a class from outside of the project consists of as it is loaded."""
+def remember(root: object) -> None:
+    """Notes what a class or function from outside of the project consists of as it is loaded."""
     if not _is_project(root.__module__):
         _loaded[root] = _outside(root)
 
 
-def check_unchanged(root: type) -> None:
-    """Raises `ChangedCode` if a class's code was written again after this process loaded it."""
+def check_unchanged(root: object) -> None:
+    """Raises `ChangedCode` if a class's or function's code was written again after this process loaded it."""
     if root in _loaded and _loaded[root] != _outside(root):
-        raise ChangedCode("the code of the job's method has changed since it was loaded: start the process again")
+        raise ChangedCode(
+            "the code of the job's method or reader has changed since it was loaded: start the process again"
+        )
 
 
-def _outside(root: type) -> frozenset[CodePart]:
+def _outside(root: object) -> frozenset[CodePart]:
     modules = set(_modules_of(root))
     needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
     return frozenset(_Outside(set(needed)).parts(modules))

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
         *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
-        *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.public_answers"),
-        "medfedvqa.version",
+        *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
+        *("medfedvqa.public_answers", "medfedvqa.version"),
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},

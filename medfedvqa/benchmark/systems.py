@@ -1,10 +1,11 @@
 """What is compared: methods with options, under the names that tables print."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medfedvqa.core import method_type
+from medfedvqa.core import method_names, method_type
+from medfedvqa.core.registry import BUILT_IN
 from medfedvqa.errors import ConfigError
 
 
@@ -50,7 +51,7 @@ UNICON: dict[str, Any] = {"decay_after": (4, 8)}
 """The common budget's decay, which UniCon states in another form."""
 
 
-SYSTEMS = (
+_LISTED = (
     # What no federation is needed for, and what none can reach.
     System("local (DT)", "local", {"tuning": "adapter"}),
     System("local LoRA", "local", {"tuning": "lora"}),
@@ -104,6 +105,17 @@ SYSTEMS = (
     System("CreamFL", "creamfl", baseline=False),
     System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
 )
+
+
+def _not_listed() -> Iterator[System]:
+    """A baseline for each of the project's methods that has no line above, by its class's name and its own options."""
+    for name in method_names():
+        kind = method_type(name)
+        if name not in {system.method for system in _LISTED} and kind.__module__.startswith(f"{BUILT_IN}."):
+            yield System(kind.__name__, name)
+
+
+SYSTEMS = (*_LISTED, *_not_listed())
 
 
 def chosen(names: Sequence[str]) -> tuple[System, ...]:

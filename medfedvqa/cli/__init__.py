@@ -17,6 +17,11 @@ COMMANDS = {
         "run", "run", "Train a method over one site per organ and write results, table, plots and each site's log."
     ),
     "methods": Source("run", "methods", "List methods and their options with defaults."),
+    "plugins": Source(
+        "plugins",
+        "plugins_command",
+        "Installed distributions with methods, readers or backbones, as site.yml allows them: by name and digest.",
+    ),
     "benchmark": Source(
         "benchmark",
         "benchmark",

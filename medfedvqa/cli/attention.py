@@ -22,6 +22,7 @@ from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import Backbone, bundled_for, load_backbone
 from medfedvqa.models.backbone import Tuning
+from medfedvqa.plugins import allow
 
 WARNING = "The picture shows a patient's image and question: it must not leave this site."
 
@@ -85,10 +86,11 @@ def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
         told = {field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
-    job = JobSpec.from_dict(told)
     is_file = name.endswith((".yml", ".yaml"))
     path = Path(name) if is_file else run / "sites" / name / "site.yml"
     config = load_site_config(path, path.resolve().parent.name if is_file else name)
+    allow(config.plugins)
+    job = JobSpec.from_dict(told)
     files = sorted(config.state.glob("*.pt"))
     if len(files) != 1:
         raise ConfigError(f"the site keeps the state of {len(files)} jobs; the map needs that of one")
@@ -106,6 +108,7 @@ def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int
     files, device, answers = {}, "cpu", None
     if name.endswith((".yml", ".yaml")):
         config = load_site_config(Path(name), Path(name).resolve().parent.name)
+        allow(config.plugins)
         reader, root, organ = config.data.reader, config.data.root, config.data.organ
         files, device, answers = config.backbones, config.device, config.data.answers
     else:

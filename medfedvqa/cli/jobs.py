@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.run import (
     CommitteeOption,
     DPOption,
@@ -38,6 +39,7 @@ def export_command(
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[list[str] | None, typer.Option(help="With --kit: a site that may take part; repeatable.")] = None,
     days: Annotated[float, typer.Option(help="With --kit: days until the job expires.", min=0.01, max=31)] = 7.0,
+    plugin: PluginOption = None,
 ) -> None:
     """Write a configuration-only job folder.
 
@@ -47,6 +49,7 @@ def export_command(
     """
     from medfedvqa.federation.flare.recipe import export_job
 
+    allow_plugins(plugin)
     job = {
         "method": method,
         "options": named_values(option or []),

@@ -6,6 +6,7 @@ from pathlib import Path
 from medfedvqa.data import READERS
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
+from medfedvqa.plugins import allowed, check
 
 PHANTOM = "phantom"
 STORE = "store"
@@ -22,6 +23,10 @@ def find_root(reader: str, given: Path | None) -> tuple[str, Path | None]:
     """
     if reader and reader not in READERS and (Path(reader) / MANIFEST).is_file():
         return STORE, Path(reader)
+    if reader and reader not in READERS and check("readers", reader, allowed()):
+        if given is None:
+            raise ConfigError(f"the reader '{reader}' reads a folder: give it by --data-root")
+        return reader, given
     if reader and reader not in READERS:
         raise ConfigError(f"unknown data '{reader}'; there is: {', '.join(READERS)}, or a store's folder")
     if reader == PHANTOM:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from medfedvqa.cli.display import Bars, show_results
 from medfedvqa.cli.log_totals import show_log_totals
+from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
 from medfedvqa.cli.privacy_matrix import markdown_matrix
 from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.terminal import Terminal, plain, sentence
@@ -96,10 +97,14 @@ def run(
         Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
     ] = None,
     out: OutOption = None,
+    plugin: PluginOption = None,
+    module: ModuleOption = None,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
     if not _is_engine(engine):
         raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
+    allow_plugins(plugin)
+    import_modules(module, engine)
     reader, root = find_root(data, data_root)
     options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     job = JobSpec.from_dict(

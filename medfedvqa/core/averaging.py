@@ -21,6 +21,9 @@ from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer
 from privacy import DPSettings
 
+ServerState = dict[str, Tensors]
+"""What a server keeps from round to round, such as a momentum: arrays by tensor name, under a name each."""
+
 ROWS = "train_rows"
 """The weight of a site in a mean by rows."""
 
@@ -87,6 +90,8 @@ class Averaging(Alone[Config]):
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
         if config.unseen and not (self.shares and self._common):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+        if self.steps_at_server:
+            self._check_server_step()
 
     @property
     def answers(self) -> tuple[str, ...] | None:
@@ -122,7 +127,8 @@ class Averaging(Alone[Config]):
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Up: what the site trained of the shared part; down: its mean; at the end: counts of test answers."""
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
-        down = tuple(_parameters(name, size, "the mean of all sites'") for name, size in self.shared(shape).items())
+        whose = "the server's" if self.steps_at_server else "the mean of all sites'"
+        down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
             up = (*up, *counts(ROWS))
         return Exchange(
@@ -155,6 +161,7 @@ class Averaging(Alone[Config]):
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
         shared: Tensors = {}
+        state: ServerState = {}
         weight = ROWS if self.config.weighting == "rows" else None
         training = [site for site in hub.sites if site not in self.config.unseen]
         if not training or len(hub.sites) - len(training) < len(self.config.unseen):
@@ -163,10 +170,38 @@ class Averaging(Alone[Config]):
             task = "start" if number == 1 else "train"
             down = {site: shared for site in training}
             if self.shares:
-                shared = hub.mean(task, down, weight)
+                mean = hub.mean(task, down, weight)
+                shared, state = self.server_step(shared, mean, state) if shared else (mean, state)
             else:
                 hub.collect(task, down)
         return hub.collect("evaluate", {site: shared for site in hub.sites})
+
+    def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
+        """What the server sends after a round, and the state that it keeps: here the mean, and nothing.
+
+        `held`: what it sent before the round; `state`: what this function returned last, at first empty. The server has
+        no model before the first round, whose mean is therefore sent as it is. The step sees means only, so that it
+        costs no privacy. The state lasts as long as the server's process: a server that dies fails the job.
+        """
+        return mean, state
+
+    @property
+    def steps_at_server(self) -> bool:
+        """Whether the method has a `server_step` of its own."""
+        return type(self).server_step is not Averaging.server_step
+
+    def _check_server_step(self) -> None:
+        """Raises `ConfigError` if the server never knows the mean."""
+        if not self.shares:
+            raise ConfigError(
+                f"the server of '{self.name}' steps towards the sites' mean, and so configured they share nothing: "
+                "give 'head' as 'shared', or 'tuning' as more than 'classifier'"
+            )
+        if self.secagg and any(isinstance(how, MeanOnShares) and how.hidden for how in self.on_shares.values()):
+            raise ConfigError(
+                f"the server of '{self.name}' steps towards the sites' mean, which with this method's secure "
+                "aggregation only the sites know: leave out secure aggregation, or choose a method without such a step"
+            )
 
     def model(self, site: Site) -> TunedModel:
         """The model that a site trains."""

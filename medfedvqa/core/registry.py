@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
+from medfedvqa import plugins
 from medfedvqa.checking import checked
 from medfedvqa.code_identity import remember
 from medfedvqa.core.method import Method
@@ -21,7 +22,12 @@ BUILT_IN = "medfedvqa.methods"
 
 
 def register(method: AnyMethod) -> AnyMethod:
-    """Make a method known by its `name`, and note which code it is as it is loaded."""
+    """Make a method known by its `name`, and note which code it is as it is loaded.
+
+    Raises `ConfigError` for a method from outside with the name of a built-in one.
+    """
+    if _built_in(_METHODS.get(method.name)) and not _built_in(method):
+        raise ConfigError(f"the project has a method '{method.name}' already: give yours another name")
     remember(method)
     _METHODS[method.name] = method
     return method
@@ -33,6 +39,16 @@ def _load_built_in() -> None:
         import_module(f"{BUILT_IN}.{module.name}")
 
 
+def _built_in(method: type[Method[Any]] | None) -> bool:
+    return method is not None and method.__module__.startswith(f"{BUILT_IN}.")
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the project itself brings the method of this name."""
+    _load_built_in()
+    return _built_in(_METHODS.get(name))
+
+
 def method_names() -> tuple[str, ...]:
     """Names of all registered methods, sorted."""
     _load_built_in()
@@ -40,8 +56,15 @@ def method_names() -> tuple[str, ...]:
 
 
 def method_type(name: str) -> type[Method[Any]]:
-    """The registered method. Raises `ConfigError`."""
+    """The registered method, or else one that an allowed distribution brings: see `medfedvqa.plugins`.
+
+    Raises `ConfigError`; it is a `PlugInRefused` if a distribution that is not allowed brings the method.
+    """
     _load_built_in()
+    if name not in _METHODS and (outside := plugins.load("methods", name)) is not None:
+        if not (isinstance(outside, type) and issubclass(outside, Method) and getattr(outside, "name", "") == name):
+            raise ConfigError(f"the entry point '{name}' of a distribution names no method of this name")
+        register(outside)
     if name not in _METHODS:
         raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
     return _METHODS[name]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from medfedvqa import plugins
 from medfedvqa.data import phantom, slake, store_reader, vqa_rad
 from medfedvqa.data.schema import VQAData
 from medfedvqa.errors import ConfigError, DataError
@@ -14,11 +15,15 @@ FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
 """Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
 
 READERS = (*FOLDERS, "phantom")
+"""The project's own; allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
 
 
 def reader_function(reader: str) -> Callable[..., VQAData]:
-    """The function that reads the set. Raises `ConfigError` for an unknown reader."""
+    """The function that reads the set. Raises `ConfigError` for an unknown reader, and for one that is not allowed."""
     if reader not in READERS:
+        outside: Callable[[Path], VQAData] | None = plugins.load("readers", reader)
+        if outside is not None:
+            return outside
         raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
     return FOLDERS.get(reader, phantom.read)
 

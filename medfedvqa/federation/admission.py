@@ -15,11 +15,14 @@ from typing import Any, NoReturn
 
 from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
 from medfedvqa.core.on_shares import OPEN
+from medfedvqa.core.registry import is_built_in
+from medfedvqa.data import READERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import is_bundled, shape_of
+from medfedvqa.models import is_bundled, outside_architecture, shape_of
+from medfedvqa.plugins import Group, PlugInRefused, check
 
 LOCK = "admission.lock"
 DAY = timedelta(days=1)
@@ -68,6 +71,7 @@ class Admission:
                 self._check_signature(self._signature, history)
             for code in self._objections():
                 self.refuse(code)
+            self._check_plug_ins()
             if refusal := self._config.policy.refusal(self._job.offer()):
                 self.refuse(*refusal)
             self._check_answers()
@@ -172,6 +176,21 @@ class Admission:
             yield Refusal.PEERS
         if not _has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
             yield Refusal.DEVICE
+
+    def _check_plug_ins(self) -> None:
+        """What is not the project's own comes from a distribution that the site allows, or from none at all."""
+        job, reader = self._job, self._config.data.reader
+        wanted: dict[Group, str | None] = {
+            "methods": None if is_built_in(job.method) else job.method,
+            "readers": None if reader in READERS else reader,
+            "backbones": outside_architecture(job.backbone),
+        }
+        try:
+            for group, name in wanted.items():
+                if name is not None:
+                    check(group, name, self._config.plugins)
+        except PlugInRefused as error:
+            self.refuse(Refusal.PLUG_IN, str(error))
 
     def _has_backbone(self) -> bool:
         name, files = self._job.backbone, self._config.backbones

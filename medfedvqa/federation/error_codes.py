@@ -2,6 +2,7 @@
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
 from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
+from medfedvqa.plugins import PlugInRefused
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import BudgetRefused, LedgerError
 
@@ -16,6 +17,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (BudgetRefused, Refusal.BUDGET),
     (BackboneError, Refusal.BACKBONE),
     (FederationError, Refusal.ATTEMPT),
+    (PlugInRefused, Refusal.PLUG_IN),
     (ConfigError, Refusal.DATA),
     (DataError, Refusal.DATA),
 )

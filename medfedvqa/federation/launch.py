@@ -18,6 +18,7 @@ from medfedvqa.federation.server_receipts import NOTARY, Notary
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
 from medfedvqa.models import load_backbone
+from medfedvqa.plugins import allowed
 from privacy import LedgerError
 from privacy.secagg import Identity
 
@@ -121,6 +122,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
+                plugins=allowed(),
                 kinds=kinds,
                 committee=list(launch.job.members_rule().named),
             ),

@@ -11,12 +11,14 @@ from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
+from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import CLOSED_ANSWERS, public_list
 
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.
 
-# Which data this site holds: reader vqa-rad, slake, store or phantom (no root); the organ is one of its.
+# Which data this site holds: reader vqa-rad, slake, store or phantom (no root), or one of an allowed
+# distribution; the organ is one of its.
 data:
   reader: {reader}
   root: {root}
@@ -50,6 +52,10 @@ audit_peers: {audit_peers}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
+
+# Distributions from outside that bring methods, readers or backbones, each with the digest of the code that you looked
+# at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
+plugins: {plugins}
 
 # What may leave, and what a job must offer. Everything else is refused; a job may only be stricter.
 policy:
@@ -88,7 +94,7 @@ policy:
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "device": "cpu", "threads": 1,
-    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {},
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {},
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
@@ -138,9 +144,16 @@ class SiteConfig(BaseModel):
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
     backbones: dict[str, Path] = Field(default_factory=dict)
+    plugins: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 digests, as hex, of distributions from outside that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
     repeatable_noise: int | None = None
     """For tests: a seed for noise that repeats, and so protects nobody; charges made with it are marked void."""
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _are_a_list(cls, plugins: Any) -> dict[str, str]:
+        return checked_list(plugins)
 
 
 def load_site_config(path: Path, name: str) -> SiteConfig:

@@ -120,6 +120,7 @@ class SiteRuntime:
         """All code that takes part in the job at this site. Raises `JobRefused` if it is not what runs."""
         with self._refusing(ChangedCode, Refusal.CODE):
             check_unchanged(type(self._method))
+            check_unchanged(reader_function(self.config.data.reader))
         loads = (self._load, self._load_data, reader_function(self.config.data.reader))
         return running_code(type(self), type(self._method), type(self._backbone), *loads)
 

@@ -1,8 +1,25 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
-from medfedvqa.models.backbone import Backbone, BackboneShape, Batch, Cache, Depth, TokenEmbeddings, TowerShape, Tuning
-from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, seen_by, shape_of
+from medfedvqa.models.backbone import (
+    Architecture,
+    Backbone,
+    BackboneShape,
+    Batch,
+    Cache,
+    Depth,
+    TokenEmbeddings,
+    TowerShape,
+    Tuning,
+)
+from medfedvqa.models.backbones import (
+    bundled_for,
+    is_bundled,
+    load_backbone,
+    outside_architecture,
+    seen_by,
+    shape_of,
+)
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
@@ -18,6 +35,7 @@ __all__ = [
     "PROMPT",
     "TEXT",
     "AnswerModel",
+    "Architecture",
     "Backbone",
     "BackboneShape",
     "Batch",
@@ -49,6 +67,7 @@ __all__ = [
     "divergence",
     "joined_width",
     "load_backbone",
+    "outside_architecture",
     "prompt_distance",
     "seen_by",
     "shape_of",

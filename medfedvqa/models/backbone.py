@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -157,6 +158,16 @@ class Cache(Protocol):
         With `owners` (0, 1, ... in this batch; a patient each), no item is shared by two owners, so that each owner
         can have prompts of its own.
         """
+
+
+class Architecture(Protocol):
+    """What an entry point of `medfedvqa.backbones` names: a kind of backbone from outside, in jobs `NAME@label`."""
+
+    def shape(self) -> BackboneShape:
+        """The shape, without any file: server and sites agree by it on what travels."""
+
+    def load(self, name: str, path: Path, device: str) -> "Backbone":
+        """The backbone of this name from the file or folder that the site gives. Raises `BackboneError`."""
 
 
 class Backbone(ABC):

@@ -7,6 +7,7 @@
 | `hf-hub:org/name` | an open_clip model of the Hugging Face hub                            |
 | `ViT-B-32@label`  | a local checkpoint; the site says in which file, a job names no path  |
 | `vilt-b32@label`  | a ViLT in a local folder, see `vilt_files`                            |
+| `NAME@label`      | what an allowed distribution brings, see `medfedvqa.plugins`          |
 
 `medclip@label` is a checkpoint of the project's own architecture.
 """
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedvqa import plugins
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.backbone import Backbone, BackboneShape, TowerShape
+from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
@@ -52,7 +54,23 @@ def shape_of(name: str) -> BackboneShape:
     Raises `BackboneError` for an unknown name and for an architecture that cannot take prompts.
     """
     architecture = _architecture(name)
+    if outside := _from_outside(name):
+        return outside.shape()
     return vilt_shape(architecture) if architecture in ARCHITECTURES else _shape(name, _configuration(architecture))
+
+
+def outside_architecture(name: str) -> str | None:
+    """The part of a backbone's name that a distribution from outside may bring; None for the project's own."""
+    if "@" not in name or name in BUNDLED:
+        return None
+    architecture = _architecture(name)
+    return None if architecture in (BUNDLED_ARCHITECTURE, *ARCHITECTURES) else architecture
+
+
+def _from_outside(name: str) -> Architecture | None:
+    """An allowed distribution's architecture; None if no distribution brings it. Raises `PlugInRefused`."""
+    architecture = outside_architecture(name)
+    return None if architecture is None else plugins.load("backbones", architecture)
 
 
 def seen_by(name: str) -> tuple[str, ...] | None:
@@ -78,6 +96,8 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     architecture = _architecture(name)
     if "@" in name and name not in files:
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {architecture} checkpoint")
+    if outside := _from_outside(name):
+        return outside.load(name, files[name], device)
     if architecture in ARCHITECTURES:
         return load_vilt(name, architecture, files[name], device)
     configuration = _configuration(architecture)

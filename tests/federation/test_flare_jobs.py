@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from audits.errors import PolicyError
-from medfedvqa.core import method_names
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.provision import (
     ADMIN,
@@ -29,13 +28,6 @@ def same(one: Path, other: Path) -> bool:
     """The same files with the same content."""
     names = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
     return names[0] == names[1] and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names[0])
-
-
-@pytest.mark.parametrize("method", method_names())
-def test_the_committed_jobs_are_what_the_recipe_exports_today(method: str, tmp_path: Path) -> None:
-    """If this fails: `medfedvqa jobs export METHOD --out nvflare_jobs/METHOD`, unicon `--secagg`."""
-    export_job(JobSpec(method=method, secagg=method == "unicon"), tmp_path / method)
-    assert same(JOBS / method, tmp_path / method)
 
 
 def test_the_committed_question_for_budget_and_head_is_what_the_recipe_exports_today(tmp_path: Path) -> None:

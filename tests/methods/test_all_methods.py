@@ -192,7 +192,7 @@ def test_a_private_job_on_shares_runs_to_its_end(name: str, introduced: Sites, t
 
 
 def test_the_matrix_in_the_docs_is_what_the_code_says_today() -> None:
-    """If this fails: `medfedvqa methods --matrix` prints the table of docs/methods/matrix.md."""
+    """If this fails: `make generated`."""
     page = (ROOT / "docs" / "methods" / "matrix.md").read_text(encoding="utf-8")
     assert page.endswith(markdown_matrix())
 

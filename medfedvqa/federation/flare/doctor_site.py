@@ -10,7 +10,7 @@ from typing import Any
 from audits import AuditError
 from audits.policy import MOST_EPSILON
 from audits.secrets import SECRET_BYTES
-from medfedvqa.data import READERS, read
+from medfedvqa.data import READERS, read, reader_function
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
 from medfedvqa.federation.flare.doctor_common import (
     Caution,
@@ -30,6 +30,7 @@ from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_c
 from medfedvqa.federation.flare.kit_contents import Check, hardening, read_json
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.plugins import PlugInRefused, allow, installed
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
@@ -52,6 +53,7 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
     for name in ("state", "audit", "ledger"):
         yield folder_check(getattr(config, name), f"folder of {name}")
     yield space((config.state, config.audit, config.ledger))
+    yield _plug_ins(config)
     yield from _data(config)
     yield _device(config.device)
     yield from _keys(config)
@@ -98,10 +100,26 @@ def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
         return None, Check("site.yml", "it holds something that is no setting", _FILL_IN)
 
 
+def _plug_ins(config: SiteConfig) -> Check:
+    """Whether every distribution that site.yml allows is installed with the code that it allows; imports nothing."""
+    digests = {plug_in.name: plug_in.sha256 for plug_in in installed()} if config.plugins else {}
+    wrong = sorted(name for name, digest in config.plugins.items() if digests.get(name) != digest)
+    if not wrong:
+        return Check("plug-ins")
+    remedy = "install what you allowed, or look at its code and write what `medfedvqa plugins` prints into site.yml"
+    return Check("plug-ins", f"not installed, or with other code: {', '.join(wrong)}", remedy)
+
+
 def _data(config: SiteConfig) -> Iterator[Check]:
     """Reads the site's data as a job would. No line says anything of its rows."""
     reader, root, organ = config.data.reader, config.data.root, config.data.organ
-    if reader not in READERS:
+    try:
+        allow(config.plugins)
+        reader_function(reader)
+    except PlugInRefused as error:
+        yield Check("data", f"the reader cannot be loaded: {error}", "see `plugins` in docs/site.md")
+        return
+    except ConfigError:
         yield Check("data", "the reader is unknown", f"name one of {', '.join(READERS)} in local/site.yml")
         return
     if reader != "phantom":

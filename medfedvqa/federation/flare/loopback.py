@@ -21,6 +21,7 @@ from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loo
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import RESULTS
 from medfedvqa.federation.job_terms import Terms
+from medfedvqa.plugins import write_list
 
 _START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
@@ -47,6 +48,7 @@ class LoopbackFederation:
         self.kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
         for name, path in self._sites.items():
             shutil.copy(path, self.kits / name / "local" / "site.yml")
+        write_list(self.kits / SERVER / "local")
         with contextlib.ExitStack() as ending:
             self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))
             for name in (SERVER, *self._sites):

@@ -21,6 +21,7 @@ from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare import kit_contents
 from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
+from medfedvqa.plugins import write_list
 
 ADMIN = "admin@coordinator.org"
 SERVER = "localhost"
@@ -158,5 +159,6 @@ def prepare_simulation(workspace: Path, sites: Mapping[str, Path]) -> None:
     folder = workspace / "local" / "sites"
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder.parent / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
+    write_list(folder.parent)
     for name, path in sites.items():
         shutil.copy(path, folder / f"{name}.yml")

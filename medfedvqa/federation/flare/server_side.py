@@ -29,6 +29,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import NOTARY, Notary
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.site_status import STATUS_JOB, serve_status
+from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
 
 RESULTS = "medfedvqa"
 """The folder of a run's results, inside FLARE's folder for the job."""
@@ -55,7 +56,12 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
             serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, notary)
         return
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
-    spec = JobSpec.from_dict(job)
+    try:
+        allow(read_list(Path(flare.get_workspace().get_site_config_dir()) / LIST_FILE))
+        spec = JobSpec.from_dict(job)
+    except PlugInRefused:
+        controller.system_panic(f"the server refuses the job: {Refusal.PLUG_IN.sentence}", fl_ctx)
+        return
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heard)

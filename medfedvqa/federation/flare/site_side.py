@@ -35,6 +35,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import STATUS_JOB, StatusRuntime
+from medfedvqa.plugins import PlugInRefused, allow
 
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
@@ -111,7 +112,10 @@ def _runtime(job: dict[str, Any], mail: SiteMail | None, fl_ctx: FLContext) -> S
             job = read_job(app)  # as it was signed, whatever FLARE has made of it
         if job == STATUS_JOB:
             return _status(config, job_id, signature)
+        allow(config.plugins)
         spec = JobSpec.from_dict(job)
+    except PlugInRefused:
+        raise _logged(config, job_id, Refusal.PLUG_IN) from None
     except MedfedvqaError:
         raise _logged(config, job_id, Refusal.SCHEMA) from None
     except JobRefused as error:

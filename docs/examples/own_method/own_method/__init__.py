@@ -1,0 +1,1 @@
+"""A method and a reader of your own for medfedvqa."""

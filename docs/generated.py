@@ -1,0 +1,115 @@
+"""What follows from the registered methods: their pages, the lists of them, the matrix, and a job folder for each.
+
+`make generated` writes all of it. A page that somebody wrote stays: only pages that end with `MARK` are generated.
+"""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from inspect import getdoc
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from audits import TensorSpec
+from medfedvqa.cli.privacy_matrix import markdown_matrix, refusal
+from medfedvqa.core import Method, create, method_names, method_type
+from medfedvqa.core.averaging import AveragingConfig
+from medfedvqa.models import shape_of
+
+ROOT = Path(__file__).parents[1]
+METHODS = ROOT / "docs" / "methods"
+JOBS = ROOT / "nvflare_jobs"
+MARK = "<!-- This page is generated from the method's file: `make generated` writes it. -->\n"
+BEGIN, END = "<!-- generated -->\n", "<!-- end of generated -->\n"
+
+
+def documents() -> dict[Path, str]:
+    """The text of every generated document, and of every document with a generated part."""
+    names = [name for name in method_names() if not _is_written_by_hand(METHODS / f"{name}.md")]
+    pages = {METHODS / f"{name}.md": _page(name) for name in names}
+    matrix, index, start = METHODS / "matrix.md", METHODS / "index.md", ROOT / "docs" / "index.md"
+    head = matrix.read_text(encoding="utf-8").partition("| method |")[0]
+    rows = ["| method | idea | what a site sends in a round |\n|---|---|---|\n", *map(_row, names)]
+    links = ", ".join(f"[{name}](methods/{name}.md)" for name in names)
+    lists = {index: "".join(rows), start: f"- Methods whose page is made from their file: {links}\n"}
+    return pages | {matrix: head + markdown_matrix()} | {path: _replaced(path, text) for path, text in lists.items()}
+
+
+def export_jobs(folder: Path) -> None:
+    """A job folder for every method with its defaults; on shares where it does not run otherwise."""
+    # FLARE takes seconds to import.
+    from medfedvqa.federation.flare.recipe import export_job
+    from medfedvqa.federation.job import JobSpec
+
+    for name in method_names():
+        export_job(JobSpec(method=name, secagg=refusal(name, "in clear") is not None), folder / name)
+
+
+def _is_written_by_hand(page: Path) -> bool:
+    return page.exists() and not page.read_text(encoding="utf-8").endswith(MARK)
+
+
+def _page(name: str) -> str:
+    """Title, objective and deviations stand in the docstring of the method's module; the rest is what it declares."""
+    kind = method_type(name)
+    source, _, rest = (sys.modules[kind.__module__].__doc__ or "").partition("\n\n")
+    objective, _, deviations = rest.partition("| paper |")
+    parts = {
+        "Objective": objective,
+        "What leaves": "\n".join(_exchange(create(name, {}))),
+        "Options": "\n".join(_options(kind)),
+        "Deviations from the paper, and why": f"| paper |{deviations}" if deviations else "None.",
+    }
+    return "\n\n".join([f"# {name}", source, *(f"## {title}\n{text.strip()}" for title, text in parts.items()), MARK])
+
+
+def _exchange(method: Method[Any]) -> Iterator[str]:
+    yield "| task | up | down |\n|---|---|---|"
+    for task in method.exchange(shape_of("medclip-slake")).tasks:
+        yield f"| `{task.name}` | {_meanings(task.up)} | {_meanings(task.down)} |"
+
+
+def _meanings(specs: tuple[TensorSpec, ...]) -> str:
+    """What the tensors are, each meaning once: parameters have hundreds of names."""
+    told = dict.fromkeys(spec.meaning if spec.kind == "parameters" else f"`{spec.name}`" for spec in specs)
+    return ", ".join(told) or "nothing"
+
+
+def _options(kind: type[Method[Any]]) -> Iterator[str]:
+    common = issubclass(kind.config_type, AveragingConfig)
+    if common:
+        yield "Those of [fedavg](fedavg.md), and:\n"
+    yield "| option | default | meaning |\n|---|---|---|"
+    for option, field in kind.config_type.model_fields.items():
+        if not (common and option in AveragingConfig.model_fields):
+            yield f"| `{option}` | {field.default} | {field.description} |"
+
+
+def _row(name: str) -> str:
+    kind = method_type(name)
+    idea = (getdoc(kind) or "").partition("\n")[0].rstrip(".")
+    up = create(name, {}).exchange(shape_of("medclip-slake")).task("train").up
+    return f"| [`{name}`]({name}.md) | {idea[:1].lower()}{idea[1:]} | {_meanings(up)} |\n"
+
+
+def _replaced(path: Path, text: str) -> str:
+    """The document with this text between its two marks."""
+    pattern = re.compile(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", re.DOTALL)
+    return pattern.sub(lambda match: text, path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Write everything in its place."""
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")
+    with TemporaryDirectory() as scratch:
+        export_jobs(Path(scratch))
+        for folder in Path(scratch).iterdir():
+            shutil.rmtree(JOBS / folder.name, ignore_errors=True)
+            shutil.copytree(folder, JOBS / folder.name)
+
+
+if __name__ == "__main__":
+    main()

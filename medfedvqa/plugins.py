@@ -1,0 +1,164 @@
+"""Distributions from outside that bring methods, readers and backbones, and which of them this process may load.
+
+A distribution offers them by entry points. Finding it imports nothing of it. It is imported only if this process was
+given its name together with the digest of its code, as `medfedvqa plugins` prints them: see `allow`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from audits.bounded_files import MAX_TEXT, read_bounded
+from medfedvqa.code_identity import remember
+from medfedvqa.errors import ConfigError
+from medfedvqa.installed_code import digest_of_files, distributions, modules_below, normalised, root_of
+
+Group = Literal["methods", "readers", "backbones"]
+GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones")
+"""Each is an entry point group `medfedvqa.GROUP`; the name of an entry point is the name that jobs and sites use."""
+LIST_FILE = "plugins.yml"
+"""In the folder `local` of a server's kit: the distributions that its job processes may load."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
+
+_allowed: dict[str, str] = {}
+"""This process's list: digests by normalised name of the distribution."""
+_loaded: dict[tuple[Group, str], Any] = {}
+
+
+class PlugInRefused(ConfigError):
+    """A distribution that offers what is asked for is not allowed, or its code has another digest."""
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """An installed distribution that offers something."""
+
+    name: str
+    """The distribution's, normalised."""
+    version: str
+    sha256: str
+    """Over the names and contents of its modules: the digest by which audit logs name it."""
+    offers: tuple[tuple[Group, str], ...]
+
+
+def installed() -> tuple[PlugIn, ...]:
+    """All distributions that offer anything, by name. Nothing of them is imported."""
+    points: dict[str, list[tuple[Group, EntryPoint]]] = {}
+    for group in GROUPS:
+        for point in entry_points(group=f"medfedvqa.{group}"):
+            if point.dist is not None:
+                points.setdefault(normalised(point.dist.name), []).append((group, point))
+    return tuple(_plug_in(name, offers) for name, offers in sorted(points.items()) if name in distributions())
+
+
+def _plug_in(name: str, offers: list[tuple[Group, EntryPoint]]) -> PlugIn:
+    distribution = distributions()[name]
+    files = distribution.modules()
+    for root in {root for _, point in offers if (root := root_of(point.module))}:
+        files |= modules_below(root)
+    names = tuple(sorted((group, point.name) for group, point in offers))
+    return PlugIn(name, distribution.version, digest_of_files(files), names)
+
+
+def pinned(name: str) -> dict[str, str]:
+    """The distribution's name with the digest that its code has now. Raises `ConfigError` if it offers nothing."""
+    for plug_in in installed():
+        if plug_in.name == normalised(name):
+            return {plug_in.name: plug_in.sha256}
+    raise ConfigError("no installed distribution of this name offers anything: `medfedvqa plugins` lists those that do")
+
+
+def checked_list(found: Any) -> dict[str, str]:
+    """A list of allowed distributions: SHA-256 digests, as hex, by name. Raises `ConfigError`, which quotes nothing."""
+    found = {} if found is None else found
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and _NAME(name) and isinstance(digest, str) and _DIGEST(digest)
+        for name, digest in found.items()
+    ):
+        raise ConfigError("'plugins' is a table of SHA-256 digests by distribution, as `medfedvqa plugins` prints it")
+    return {normalised(name): digest for name, digest in found.items()}
+
+
+def read_list(path: Path) -> dict[str, str]:
+    """The list in a file with the one key `plugins`; empty if there is no file. Raises `ConfigError`."""
+    if not path.exists():
+        return {}
+    try:
+        raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        raise ConfigError(f"'{LIST_FILE}' is not valid YAML: write what `medfedvqa plugins` prints") from None
+    if not isinstance(raw, Mapping) or raw.keys() != {"plugins"}:
+        raise ConfigError(f"'{LIST_FILE}' has the one key 'plugins': write what `medfedvqa plugins` prints")
+    return checked_list(raw["plugins"])
+
+
+def write_list(folder: Path) -> None:
+    """Writes this process's list into the folder `local` of another party's kit; no file if it is empty."""
+    if _allowed:
+        (folder / LIST_FILE).write_text(yaml.safe_dump({"plugins": _allowed}), encoding="utf-8")
+
+
+def allow(plugins: Mapping[str, str]) -> None:
+    """From now on this process may load these distributions, each as long as its code has this digest."""
+    _allowed.update(checked_list(plugins))
+
+
+def allowed() -> dict[str, str]:
+    """This process's list."""
+    return dict(_allowed)
+
+
+def check(group: Group, name: str, allowed: Mapping[str, str]) -> bool:
+    """Whether an allowed distribution offers this name; False if none offers it at all.
+
+    Raises `PlugInRefused` if the one that offers it is not allowed, has another digest, or is not the only one.
+    """
+    offering = list(_offering(group, name))
+    if not offering:
+        return False
+    if len(offering) > 1:
+        raise PlugInRefused(f"two distributions offer {_what(group, name)}: uninstall one of them")
+    (plug_in,) = offering
+    if plug_in.name not in allowed:
+        raise PlugInRefused(
+            f"{_what(group, name)} comes from the distribution '{plug_in.name}', which is not allowed here: see "
+            "`medfedvqa plugins`"
+        )
+    if allowed[plug_in.name] != plug_in.sha256:
+        raise PlugInRefused(
+            f"the distribution '{plug_in.name}' has other code than the one that is allowed here: look at it, then "
+            "write down the digest that `medfedvqa plugins` prints"
+        )
+    return True
+
+
+def load(group: Group, name: str) -> Any:
+    """What an allowed distribution offers under this name; None if no distribution offers it.
+
+    Raises `PlugInRefused` before anything of a distribution that is not allowed is imported, and if its code changes
+    while it is imported.
+    """
+    if (group, name) not in _loaded:
+        if not check(group, name, _allowed):
+            return None
+        (point,) = entry_points(group=f"medfedvqa.{group}", name=name)
+        loaded = point.load()
+        check(group, name, _allowed)
+        remember(loaded)
+        _loaded[group, name] = loaded
+    return _loaded[group, name]
+
+
+def _offering(group: Group, name: str) -> Iterator[PlugIn]:
+    return (plug_in for plug_in in installed() if (group, name) in plug_in.offers)
+
+
+def _what(group: Group, name: str) -> str:
+    return f"the {group.removesuffix('s')} '{name}'"
