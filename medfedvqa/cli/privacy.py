@@ -1,9 +1,9 @@
 """`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, and the ledger that says so."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from audits import read
+from medfedvqa.cli.options import JsonOption, writable
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
@@ -19,6 +20,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import check_binding, note_head
 from medfedvqa.ingest.store import read_store
 from privacy import DPSettings, JobAccount, Ledger, Spent
+from privacy.ledger_accounts import Account
 from privacy.ledger_folder import read_folder
 from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
@@ -26,22 +28,37 @@ SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """Columns; mu is exact without sampling, else the central limit's."""
 
 
-def settings_command() -> None:
+def settings_command(as_json: JsonOption = False) -> None:
     """List the settings of differential privacy with their defaults."""
+    if as_json:
+        typer.echo(json.dumps({field.name: field.default for field in fields(DPSettings)}, indent=2))
+        return
     table = Table("setting", "default")
     for field in fields(DPSettings):
         table.add_row(field.name, json.dumps(field.default))
     Terminal().print(table)
 
 
-def spent_command(site: SiteFile) -> None:
+def spent_command(site: SiteFile, as_json: JsonOption = False) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
-    config, console = config_of(site), Terminal()
+    config = config_of(site)
+    accounts = tuple[Account, ...]()
+    if config.ledger.is_dir():
+        with _ledger(config) as ledger:
+            accounts = ledger.accounts(config.policy.delta)
+    withdrawn = _withdrawn(config, {job.job for account in accounts for job in account.jobs})
+    if as_json:
+        void = {job: withdrawal.sentence for job, withdrawal in withdrawn.items()}
+        cohorts = [asdict(account) for account in accounts]
+        typer.echo(json.dumps({"cohorts": cohorts, "withdrawn": void}, indent=2))
+    else:
+        _show_spent(config, accounts, withdrawn)
+
+
+def _show_spent(config: SiteConfig, accounts: tuple[Account, ...], withdrawn: Mapping[str, Withdrawal]) -> None:
+    console = Terminal()
     if not config.ledger.is_dir():
         console.print("No job under differential privacy has run here.")
-        return
-    with _ledger(config) as ledger:
-        accounts = ledger.accounts(config.policy.delta)
     for account in accounts:
         console.print(f"[bold]cohort {plain(account.cohort[:16])}[/], {account.patients} patients", highlight=False)
         table = Table("", *SPENT)
@@ -52,7 +69,7 @@ def spent_command(site: SiteFile) -> None:
             left = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
             console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
-    for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
+    for job, withdrawal in withdrawn.items():
         console.print(
             f"[bold red]job {plain(job)} has no valid epsilon[/]: {sentence(withdrawal.sentence)}", highlight=False
         )
@@ -60,7 +77,9 @@ def spent_command(site: SiteFile) -> None:
 
 def ledger_command(
     site: SiteFile,
-    export: Annotated[Path | None, typer.Option(help="Write all records to this new file, as JSON lines.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write all records to this new file, as JSON lines.", callback=writable)
+    ] = None,
     import_: Annotated[
         Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
     ] = None,

@@ -11,6 +11,7 @@ import yaml
 from audits import EXIT_CODES, Judgement, State, VerifierKey, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.documents import bytes_of
+from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.version import code_digest
@@ -64,7 +65,7 @@ def verify_joined_command(
 
 def registry_command(
     report: Annotated[Path, typer.Argument(help="A report's folder.")],
-    out: Annotated[Path, typer.Option(help="The YAML file to write; must not exist.")],
+    out: Annotated[Path, typer.Option(help="The YAML file to write; must not exist.", callback=writable)],
 ) -> None:
     """Write an entry for the Differential Privacy Deployments Registry; what only the curator knows is left empty."""
     if out.exists():

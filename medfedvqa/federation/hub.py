@@ -58,12 +58,13 @@ class Call(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """Progress, for whoever watches: a site answered a task."""
+    """Progress, for whoever watches: a task was sent to the sites, or a site answered it."""
 
     round: int
     rounds: int
     task: str
-    site: str
+    site: str | None
+    """The site that answered; None if the task was sent."""
 
 
 class ServerHub:
@@ -156,6 +157,7 @@ class ServerHub:
         def answered(site: str) -> None:
             self._watch(Event(self._round, self._planned, task, site))
 
+        self._watch(Event(self._round, self._planned, task, None))
         if self._notary is None:
             replies = self._call(task, self._round, messages, answered, excused)
         else:

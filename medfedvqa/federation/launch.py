@@ -36,6 +36,8 @@ class Launch:
     threads: int = 1
     """Processor threads per site."""
     backbone_files: Mapping[str, Path] | None = None
+    device: str = "cpu"
+    """Where every site trains."""
     ledger: Path | None = None
     """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
 
@@ -67,6 +69,7 @@ def plan(
     threads: int = 1,
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
+    device: str = "cpu",
 ) -> Launch:
     """Check everything that can be checked without training; writes nothing.
 
@@ -75,10 +78,13 @@ def plan(
     check_new(out, "a run")
     if ledger is not None and job.data != "store":
         raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
+    if len(set(sites)) < len(sites):
+        twice = next(site for site in sites if sites.count(site) > 1)
+        raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, ledger)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
     if job.dp is not None and job.data == "store" and root is not None:
         _check_ledger(root, launch.ledger_of(sites[0]))
     for site in sites:
@@ -113,6 +119,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
                 threads=launch.threads,
+                device=launch.device,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
                 ledger=str(launch.ledger_of(site)),
