@@ -205,7 +205,7 @@ def options_of_all(
 def main() -> None:
     """Run the command; an error that a user can act on is one sentence and exit code 1, or 2 for a wrong command."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="medfedvqa")
     except typer.Abort:
         code = _failed("the command was aborted", 1)
     except typer.TyperException as error:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from audits import Outcome, read
 from medfedvqa.data import load_site, organs
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.in_process import LocalEngine
@@ -150,8 +151,21 @@ def run(
         # FLARE takes seconds to import, and the in-process engine does without it.
         from medfedvqa.federation.flare.engine import run_on_flare
 
-        results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+        try:
+            results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+        except FederationError as error:
+            raise FederationError(f"{str(error).rstrip('.')}{refusals_of(launch)}") from None
     return _with_kept_scores(launch, results) if launch.job.keeps_scores else results
+
+
+def refusals_of(launch: Launch) -> str:
+    """Why sites of this machine refused the job, from their own logs: a server is told no more than a code."""
+    reasons = []
+    for site, folder in launch.audit_folders.items():
+        refused = [entry for entry in read(folder) if entry.outcome is Outcome.REFUSED] if folder.is_dir() else []
+        if refused and refused[-1].reason:
+            reasons.append(f"; the log of '{site}' says: {refused[-1].reason}")
+    return "".join(reasons)
 
 
 def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]:
