@@ -70,7 +70,7 @@ def show_command(
     for site, path in logs.items():
         console.write_line(0, "")
         console.write_line(0, f"[bold]Site {plain(site)}[/]")
-        for entry in read(path):
+        for entry in list(read(path)):  # all are read before the first is shown: a broken log shows none
             _show_entry(console, entry)
     show_log_totals(console, logs)
 
@@ -85,7 +85,7 @@ def _show_entry(console: Terminal, entry: Entry) -> None:
     console.write_line(2, f"{plain(entry.time)}  {', '.join(filter(None, facts))}")
     for tensor in entry.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        console.write_line(4, f"{plain(tensor.name, CELL)}: {shape}, {tensor.nbytes:,} bytes")
+        console.write_line(4, f"tensor {plain(tensor.name, CELL)}: {shape}, {tensor.nbytes:,} bytes")
 
 
 def proof_command(

@@ -33,8 +33,11 @@ def ingest(
         Literal["middle", "first"], typer.Option(help="Which frame of a file with several is kept.")
     ] = "middle",
     retain: Annotated[
-        list[Literal["characteristics", "dates"]] | None,
-        typer.Option(help="Keep patient characteristics, or dates shifted by patient; repeatable."),
+        list[str] | None,
+        typer.Option(
+            metavar="characteristics|dates",
+            help="Keep patient characteristics, or dates shifted by patient; repeatable.",
+        ),
     ] = None,
     max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = MAX_PIXELS,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = MEMORY,

@@ -53,6 +53,9 @@ def command_of(name: str, function: Callable[..., None]) -> TyperCommand:
     app.command(name, cls=Command, context_settings=NAMES_OF_HELP)(function)
     command = get_command(app)
     assert isinstance(command, TyperCommand)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = _no_type  # type: ignore[method-assign]
     return command
 
 
@@ -81,6 +84,10 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
             return super().parse_args(ctx, args)
 
     return Group
+
+
+def _no_type(ctx: Any) -> None:
+    """An argument's name says what it is; Typer (0.29) would show its Python type beside it."""
 
 
 def _flag(option: Any) -> Any:

@@ -23,9 +23,12 @@ def report_command(
     job: Annotated[str | None, typer.Option(help="Which job; by default the last one that opened.")] = None,
     results: Annotated[Path | None, typer.Option(help="The job's results.json, for its settings.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="results.json of the same job without privacy: shares the site's accuracies.")
+        Path | None,
+        typer.Option(help="The results.json of the same job without privacy: shares the site's accuracies."),
     ] = None,
-    attack: Annotated[Path | None, typer.Option(help="attack.json of `medfedvqa audit attack` on such a job.")] = None,
+    attack: Annotated[
+        Path | None, typer.Option(help="The attack.json of `medfedvqa audit attack` on such a job.")
+    ] = None,
     against: Against = None,
     network: Network = True,
 ) -> None:

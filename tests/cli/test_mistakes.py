@@ -33,7 +33,10 @@ MISTAKES = [
     ((*DRAWN, "--site", "chest", "--site", "chest"), "the site 'chest' is named twice: name each site once"),
     # A list of all names that there are, or a frame of six lines.
     (("run", "prompt_pfi"), "there is no method 'prompt_pfi': did you mean 'prompt_pfl'?"),
-    ((*DRAWN, "-O", "learning_rat=1"), "there is no option 'learning_rat' of 'prompt_pfl': did you mean 'learning_rate'?"),
+    (
+        (*DRAWN, "-O", "learning_rat=1"),
+        "there is no option 'learning_rat' of 'prompt_pfl': did you mean 'learning_rate'?",
+    ),
     ((*RUN, "--data", "phantm"), "unknown data 'phantm': did you mean 'phantom'?"),
     ((*DRAWN, "--backbone", "medclip-slak"), "unknown backbone 'medclip-slak': did you mean 'medclip-slake'"),
     ((*DRAWN, "--round", "3"), "there is no option '--round': did you mean '--rounds'?"),
