@@ -35,7 +35,7 @@ html_show_search_summary = False  # summaries are fetched, which browsers refuse
 
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
-        "Start": ["quickstart", "faq"],
+        "Start": ["quickstart", "commands", "faq"],
         "Concepts": ["concepts"],
         "Methods": ["methods/index"],
         "Data": ["data", "ingest"],

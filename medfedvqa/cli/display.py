@@ -11,7 +11,7 @@ from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy import percent
 from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering
 
-MARGIN = 2
+MARGIN = 3
 """Columns between two columns of the table."""
 DISTINGUISHED = ("released", "finished")
 """The rows of the method itself."""
@@ -27,22 +27,24 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     ways = answering(results)
     labels = [f"{plain(site)}\nn = {facts['n']}" for site, facts in results["sites"].items()] + ["average"]
     narrow = _width(labels, ways) > console.width
-    table = Table("site", box=box.SIMPLE_HEAD, title="Closed questions answered right, % [95 % interval]")
+    padding = 0 if narrow else 1
+    title = "Closed questions answered right, % [95 % interval]"
+    table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
     for way in ways:
-        label = plain(way.label).replace(" (", "\n(").replace(", ", ",\n")
+        label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")
         table.add_column(label, justify="right", style="bold" if way.name in DISTINGUISHED else None)
     for place, label in enumerate(labels):
-        table.add_row(label, *(cell(way.entries[place], "\n" if narrow else " ") for way in ways))
+        table.add_row(label, *(cell(way.entries[place], narrow) for way in ways))
     console.print(table)
 
 
-def cell(entry: Entry, between: str) -> str:
-    """`61.2 [52.1, 69.6]`; a dash where nothing is known. `between` stands before the interval."""
+def cell(entry: Entry, narrow: bool = False) -> str:
+    """`61.2 [52.1, 69.6]`, or `61.2` above `52.1–69.6` where there is little room; a dash where nothing is known."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
-    low, high = entry["interval"]
+    low, high = (f"{100 * bound:.1f}" for bound in entry["interval"])
     accuracy = percent(entry["accuracy"]).removesuffix(" %")
-    return f"{accuracy}{between}" + plain(f"[{100 * low:.1f}, {100 * high:.1f}]")
+    return f"{accuracy}\n{low}–{high}" if narrow else f"{accuracy} " + plain(f"[{low}, {high}]")
 
 
 def _width(labels: list[str], ways: list[Answering]) -> int:

@@ -55,7 +55,7 @@ def command_of(name: str, function: Callable[..., None]) -> TyperCommand:
     assert isinstance(command, TyperCommand)
     for parameter in command.params:
         if parameter.param_type_name == "argument":
-            parameter.display_type_rich = _no_type  # type: ignore[method-assign]
+            vars(parameter)["display_type_rich"] = _no_type
     return command
 
 

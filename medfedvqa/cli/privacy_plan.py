@@ -33,7 +33,7 @@ def plan_command(
     option: MethodOptions = None,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
-    site: Annotated[Path | None, typer.Option(help="A site.yml: would this site's policy allow the job?")] = None,
+    site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""

@@ -12,9 +12,6 @@ from medfedvqa.cli.options import writable
 from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
-from privacy.report import encoded, report_of, signed, written
-from privacy.report.join import JOINED
-from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
 
 
 def report_command(
@@ -38,6 +35,8 @@ def report_command(
     """
     from medfedvqa.federation.launch import check_new
     from medfedvqa.report.collect import evidence_of
+    from privacy.report import report_of, signed, written
+    from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
 
     check_new(out)
     config = config_of(site)
@@ -64,6 +63,8 @@ def join_command(
 ) -> None:
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
     from medfedvqa.federation.launch import check_new
+    from privacy.report import encoded
+    from privacy.report.join import JOINED
 
     check_new(out)
     joined = joined_of(reports, key)
