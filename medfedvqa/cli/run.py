@@ -46,11 +46,15 @@ DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
 """The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes the same path in minutes."""
 NEXT = """
 What to do next:
-  medfedvqa audit show {out}        every tensor that left a site
-  medfedvqa audit verify {out}      is every log whole, and do others confirm it?
-  medfedvqa audit ui {out}          the same in a browser on this machine
-  medfedvqa methods                 other methods, for `medfedvqa run METHOD`
-  docs/quickstart.md                your own data, privacy, a federation of several machines"""
+  medfedvqa audit show {out}
+      lists every tensor that left a site
+  medfedvqa audit verify {out}
+      checks that every log is whole, and that others confirm it
+  medfedvqa audit ui {out}
+      shows the same in a browser on this machine
+  medfedvqa methods
+      lists other methods, for `medfedvqa run METHOD`
+docs/quickstart.md continues with your own data, privacy, and a federation of several machines."""
 
 
 def demo(

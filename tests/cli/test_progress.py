@@ -97,6 +97,8 @@ def test_results_are_printed_as_json(medfedvqa: Callable[..., Any]) -> None:
     """Each is one document on standard output, and nothing else."""
     settings = json.loads(medfedvqa("privacy", "settings", "--json").stdout)
     assert settings["delta"] == 1e-5
-    plan = medfedvqa("privacy", "plan", "fedavg", "--epsilon", "3", "--rounds", "2", "-O", "answers=closed", "--json")
+    plan = medfedvqa(
+        "privacy", "plan", "prompt_pfl", "--epsilon", "3", "--rounds", "2", "-O", "answers=closed", "--json"
+    )
     told = json.loads(plan.stdout)
     assert told["costs"][-1]["tasks"] == told["tasks"] and 2.5 < told["costs"][-1]["epsilon"] <= 3.0
