@@ -173,7 +173,8 @@ def _watched(launch: "Launch", engine: EngineName, progress: "Terminal") -> dict
 
     job, count = launch.job, len(launch.sites)
     facts = f"backbone {plain(job.backbone)}, engine {engine}, device {plain(launch.device)}"
-    progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {count} sites, {facts}", soft_wrap=True)
+    sites = "1 site" if count == 1 else f"{count} sites"
+    progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
     config = job.build().config
