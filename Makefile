@@ -3,12 +3,21 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TOOLS  := build/tools
-DATA   := $(or $(MEDFEDVQA_DATA),../shared/data)
+# The folder of the data sets, if one is named; else the usual place, if VQA-RAD is there; else the demo draws its data.
+DATA   := $(or $(MEDFEDVQA_DATA),$(patsubst %/vqa-rad,%,$(wildcard ../shared/data/vqa-rad)))
+
+# An environment of another Python is made anew: what it holds would not be found.
+WANTED := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
+FOUND  := $(shell sed -n 's/^version = \([0-9]*\.[0-9]*\).*/\1/p' $(VENV)/pyvenv.cfg 2> /dev/null)
+KNOWN  := 3.11 3.12 3.13
+ifneq ($(FOUND),$(or $(filter $(KNOWN),$(WANTED)),$(filter $(KNOWN),$(FOUND))))
+.PHONY: $(VENV)/ready
+endif
 
 .PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
 
 demo: $(VENV)/ready
-	$(BIN)/medfedvqa demo --data-root $(DATA)
+	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
 
 test: $(VENV)/ready lint wheel-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -72,8 +81,12 @@ $(TOOLS)/ready:
 	touch $@
 
 $(VENV)/ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null || { \
+	    echo "Error: $(PYTHON) is not Python 3.11, 3.12 or 3.13: name one that is, as in: make PYTHON=python3.11"; exit 1; }
+	@echo "Installing into $(VENV) with Python $(WANTED): about 3.2 GB are downloaded (2.5 GB of them CUDA, which PyPI's"
+	@echo "torch needs on Linux also where there is no GPU), 7 GB of disk; 5 to 10 minutes, once."
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -c "import torch, torchvision, open_clip"
 	touch $@

@@ -37,7 +37,7 @@ html_show_search_summary = False  # summaries are fetched, which browsers refuse
 METHODS = Path(__file__).parent.joinpath("methods").glob("*.md")
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
-        "Start": ["quickstart", "faq"],
+        "Start": ["quickstart", "commands", "faq"],
         "Concepts": ["concepts"],
         "Methods": ["methods/index", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],

@@ -1,22 +1,25 @@
 """The `medfedvqa` command."""
 
 import sys
+from typing import Annotated
 
 import typer
 
-from medfedvqa.cli.lazy import Source, group_of
+from medfedvqa.cli.lazy import NAMES_OF_HELP, Source, group_of
 from medfedvqa.cli.missing import SENTENCE, is_missing_extra
 
 COMMANDS = {
     "demo": Source(
         "run",
         "demo",
-        "Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is found).",
+        "Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given).",
     ),
     "run": Source(
         "run", "run", "Train a method over one site per organ and write results, table, plots and each site's log."
     ),
-    "methods": Source("run", "methods", "List methods and their options with defaults."),
+    "methods": Source(
+        "methods", "methods", "List the methods; with NAME, a method's options with types, defaults and sources."
+    ),
     "plugins": Source(
         "plugins",
         "plugins_command",
@@ -25,7 +28,7 @@ COMMANDS = {
     "benchmark": Source(
         "benchmark",
         "benchmark",
-        "Compare systems on the same data, backbone, budget and statistics. Stop and go on at any time.",
+        "Compare systems on the same data, backbone, budget and statistics. Stop at any time; it resumes.",
     ),
     "attention": Source(
         "attention",
@@ -178,25 +181,61 @@ GROUPS = {
 app = typer.Typer(
     name="medfedvqa",
     cls=group_of(COMMANDS),
+    context_settings=NAMES_OF_HELP,
     help="Federated learning for medical visual question answering, with every release logged.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for _name, (_commands, _help) in GROUPS.items():
-    app.add_typer(typer.Typer(cls=group_of(_commands), help=_help, no_args_is_help=True), name=_name)
+    app.add_typer(typer.Typer(cls=group_of(_commands), context_settings=NAMES_OF_HELP, help=_help), name=_name)
+
+
+def show_version(wanted: bool) -> None:
+    """Prints the version, and ends the command."""
+    if wanted:
+        from medfedvqa.version import code_version
+
+        typer.echo(f"medfedvqa {code_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the name of a command."""
 
 
 def main() -> None:
-    """Run the command; an error that a user can act on is one sentence and exit code 1."""
+    """Run the command; an error that a user can act on is one sentence and exit code 1, or 2 for a wrong command."""
     try:
-        app()
+        code = app(standalone_mode=False, prog_name="medfedvqa")
+    except typer.Abort:
+        code = _failed("the command was aborted", 1)
+    except typer.TyperException as error:
+        from medfedvqa.cli.usage import explained
+
+        code = _failed(explained(error), 2)
     except Exception as error:
-        # Most commands end well, and what knows the errors takes longer to import than they take to run.
-        from medfedvqa.cli.terminal import Terminal, sentence
+        # Most commands end well, and the modules that define the errors take longer to import than they take to run.
+        from medfedvqa.cli.usage import place_of
         from medfedvqa.federation.error_codes import ACTIONABLE
 
-        if not is_missing_extra(error) and not isinstance(error, ACTIONABLE):
+        if is_missing_extra(error):
+            code = _failed(SENTENCE, 1)
+        elif isinstance(error, ACTIONABLE):
+            code = _failed(str(error), 1)
+        elif isinstance(error, OSError) and (place := place_of(error)):
+            code = _failed(place, 1)
+        else:
             raise
-        text = SENTENCE if is_missing_extra(error) else error
-        Terminal(stderr=True).print(f"[bold red]Error:[/] {sentence(text)}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+    sys.exit(code)
+
+
+def _failed(text: str, code: int) -> int:
+    """Prints why the command failed; the exit code."""
+    from medfedvqa.cli.terminal import Terminal, sentence
+
+    Terminal(stderr=True).print(f"[bold red]Error:[/] {sentence(text)}", highlight=False, soft_wrap=True)
+    return code

@@ -1,5 +1,6 @@
 """`medfedvqa audit attack` and `controls`: attacks on a job, beside what its ledger claims."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,81 +9,126 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from audits.epsilon_lower_bound import epsilon_lower_bound
-from medfedvqa.attack.audit import AuditPlan, audit, write
-from medfedvqa.attack.controls import Fault, Trial
-from medfedvqa.cli.display import Bars
-from medfedvqa.cli.roots import find_root
-from medfedvqa.cli.run import DataOption, DPOption, EpsilonOption, RootOption, named_values
+from medfedvqa.cli.options import (
+    BackboneFileOption,
+    BackboneOption,
+    DataOption,
+    DeviceOption,
+    DPOption,
+    EpochsOption,
+    EpsilonOption,
+    JsonOption,
+    MethodArgument,
+    MethodOptions,
+    OrgansOption,
+    QuietOption,
+    RootOption,
+    RoundsOption,
+    ThreadsOption,
+    check_backbone_file,
+    named_values,
+    writable,
+)
 from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.data import organs
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Launch, check_new, plan
-from medfedvqa.models import bundled_for
 
-ConfidenceOption = Annotated[float, typer.Option(help="Of all bounds together.")]
+ConfidenceOption = Annotated[float, typer.Option(help="Confidence of all bounds together.")]
 
 
 def attack_command(
-    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the findings and the runs; new or empty.")],
+    method: MethodArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the findings and the runs; new or empty.", callback=writable)],
     data: DataOption = "",
     data_root: RootOption = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE, any option of the method; repeatable.")
-    ] = None,
-    backbone: Annotated[str, typer.Option(help="auto, or a name as in `medfedvqa run`.")] = "auto",
-    backbone_file: Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    option: MethodOptions = None,
+    backbone: BackboneOption = "auto",
+    backbone_file: BackboneFileOption = None,
+    site: OrgansOption = None,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half of them are trained with.")] = 64,
-    rows: Annotated[int, typer.Option(help="Rows of each.")] = 8,
-    guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker speaks about.")] = 0.5,
+    rows: Annotated[int, typer.Option(help="Rows of each synthetic patient.")] = 8,
+    guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker makes a guess about.")] = 0.5,
     seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
     confidence: ConfidenceOption = 0.95,
-    threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 1,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a job with synthetic patients and attack it; exit code 1 if the findings refute its ledger's epsilon.
 
     Trains on the data from the beginning, and charges no site's ledger but those that it makes: use open data.
     """
+    from medfedvqa.cli.run import announced
+
+    progress = announced(f"medfedvqa audit attack {method}: loading PyTorch and checking the job", quiet)
+    from medfedvqa.attack.audit import AuditPlan, audit, write
+    from medfedvqa.cli.job_options import check_device, check_sites, checked_job, chosen_backbone
+    from medfedvqa.cli.progress import Stages
+    from medfedvqa.cli.roots import find_root
+    from medfedvqa.data import organs
+    from medfedvqa.federation.launch import Launch, check_new, plan
+
+    sites, files = tuple(site or ()), check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)
     audited = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
     check_new(out)
+    check_device(device)
+    check_sites(reader, root, sites)
 
     def launch_of(seed: int) -> Launch:
-        facts = {"method": method, "options": named_values(option or []), "data": reader, "seed": seed}
-        chosen = bundled_for(reader) if backbone == "auto" else backbone
-        wanted = {"split": {"seed": seed}, "backbone": chosen, "dp": named_values(dp or [], epsilon=epsilon) or None}
-        files = {backbone: backbone_file} if backbone_file else {}
-        return plan(JobSpec.from_dict(facts | wanted), root, out / f"run-{seed}", tuple(site or ()), threads, files)
+        job = {
+            "method": method,
+            "options": named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+            "data": reader,
+            "seed": seed,
+            "split": {"seed": seed},
+            "backbone": chosen_backbone(backbone, reader),
+            "dp": named_values(dp or [], epsilon=epsilon) or None,
+        }
+        return plan(checked_job(job), root, out / f"run-{seed}", sites, threads, files, device=device)
 
-    console = Terminal()
-    with Bars(console, tuple(site or organs(reader, root))) as bars:
-        findings = audit(launch_of, audited, bars.watch)
+    count = len(sites or organs(reader, root))
+    with Stages(progress, count, launch_of(0).job.build().config.rounds, baseline=False) as stages:
+        findings = audit(launch_of, audited, stages.watch)
     path = write(findings, out)
-    show(console, findings)
-    console.print(f"The findings are in [bold]{sentence(path)}[/]", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(findings, indent=2))
+    else:
+        console = Terminal(quiet=quiet)
+        show(console, findings)
+        console.print(f"The findings are in [bold]{sentence(path)}[/]", soft_wrap=True)
     raise typer.Exit(1 if findings["contradicted"] else 0)
 
 
 def controls_command(
-    epsilon: Annotated[float, typer.Option(help="What each mechanism claims.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="The epsilon that each mechanism claims.")] = 1.0,
     canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
     repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,
     confidence: ConfidenceOption = 0.95,
+    as_json: JsonOption = False,
 ) -> None:
     """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
-    table = Table(
-        "fault", "claimed", "refuted", "lower bound, mean", title="The project's own DP-SGD, broken on purpose"
-    )
+    from audits.epsilon_lower_bound import epsilon_lower_bound
+    from medfedvqa.attack.controls import Fault, Trial
+
+    rows = []
     for fault in Fault:
         trial = Trial.claiming(epsilon, fault, canaries)
         bounds = [epsilon_lower_bound(trial.run(fault, seed), trial.delta, confidence) for seed in range(repetitions)]
         refuted = sum(bound > epsilon for bound in bounds)
-        mean = f"{sum(bounds) / repetitions:.2f}"
-        table.add_row(fault.value, f"{epsilon:g}", f"{refuted} of {repetitions}", mean)
+        rows.append({"fault": fault.value, "claimed": epsilon, "refuted": refuted, "mean": sum(bounds) / repetitions})
+    if as_json:
+        typer.echo(json.dumps({"repetitions": repetitions, "faults": rows}, indent=2))
+        return
+    table = Table(
+        "fault", "claimed", "refuted", "lower bound, mean", title="The project's own DP-SGD, broken on purpose"
+    )
+    for row in rows:
+        counted = f"{row['refuted']} of {repetitions}"
+        table.add_row(str(row["fault"]), f"{row['claimed']:g}", counted, f"{row['mean']:.2f}")
     Terminal().print(table)
 
 

@@ -3,26 +3,21 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import typer
 
-from audits.bounded_files import MAX_DOCUMENT, read_bounded
-from medfedvqa.cli.roots import find_root
-from medfedvqa.cli.run import DataOption, RootOption
+from medfedvqa.cli.options import DataOption, RootOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
-from medfedvqa.core import Site, State
-from medfedvqa.data import Examples, Split, is_part, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.attention_map import draw_attention
-from medfedvqa.evaluation.results import RESULTS
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import load_site_config
-from medfedvqa.federation.site_state import StateFile
-from medfedvqa.models import Backbone, bundled_for, load_backbone
-from medfedvqa.models.backbone import Tuning
-from medfedvqa.plugins import allow
+
+if TYPE_CHECKING:
+    import torch
+
+    from medfedvqa.core import Site, State
+    from medfedvqa.data import Examples
+    from medfedvqa.federation.job import JobSpec
+    from medfedvqa.models import Backbone
 
 WARNING = "The picture shows a patient's image and question: it must not leave this site."
 
@@ -34,7 +29,9 @@ def attention(
     run: Annotated[
         Path | None, typer.Option(help="A finished run's folder: its method, and the model that the site kept.")
     ] = None,
-    part: Annotated[str, typer.Option(help="Of which rows: train, validate or test.")] = "test",
+    part: Annotated[
+        Literal["train", "validate", "test"], typer.Option(help="The part of the rows that --row counts in.")
+    ] = "test",
     data: DataOption = "",
     data_root: RootOption = None,
     backbone: Annotated[
@@ -44,8 +41,9 @@ def attention(
 ) -> None:
     """Draw where a model looks in one of the site's own pictures. Patient data: nothing is sent, and nothing may be."""
     check_place(out)
-    if not is_part(part):
-        raise ConfigError("--part is train, validate or test")
+    from medfedvqa.core import Site
+    from medfedvqa.evaluation.attention_map import draw_attention
+
     here, kept = _from_run(run, site) if run else (_bare(site, data, data_root, backbone, seed), None)
     own = Site(here.name, here.data.only(part, row), here.backbone, here.device, here.seed)
     rows = own.data.test
@@ -59,8 +57,12 @@ def attention(
     Terminal().print(f"[bold]{WARNING}[/] It is in {sentence(out)}", soft_wrap=True)
 
 
-def bare_attention(backbone: Backbone, site: Site, rows: Examples) -> torch.Tensor:
-    """Of a backbone with nothing tuned in it, [rows, patches]."""
+def bare_attention(backbone: "Backbone", site: "Site", rows: "Examples") -> "torch.Tensor":
+    """Attention of a backbone with nothing tuned in it, [rows, patches]."""
+    import torch
+
+    from medfedvqa.models.backbone import Tuning
+
     pictures = site.data.pictures.load(backbone.shape.image_size)
     cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
     batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
@@ -76,10 +78,21 @@ def check_place(out: Path) -> None:
         raise ConfigError("give --out as a file .png in a folder that exists")
     if out.exists():
         raise ConfigError("the file of --out exists already: choose another name")
+    writable(out)
 
 
-def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
+def _from_run(run: Path, name: str) -> tuple["Site", tuple["JobSpec", "State"]]:
     """A site of a run as it was, and what it kept. Raises `ConfigError`."""
+    from audits.bounded_files import MAX_DOCUMENT, read_bounded
+    from medfedvqa.core import Site
+    from medfedvqa.data import load_site
+    from medfedvqa.evaluation.results import RESULTS
+    from medfedvqa.federation.job import JobSpec
+    from medfedvqa.federation.site_config import load_site_config
+    from medfedvqa.federation.site_state import StateFile
+    from medfedvqa.models import load_backbone
+    from medfedvqa.plugins import allow
+
     try:
         results = json.loads(read_bounded(run / RESULTS, MAX_DOCUMENT))
         fields = ("method", "options", "split", "seed", "secagg")
@@ -103,8 +116,16 @@ def _from_run(run: Path, name: str) -> tuple[Site, tuple[JobSpec, State]]:
     return Site(config.name, own, loaded, config.device, job.seed), (job, saved.state)
 
 
-def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> Site:
+def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> "Site":
     """A site's rows, from its site.yml or from a data set, with a backbone."""
+    from medfedvqa.cli.job_options import chosen_backbone
+    from medfedvqa.cli.roots import find_root
+    from medfedvqa.core import Site
+    from medfedvqa.data import Split, load_site
+    from medfedvqa.federation.site_config import load_site_config
+    from medfedvqa.models import load_backbone
+    from medfedvqa.plugins import allow
+
     files, device, answers = {}, "cpu", None
     if name.endswith((".yml", ".yaml")):
         config = load_site_config(Path(name), Path(name).resolve().parent.name)
@@ -114,7 +135,7 @@ def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int
     else:
         (reader, root), organ = find_root(data, data_root), name
     own = load_site(reader, root, organ, Split(seed=seed), seed, answers)
-    return Site(organ, own, load_backbone(backbone or bundled_for(reader), files, device), device, seed)
+    return Site(organ, own, load_backbone(chosen_backbone(backbone, reader), files, device), device, seed)
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -5,20 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from audits import EXIT_CODES, Examination, VerdictState, VerifierKey, find_logs
+from audits import EXIT_CODES, Entry, Examination, VerdictState, VerifierKey, find_logs, read
 from audits.entry_proof import check, prove
 from audits.refusals import known_code
-from audits.verifier import EntryRow, describe
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
 from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.log_totals import show_log_totals
+from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 CELL = 400
-"""Characters of a cell in the table of what passed: the longest holds the sentence that explains a refusal."""
+"""Characters that `show` prints of one field: the longest is the sentence that explains a refusal."""
 _MARKS = {
     VerdictState.SHOWN: "[green]shown[/]",
     VerdictState.NOT_SHOWN: "[yellow]not shown[/]",
@@ -50,24 +49,44 @@ def verify_command(
     raise typer.Exit(EXIT_CODES[worst])
 
 
-def show_command(folder: Folder) -> None:
+def show_command(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every entry as JSON, one line each.")] = False,
+) -> None:
     """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
-    console, logs = Terminal(), find_logs(folder)
+    logs = find_logs(folder)
+    if as_json:
+        for site, path in logs.items():
+            for entry in read(path):
+                typer.echo(json.dumps({"site": site, **entry.record()}, default=list))
+        return
+    console = Terminal()
     console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
     for site, path in logs.items():
-        table = Table(
-            "time", "job", "round", "task", "event", "peer", "tensor", "shape", "bytes", title=f"Site {plain(site)}"
-        )
-        for row in describe(path):
-            table.add_row(*(plain(cell, CELL) for cell in _cells(row)))
-        console.print(table)
+        console.write_line(0, "")
+        console.write_line(0, f"[bold]Site {plain(site)}[/]")
+        for entry in list(read(path)):  # all are read before the first is shown: a broken log shows none
+            _show_entry(console, entry)
     show_log_totals(console, logs)
+
+
+def _show_entry(console: Terminal, entry: Entry) -> None:
+    """A line for the entry, and one for each of its tensors; nothing is cut, long lines are wrapped."""
+    event = " ".join(filter(None, (entry.event, entry.outcome, known_code(entry.admission), entry.reason)))
+    round_ = f"round {entry.round}" if entry.round else ""
+    peer = f"peer {plain(entry.peer, CELL)}" if entry.peer else ""
+    job = f"job {plain(entry.job, CELL)}" if entry.job else ""
+    facts = (round_, plain(entry.task or "", CELL), plain(event, CELL), peer, job)
+    console.write_line(2, f"{plain(entry.time)}  {', '.join(filter(None, facts))}")
+    for tensor in entry.tensors:
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        console.write_line(4, f"tensor {plain(tensor.name, CELL)}: {shape}, {tensor.nbytes:,} bytes")
 
 
 def proof_command(
     folder: Annotated[Path, typer.Argument(help="One site's audit folder.")],
     seq: Annotated[int, typer.Argument(help="Number of the entry, from 0.")],
-    out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
+    out: Annotated[Path, typer.Option(help="The file to write; must not exist.", callback=writable)],
 ) -> None:
     """Write a bundle that shows one entry to somebody who has no log: `medfedvqa audit check` reads it."""
     if out.exists():
@@ -100,12 +119,3 @@ def _show(terminal: Terminal, found: Examination) -> None:
         for part in verdict.parts:
             where = "" if part.entry is None else f"; entry {part.entry}"
             terminal.write_line(4, f"{part.name}: {_MARKS[part.state]}{where}, {sentence(part.said)}")
-
-
-def _cells(row: EntryRow) -> tuple[str, ...]:
-    entry, tensor = row.entry, row.tensor
-    event = " ".join(filter(None, (entry.event, entry.outcome, known_code(entry.admission), entry.reason)))
-    happened = entry.time, entry.job or "", str(entry.round or ""), entry.task or "", event, entry.peer or ""
-    if tensor is None:
-        return *happened, "", "", ""
-    return *happened, tensor.name, " x ".join(map(str, tensor.shape)) or "scalar", f"{tensor.nbytes:,}"

@@ -8,12 +8,13 @@ import typer
 from audits import find_logs
 from audits.export import ExportFormat, export_logs
 from medfedvqa.cli.audit_options import Folder
+from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal
 
 Form = Annotated[
     ExportFormat, typer.Option("--format", help="FHIR R4 AuditEvents (NDJSON), JSON lines, or RFC 5424 syslog.")
 ]
-Out = Annotated[Path, typer.Option(help="A new file to write into.")]
+Out = Annotated[Path, typer.Option(help="A new file to write into.", callback=writable)]
 
 
 def export_command(folder: Folder, form: Form, out: Out) -> None:

@@ -1,71 +1,154 @@
 """`medfedvqa benchmark`."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.benchmark_plots import draw_convergence, draw_scale
-from medfedvqa.benchmark.benchmark_table import Outcomes, cell, markdown
-from medfedvqa.benchmark.grid import Grid, outcomes, run
-from medfedvqa.benchmark.statistics import average
-from medfedvqa.benchmark.systems import BUDGET, chosen
-from medfedvqa.cli.roots import PHANTOM, find_root
-from medfedvqa.cli.run import DataOption, RootOption, named_values
+from medfedvqa.cli.options import (
+    DataOption,
+    EpochsOption,
+    JsonOption,
+    MethodOptions,
+    QuietOption,
+    RootOption,
+    RoundsOption,
+    named_values,
+    writable,
+)
 from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.data import organs, phantom
 from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.benchmark.benchmark_table import Outcomes
+    from medfedvqa.benchmark.grid import Grid
+    from medfedvqa.benchmark.systems import System
 
 TABLE = "benchmark.md"
 
 
+def renamed_budget(given: list[str] | None) -> None:
+    """Raises `ConfigError`: `--budget`, as version 0.1 had it, is `--rounds`, `--local-epochs` and `-O`."""
+    for pair in given or ():
+        name, _, value = pair.partition("=")
+        flags = {"rounds": "--rounds", "local_epochs": "--local-epochs"}
+        right = f"{flags[name]} {value}" if name in flags else f"-O {pair}"
+        raise ConfigError(f"'--budget {pair}' is no longer an option: write {right}")
+
+
 def benchmark(
-    methods: Annotated[str, typer.Option(help="Systems or methods, with commas between; by default all.")] = "",
+    methods: Annotated[str, typer.Option(help="Systems or methods, with commas between. Default: all.")] = "",
     data: DataOption = "",
     data_root: RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
-    backbone: Annotated[str, typer.Option(help="By default the bundled one that has not seen the data.")] = "",
-    budget: Annotated[
-        list[str] | None, typer.Option("--budget", help="NAME=VALUE for all systems, as rounds=10; repeatable.")
-    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+    ] = "auto",
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    option: MethodOptions = None,
+    budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
     ] = "",
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
-    out: Annotated[
-        Path, typer.Option(help="Folder of all runs; what is there is not run again.", file_okay=False)
-    ] = Path("benchmark"),
+    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
+        "benchmark"
+    ),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Compare systems on the same data, backbone, budget and statistics. Stop and go on at any time."""
+    """Compare systems on the same data, backbone, budget and statistics. Stop at any time; it resumes."""
+    from medfedvqa.cli.run import announced
+
+    progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
+    from medfedvqa.atomic_files import write_whole
+    from medfedvqa.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.benchmark.benchmark_table import markdown
+    from medfedvqa.benchmark.grid import Grid, outcomes
+    from medfedvqa.benchmark.systems import BUDGET
+    from medfedvqa.cli.job_options import check_backbone
+    from medfedvqa.cli.roots import find_root
+    from medfedvqa.data import organs
+
+    check_folder(out)
     reader, root = find_root(data, data_root)
-    systems = chosen([name.strip() for name in methods.split(",") if name.strip()])
-    spent = BUDGET | named_values(budget or [])
-    console = Terminal()
+    systems = named_systems(methods)
+    backbone = "" if backbone == "auto" else backbone
+    if backbone:
+        check_backbone(backbone)
+    given = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    check_budget(systems, given)
+    spent = BUDGET | given
     if scale:
-        if reader != PHANTOM:
-            raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
-        found: dict[str, dict[int, float]] = {system.label: {} for system in systems}
-        for count in numbers(scale):
-            sites = phantom.organs(count)
-            grid = Grid(reader, root, out / f"{count}-sites", systems, seeds, spent, sites, backbone)
-            _complete(console, grid, workers)
-            for label, each in outcomes(grid).items():
-                if label in found:
-                    found[label][count] = average(each).mean
-        console.print(f"The plot is in [bold]{sentence(draw_scale(out, found))}[/]", soft_wrap=True)
+        path = _scale(progress, numbers(scale), Grid(reader, root, out, systems, seeds, spent, (), backbone), workers)
+        Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
     grid = Grid(reader, root, out, systems, seeds, spent, organs(reader, root), backbone)
-    _complete(console, grid, workers)
+    _complete(progress, grid, workers)
     results = outcomes(grid)
-    text = markdown(grid, results)
-    write_whole(out / TABLE, text.encode())
+    write_whole(out / TABLE, markdown(grid, results).encode())
     draw_convergence(out, results)
-    _show(console, results)
+    if as_json:
+        typer.echo(json.dumps(_record(results), indent=2))
+        return
+    console = Terminal(quiet=quiet)
     console.print(f"Table, plot and runs are in [bold]{sentence(out)}[/]", soft_wrap=True)
+    _show(console, results)
+
+
+def check_folder(out: Path) -> None:
+    """Raises `ConfigError` unless `out` is a folder that can be written, or can be made."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"'{out}' is a file: choose a folder for the runs")
+    writable(out)
+
+
+def named_systems(listed: str) -> "tuple[System, ...]":
+    """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
+    from medfedvqa.benchmark.systems import SYSTEMS, chosen
+    from medfedvqa.cli.near_miss import check_name
+
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    known = {known for system in SYSTEMS for known in (system.label, system.method)}
+    for name in names:
+        check_name("system or method", name, known, "docs/comparison.md lists them")
+    return chosen(names)
+
+
+def check_budget(systems: "tuple[System, ...]", options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an option that none of the systems' methods has; a method ignores those of others."""
+    from medfedvqa.cli.near_miss import check_name
+    from medfedvqa.core import method_type
+
+    known = sorted({name for system in systems for name in method_type(system.method).config_type.model_fields})
+    for name in options:
+        check_name("option", name, known, "`medfedvqa methods NAME` lists a method's options", " of these methods")
+
+
+def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
+    """Runs the grid at each number of sites; the plot of accuracy by number of sites. Raises `ConfigError`."""
+    from dataclasses import replace
+
+    from medfedvqa.benchmark.benchmark_plots import draw_scale
+    from medfedvqa.benchmark.grid import outcomes
+    from medfedvqa.benchmark.statistics import average
+    from medfedvqa.cli.roots import PHANTOM
+    from medfedvqa.data import phantom
+
+    if grid.reader != PHANTOM:
+        raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
+    accuracies: dict[str, dict[int, float]] = {system.label: {} for system in grid.systems}
+    for count in counts:
+        sized = replace(grid, out=grid.out / f"{count}-sites", sites=phantom.organs(count))
+        _complete(progress, sized, workers)
+        for label, each in outcomes(sized).items():
+            if label in accuracies:
+                accuracies[label][count] = average(each).mean
+    return draw_scale(grid.out, accuracies)
 
 
 def numbers(listed: str) -> list[int]:
@@ -76,16 +159,37 @@ def numbers(listed: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _complete(console: Console, grid: Grid, workers: int) -> None:
-    with Progress(console=console) as progress:
+def _complete(console: Terminal, grid: "Grid", workers: int) -> None:
+    """Runs what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
+    from rich.progress import Progress
+
+    from medfedvqa.benchmark.grid import run
+
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("runs", total=len(grid.systems) * grid.seeds)
         for system, seed in run(grid, workers):
             progress.update(bar, advance=1, description=f"{system.label}, seed {seed}")
+            if not console.is_terminal:
+                console.print(f"finished: {plain(system.label)}, seed {seed}", highlight=False, soft_wrap=True)
         progress.update(bar, completed=len(grid.systems) * grid.seeds, description="runs")
 
 
-def _show(console: Console, results: Outcomes) -> None:
+def _record(results: "Outcomes") -> dict[str, Any]:
+    from medfedvqa.benchmark.statistics import average
+
+    return {
+        label: {"average": average(each).mean, "runs": len(each), "trained": each[0].parameters}
+        for label, each in results.items()
+    }
+
+
+def _show(console: Console, results: "Outcomes") -> None:
+    from rich.table import Table
+
+    from medfedvqa.benchmark.benchmark_table import cell
+    from medfedvqa.benchmark.statistics import average
+
     table = Table("system", "average, %", "trained")
     for label, each in results.items():
-        table.add_row(label, plain(cell(average(each))), f"{each[0].parameters:,}")
+        table.add_row(plain(label), plain(cell(average(each))), f"{each[0].parameters:,}")
     console.print(table)

@@ -1,59 +1,54 @@
-"""What the terminal shows: progress while a run goes on, tables when it is over."""
+"""The accuracies of a run, in a table that fits a terminal of 80 columns."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
-from medfedvqa.evaluation.accuracy_table import accuracy_cell, answering
-from medfedvqa.federation.hub import TaskAnswer
+from medfedvqa.evaluation.accuracy import percent
+from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering
 
-
-class Bars:
-    """One bar for the rounds and one for each site, with the time left."""
-
-    def __init__(self, console: Console, sites: tuple[str, ...]) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-        self._rounds = self._progress.add_task("rounds", total=None)
-        self._sites = {site: self._progress.add_task(f"  {plain(site)}", total=None) for site in sites}
-        self._answered: dict[tuple[int, str], set[str]] = {}
-
-    def __enter__(self) -> "Bars":
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def watch(self, event: TaskAnswer) -> None:
-        """A site answered: move its bar, and the rounds' bar once all have."""
-        answered = self._answered.setdefault((event.round, event.task), set())
-        answered.add(event.site)
-        evaluating = event.task == "evaluate"
-        name = f"  {plain(event.site)}" + (", evaluated" if evaluating else "")
-        self._progress.update(self._sites[event.site], total=event.rounds, completed=event.round, description=name)
-        if len(answered) == len(self._sites):
-            name = "rounds, evaluated" if evaluating else "rounds"
-            self._progress.update(self._rounds, total=event.rounds, completed=event.round, description=name)
+MARGIN = 3
+"""Columns between two columns of the table."""
+DISTINGUISHED = ("released", "finished")
+"""The rows of the method itself."""
 
 
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
-    """The table of accuracies: one column per site, one row per way of answering."""
-    sites = results["sites"]
-    columns = [f"{plain(site)}\nn={facts['n']}" for site, facts in sites.items()]
-    table = Table("", *columns, "average", title="Closed questions answered right, % [95 % interval]")
-    for way in answering(results):
-        label = f"[bold]{plain(way.label)}[/]" if way.name in ("released", "finished") else plain(way.label)
-        table.add_row(label, *map(_cell, way.entries))
-    console.print(table)
+    """The notes, and last the table of accuracies: one row per site, one column per way of answering.
+
+    A cell has its interval beside the accuracy; below it where the terminal is too narrow.
+    """
     for note in results["notes"]:
         console.print(f"Note: {sentence(note)}", soft_wrap=True)
+    ways = answering(results)
+    labels = [f"{plain(site)}\nn = {facts['n']}" for site, facts in results["sites"].items()] + ["average"]
+    narrow = _width(labels, ways) > console.width
+    padding = 0 if narrow else 1
+    title = "Closed questions answered right, % [95 % interval]"
+    table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
+    for way in ways:
+        label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")
+        table.add_column(label, justify="right", style="bold" if way.name in DISTINGUISHED else None)
+    for place, label in enumerate(labels):
+        table.add_row(label, *(cell(way.entries[place], narrow) for way in ways))
+    console.print(table)
 
 
-def _cell(entry: Mapping[str, Any] | None) -> str:
-    return plain(accuracy_cell(entry).replace(" %", ""))
+def cell(entry: Entry, narrow: bool = False) -> str:
+    """`61.2 [52.1, 69.6]`, or `61.2` above `52.1–69.6` where there is little room; a dash where nothing is known."""
+    if entry is None or entry["accuracy"] is None:
+        return ABSENT
+    low, high = (f"{100 * bound:.1f}" for bound in entry["interval"])
+    accuracy = percent(entry["accuracy"]).removesuffix(" %")
+    return f"{accuracy}\n{low}–{high}" if narrow else f"{accuracy} " + plain(f"[{low}, {high}]")
+
+
+def _width(labels: list[str], ways: list[Answering]) -> int:
+    """Columns of the terminal that the table takes with each interval beside its accuracy."""
+    first = max(len(line) for label in labels for line in label.split("\n"))
+    cells = (max(len("61.2 [52.1, 69.6]"), len(max(way.label.split(), key=len))) for way in ways)
+    return first + MARGIN + sum(width + MARGIN for width in cells)

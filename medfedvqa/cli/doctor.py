@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.cli.terminal import Terminal
-from medfedvqa.federation.flare.doctor import accept_changes, examine
-from medfedvqa.federation.flare.doctor_common import KitFact
-from medfedvqa.federation.flare.kit_contents import Check
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.flare.kit_contents import Check
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "failed": ("FAIL   ", "bold red")}
 
@@ -31,6 +31,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Check all that a party needs to take part, without starting it; exit code 1 if it should not join."""
+    from medfedvqa.federation.flare.doctor import accept_changes, examine
+
     if accept:
         accept_changes(kit)
     checks = examine(kit, server, running)
@@ -42,7 +44,9 @@ def doctor(
     raise typer.Exit(0 if sound else 1)
 
 
-def _record(check: Check) -> dict[str, str | bool | None]:
+def _record(check: "Check") -> dict[str, str | bool | None]:
+    from medfedvqa.federation.flare.doctor_common import KitFact
+
     return {
         "name": check.name,
         "state": _state(check),
@@ -53,13 +57,15 @@ def _record(check: Check) -> dict[str, str | bool | None]:
     }
 
 
-def _state(check: Check) -> str:
+def _state(check: "Check") -> str:
     if not check.ok:
         return "failed"
     return "ok" if check.problem is None else "warning"
 
 
-def _show(checks: list[Check]) -> None:
+def _show(checks: list["Check"]) -> None:
+    from medfedvqa.federation.flare.doctor_common import KitFact
+
     console = Terminal()
     for check in checks:
         explanation = f": {check.value}" if isinstance(check, KitFact) else ""

@@ -1,65 +1,62 @@
 """`medfedvqa ingest`."""
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 
+from medfedvqa.cli.options import JsonOption, QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.image_options import FRAMES, RETAINABLE, Options
-from medfedvqa.ingest.ingest import ingest as ingest_folder
-from medfedvqa.ingest.ledger_binding import read_binding
-from medfedvqa.ingest.refusal_reasons import MEANINGS
-from medfedvqa.ingest.store import Counts
 
-DEFAULT = Options()
+if TYPE_CHECKING:
+    from medfedvqa.ingest.store import Counts, Manifest
+
+SIDE, MAX_PIXELS, MEMORY, SECONDS = 384, 64 * 2**20, 3072, 120
+"""As `medfedvqa.ingest.image_options.Options` has them by default."""
 
 
 def ingest(
     folder: Annotated[Path, typer.Argument(metavar="DICOM_DIR", help="Any files at any depth; it is only read.")],
     questions: Annotated[Path, typer.Option(help="CSV or JSON Lines: image, question, answer; organ, split.")],
-    out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.")],
+    out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.", callback=writable)],
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
     ] = None,
-    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = DEFAULT.side,
-    frame: Annotated[str, typer.Option(help=f"Of several: {' or '.join(FRAMES)}.")] = DEFAULT.frame,
-    retain: Annotated[list[str] | None, typer.Option(help=f"{' or '.join(RETAINABLE)}; repeatable.")] = None,
-    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = DEFAULT.max_pixels,
-    memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = DEFAULT.memory,
-    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = DEFAULT.seconds,
+    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = SIDE,
+    frame: Annotated[
+        Literal["middle", "first"], typer.Option(help="Which frame of a file with several is kept.")
+    ] = "middle",
+    retain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="characteristics|dates",
+            help="Keep patient characteristics, or dates shifted by patient; repeatable.",
+        ),
+    ] = None,
+    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = MAX_PIXELS,
+    memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = MEMORY,
+    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = SECONDS,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
+    from medfedvqa.ingest.image_options import Options
+    from medfedvqa.ingest.ledger_binding import read_binding
+
     options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
-    console = Terminal()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(name: str, done: int, total: int) -> None:
-            bar = tasks.get(name)
-            if bar is None:
-                bar = tasks[name] = progress.add_task(name, total=None)
-            progress.update(bar, completed=done, total=total or None)
-
-        key = key or out.with_name(out.name + ".key")
-        manifest = ingest_folder(folder, questions, out, key, options, workers or os.cpu_count() or 1, watch, ledger)
+    key = key or out.with_name(out.name + ".key")
+    progress = Terminal(stderr=True, quiet=quiet)
+    manifest = _ingest(progress, folder, questions, out, key, options, workers or os.cpu_count() or 1, ledger)
+    console = Terminal(quiet=quiet or as_json)
+    if as_json:
+        typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
     _show(console, manifest.counts)
     if read_binding(out) is None:
         console.print(
@@ -75,8 +72,43 @@ def ingest(
     )
 
 
-def _show(console: Terminal, counts: Counts) -> None:
+def _ingest(console: Terminal, folder: Path, questions: Path, out: Path, key: Path, *settings: Any) -> "Manifest":
+    """The store's manifest; a bar for each stage on a terminal, a line elsewhere. `settings`: see `ingest_folder`."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from medfedvqa.ingest.ingest import ingest as ingest_folder
+
+    options, workers, ledger = settings
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    timing = TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, *timing, console=console, disable=not console.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, done: int, total: int) -> None:
+            bar = tasks.get(name)
+            if bar is None:
+                bar = tasks[name] = progress.add_task(name, total=None)
+                if not console.is_terminal:
+                    console.print(name)
+            progress.update(bar, completed=done, total=total or None)
+
+        return ingest_folder(folder, questions, out, key, options, workers, watch, ledger)
+
+
+def _show(console: Terminal, counts: "Counts") -> None:
     """Counts and reasons, no names."""
+    from rich.table import Table
+
+    from medfedvqa.ingest.refusal_reasons import MEANINGS
+
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")
     table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")

@@ -1,32 +1,40 @@
 """`medfedvqa jobs export`: job folders for `nvflare job submit`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfedvqa.cli.plugins import PluginOption, allow_plugins
-from medfedvqa.cli.run import (
+from medfedvqa.cli.options import (
     CommitteeOption,
     DPOption,
+    EpochsOption,
     EpsilonOption,
     GatherOption,
+    MethodArgument,
+    MethodOptions,
     MostNormOption,
+    RoundsOption,
     SecaggOption,
-    asked_committee,
     named_values,
+    parsed_committee,
+    writable,
 )
+from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.federation.job_terms import Terms
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.job_terms import Terms
 
 
 def export_command(
-    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.")],
-    option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE; repeatable.")] = None,
-    data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = ANY_DATA,
+    method: MethodArgument,
+    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.", callback=writable)],
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    option: MethodOptions = None,
+    data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = "any",
     backbone: Annotated[str, typer.Option(help="Name of the backbone that every site loads.")] = "medclip-slake",
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     epsilon: EpsilonOption = None,
@@ -37,7 +45,9 @@ def export_command(
     most_norm: MostNormOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
-    site: Annotated[list[str] | None, typer.Option(help="With --kit: a site that may take part; repeatable.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
+    ] = None,
     days: Annotated[float, typer.Option(help="With --kit: days until the job expires.", min=0.01, max=31)] = 7.0,
     plugin: PluginOption = None,
 ) -> None:
@@ -47,32 +57,34 @@ def export_command(
     signed, it runs once: jobs under differential privacy need that. Without them a site runs the folder as often a day
     as its policy says.
     """
+    from medfedvqa.cli.job_options import checked_job
     from medfedvqa.federation.flare.recipe import export_job
 
     allow_plugins(plugin)
     job = {
         "method": method,
-        "options": named_values(option or []),
+        "options": named_values(option or [], rounds=rounds, local_epochs=local_epochs),
         "data": data,
         "backbone": backbone,
         "seed": seed,
         "dp": named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
-        "committee": asked_committee(committee),
+        "committee": parsed_committee(committee),
         "gather": gather,
         "most_norm": most_norm,
         "min_sites": min_sites,
     }
-    spec = JobSpec.from_dict(job)
+    spec = checked_job(job)
     if kit or site:
         spec = spec.model_copy(update={"terms": _terms(kit, site, days)})
     export_job(spec, out)
     Terminal().print(f"Submit it by: nvflare job submit -j {sentence(out)}", soft_wrap=True)
 
 
-def _terms(kit: Path | None, sites: list[str] | None, days: float) -> Terms:
+def _terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
     """Raises `ConfigError`."""
     from medfedvqa.federation.flare.certificates import federation_of
+    from medfedvqa.federation.job_terms import Terms
 
     root = kit / "startup" / "rootCA.pem" if kit else None
     if root is None or not root.is_file() or not sites:

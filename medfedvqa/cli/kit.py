@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, sentence
 
 
@@ -27,7 +28,10 @@ def prepare_command(
 def root_command(
     project: Annotated[Path, typer.Argument(help="A project's folder as `nvflare provision` made it, with `state`.")],
     out: Annotated[
-        Path, typer.Option(help="The folder to write; must not exist. It holds the root key: keep it safe.")
+        Path,
+        typer.Option(
+            help="The folder to write; must not exist. It holds the root key: keep it safe.", callback=writable
+        ),
     ],
 ) -> None:
     """Write a provisioned project's root certificate and key for `nvflare cert approve`: new sites keep their keys."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +13,9 @@ from medfedvqa.cli.terminal import plain
 
 def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
     """What left each site in all, by tensor, from the site's own log."""
-    table = Table("site", "tensor", "releases", "bytes", title="What left each site (from its audit log)")
+    table = Table(box=box.SIMPLE_HEAD, title="What left each site (from its audit log)")
+    for name, numeric in (("site", False), ("tensor", False), ("releases", True), ("bytes", True)):
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for site, folder in folders.items():
         total = totals(folder)
         for tensor in total.tensors:

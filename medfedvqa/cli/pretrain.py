@@ -3,34 +3,37 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from medfedvqa.cli.roots import BENCHMARKS
+from medfedvqa.cli.options import QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
-from medfedvqa.errors import ConfigError
 
 
 def pretrain(
     data_root: Annotated[Path, typer.Option(help="The data folder: holds open/ and the benchmark's folder.")],
-    out: Annotated[Path, typer.Option(help="The safetensors file to write; its model card lies beside it.")],
-    benchmark: Annotated[str, typer.Option(help="slake, vqa-rad, or none: whose questions are learned.")] = "none",
+    out: Annotated[
+        Path, typer.Option(help="The safetensors file to write; its model card lies beside it.", callback=writable)
+    ],
+    benchmark: Annotated[
+        Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set whose questions are learned, or none.")
+    ] = "none",
     steps: Annotated[int, typer.Option(help="Training steps of 96 pictures.", min=1)] = 1500,
     start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,
     share_alike: Annotated[bool, typer.Option(help="Use the share-alike set (MedNIST) too.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")] = 7,
+    quiet: QuietOption = False,
 ) -> None:
     """Train the small CLIP on open data. Resumes if interrupted; uses a GPU where there is one."""
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from medfedvqa.pretraining.card import write_card
     from medfedvqa.pretraining.corpus import load
     from medfedvqa.pretraining.train import Recipe, stages_of, train, write_weights
 
-    if benchmark != "none" and benchmark not in BENCHMARKS:
-        raise ConfigError(f"unknown benchmark '{benchmark}'; there is: none, {', '.join(BENCHMARKS)}")
-    console = Terminal()
+    console = Terminal(quiet=quiet)
     stages = stages_of(start) if start else []
     with console.status("Reading pictures"):
         corpus = load(data_root, None if benchmark == "none" else benchmark, share_alike)

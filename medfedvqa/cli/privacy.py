@@ -1,47 +1,64 @@
 """`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, and the ledger that says so."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from audits import read
+from medfedvqa.cli.options import JsonOption, writable
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job_budget import check_ledger, ledger_of, look_into, store_of
-from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest.ledger_binding import check_binding, note_head
-from medfedvqa.ingest.store import read_store
-from privacy import DPSettings, JobAccount, Ledger, PrivacyCost
-from privacy.ledger_folder import read_folder
-from privacy.withdrawn import WITHDRAWN, CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.site_config import SiteConfig
+    from privacy import JobAccount, Ledger, PrivacyCost
+    from privacy.ledger_accounts import Account
+    from privacy.withdrawn import CodeIdentity, Withdrawal
 
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """Columns; mu is exact without sampling, else the central limit's."""
 
 
-def settings_command() -> None:
+def settings_command(as_json: JsonOption = False) -> None:
     """List the settings of differential privacy with their defaults."""
+    from privacy import DPSettings
+
+    if as_json:
+        typer.echo(json.dumps({field.name: field.default for field in fields(DPSettings)}, indent=2))
+        return
     table = Table("setting", "default")
     for field in fields(DPSettings):
         table.add_row(field.name, json.dumps(field.default))
     Terminal().print(table)
 
 
-def spent_command(site: SiteFile) -> None:
+def spent_command(site: SiteFile, as_json: JsonOption = False) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
-    config, console = config_of(site), Terminal()
+    config = config_of(site)
+    accounts: tuple[Account, ...] = ()
+    if config.ledger.is_dir():
+        with _ledger(config) as ledger:
+            accounts = ledger.accounts(config.policy.delta)
+    withdrawn = _withdrawn(config, {job.job for account in accounts for job in account.jobs})
+    if as_json:
+        void = {job: withdrawal.sentence for job, withdrawal in withdrawn.items()}
+        cohorts = [asdict(account) for account in accounts]
+        typer.echo(json.dumps({"cohorts": cohorts, "withdrawn": void}, indent=2))
+    else:
+        _show_spent(config, accounts, withdrawn)
+
+
+def _show_spent(config: "SiteConfig", accounts: "tuple[Account, ...]", withdrawn: "Mapping[str, Withdrawal]") -> None:
+    console = Terminal()
     if not config.ledger.is_dir():
         console.print("No job under differential privacy has run here.")
-        return
-    with _ledger(config) as ledger:
-        accounts = ledger.accounts(config.policy.delta)
     for account in accounts:
         console.print(f"[bold]cohort {plain(account.cohort[:16])}[/], {account.patients} patients", highlight=False)
         table = Table("", *SPENT)
@@ -52,7 +69,7 @@ def spent_command(site: SiteFile) -> None:
             left = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
             console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
-    for job, withdrawal in _withdrawn(config, {job.job for account in accounts for job in account.jobs}).items():
+    for job, withdrawal in withdrawn.items():
         console.print(
             f"[bold red]job {plain(job)} has no valid epsilon[/]: {sentence(withdrawal.sentence)}", highlight=False
         )
@@ -60,7 +77,9 @@ def spent_command(site: SiteFile) -> None:
 
 def ledger_command(
     site: SiteFile,
-    export: Annotated[Path | None, typer.Option(help="Write all records to this new file, as JSON lines.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write all records to this new file, as JSON lines.", callback=writable)
+    ] = None,
     import_: Annotated[
         Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
     ] = None,
@@ -70,6 +89,9 @@ def ledger_command(
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
+    from medfedvqa.federation.job_budget import check_ledger, store_of
+    from medfedvqa.ingest.ledger_binding import check_binding
+
     config, console = config_of(site), Terminal()
     with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
@@ -89,8 +111,14 @@ def ledger_command(
             ledger.export(export)
 
 
-def _take_over(config: SiteConfig, ledger: Ledger, folder: Path) -> int:
+def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
     """Charges of a site's earlier ledger to the ledger that the sites of its store share; how many records."""
+    from medfedvqa.federation.job_budget import store_of
+    from medfedvqa.ingest.ledger_binding import note_head
+    from medfedvqa.ingest.store import read_store
+    from privacy import Ledger
+    from privacy.ledger_folder import read_folder
+
     store = store_of(config)
     if store is None:
         raise ConfigError("charges are taken over for the patients of a store, and this data set is none: use --import")
@@ -103,10 +131,13 @@ def _take_over(config: SiteConfig, ledger: Ledger, folder: Path) -> int:
     return written
 
 
-def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawal]:
+def _withdrawn(config: "SiteConfig", jobs: Collection[str]) -> "dict[str, Withdrawal]":
     """Jobs that ran under a withdrawn version, as the audit log tells; a job that is not in the log is not known."""
+    from privacy.withdrawn import WITHDRAWN, identities, withdrawal_of, withdrawals
+
     own = config.ledger / WITHDRAWN
-    listed, ran = withdrawals(own if own.exists() else None), dict[str, set[CodeIdentity]]()
+    listed = withdrawals(own if own.exists() else None)
+    ran: dict[str, set[CodeIdentity]] = {}
     for entry in read(config.audit) if config.audit.is_dir() else ():
         if entry.job is not None and entry.job in jobs:
             ran.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
@@ -114,7 +145,7 @@ def _withdrawn(config: SiteConfig, jobs: Collection[str]) -> dict[str, Withdrawa
     return {job: withdrawal for job, withdrawal in found.items() if withdrawal}
 
 
-def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
+def _jobs(accounts: "tuple[JobAccount, ...]") -> Table:
     several = len({job.site for job in accounts}) > 1
     table = Table("job", *(["site"] if several else []), "method", "epsilon by itself", "tasks reserved", "state")
     for job in accounts:
@@ -124,14 +155,16 @@ def _jobs(accounts: tuple[JobAccount, ...]) -> Table:
     return table
 
 
-def cells(one: PrivacyCost) -> list[str]:
+def cells(one: "PrivacyCost") -> list[str]:
     """The row of a table with columns `SPENT`."""
     return [f"{one.epsilon:.4f}", f"{one.rdp:.4f}", f"{one.prv:.4f}", f"{one.mu:.4f}", f"{one.delta:g}"]
 
 
 @contextmanager
-def _ledger(config: SiteConfig, shared: bool = False) -> Iterator[Ledger]:
+def _ledger(config: "SiteConfig", shared: bool = False) -> "Iterator[Ledger]":
     """The site's ledger; with `shared`, bound to the site's store as its next job would."""
+    from medfedvqa.federation.job_budget import ledger_of, look_into
+
     if not config.ledger.parent.is_dir():
         raise ConfigError("the folder that should hold the ledger does not exist: check 'ledger' in site.yml")
     with closing(ledger_of(config) if shared else look_into(config)) as ledger:

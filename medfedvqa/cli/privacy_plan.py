@@ -1,55 +1,110 @@
 """`medfedvqa privacy plan`: what a job would cost."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from audits import SitePolicy
-from medfedvqa.cli.privacy import SPENT, cells
-from medfedvqa.cli.run import DPOption, EpsilonOption, named_values
+from medfedvqa.cli.options import (
+    DPOption,
+    EpochsOption,
+    EpsilonOption,
+    JsonOption,
+    MethodArgument,
+    MethodOptions,
+    RoundsOption,
+    named_values,
+)
 from medfedvqa.cli.sites import config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job import JobSpec
-from privacy import DPEvent, fitting, merge_steps, spent
+
+if TYPE_CHECKING:
+    from audits import SitePolicy
+    from medfedvqa.federation.job import JobSpec
+    from privacy import DPEvent
 
 
 def plan_command(
-    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
-    option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE; repeatable.")] = None,
+    method: MethodArgument,
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    option: MethodOptions = None,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
-    site: Annotated[Path | None, typer.Option("--site", help="A site.yml: would this policy allow the job?")] = None,
+    site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
-    wanted = named_values(dp or [], epsilon=epsilon)
-    job = JobSpec.from_dict({"method": method, "options": named_values(option or []), "dp": wanted or None})
+    from medfedvqa.cli.job_options import checked_job
+
+    private = named_values(dp or [], epsilon=epsilon) or None
+    options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    job = checked_job({"method": method, "options": options, "dp": private})
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
-    built, console = job.build(), Terminal()
-    rounds = [one.events for one in built.plan()]
-    for event in merge_steps(event for events in rounds for event in events):
+    planned = [one.events for one in job.build().plan()]
+    if as_json:
+        typer.echo(json.dumps(_record(planned, job.dp.delta), indent=2))
+    else:
+        _show(planned, job.dp.delta)
+    if site is not None:
+        _check_policy(config_of(site).policy, job, planned)
+        if not as_json:
+            allowed = "The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left."
+            Terminal().print(allowed)
+
+
+def _milestones(tasks: int) -> list[int]:
+    """After how many tasks the cost is shown: the first, each quarter, the last."""
+    return sorted({1, -(-tasks // 4), -(-tasks // 2), tasks})
+
+
+def _record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from privacy import spent, summed
+
+    costs = [
+        {"tasks": done, **asdict(spent([event for one in planned[:done] for event in one], delta))}
+        for done in _milestones(len(planned))
+    ]
+    every = summed(event for events in planned for event in events)
+    return {"tasks": len(planned), "mechanisms": [event.to_dict() for event in every], "costs": costs}
+
+
+def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
+    from rich.table import Table
+
+    from medfedvqa.cli.privacy import SPENT, cells
+    from privacy import spent, summed
+
+    console = Terminal()
+    for event in summed(event for events in planned for event in events):
         console.print(
             f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
         )
     table = Table("after task", *SPENT)
-    for done in sorted({1, -(-len(rounds) // 4), -(-len(rounds) // 2), len(rounds)}):
-        events = [event for one in rounds[:done] for event in one]
-        table.add_row(f"{done} of {len(rounds)}", *cells(spent(events, job.dp.delta)))
+    for done in _milestones(len(planned)):
+        events = [event for one in planned[:done] for event in one]
+        table.add_row(f"{done} of {len(planned)}", *cells(spent(events, delta)))
     console.print(table)
-    if site is not None:
-        policy = config_of(site).policy
-        refused = policy.refusal(job.offer())
-        refusal = refused[1] if refused else _over(policy, rounds, job.dp.delta)
-        if refusal:
-            raise ConfigError(f"the site would refuse this job: {refusal}")
-        console.print("The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left.")
 
 
-def _over(policy: SitePolicy, rounds: list[tuple[DPEvent, ...]], delta: float) -> str | None:
+def _check_policy(policy: "SitePolicy", job: "JobSpec", planned: list[tuple["DPEvent", ...]]) -> None:
+    """Raises `ConfigError` with the reason for which the site would refuse the job."""
+    assert job.dp is not None
+    refused = policy.refusal(job.offer())
+    refusal = refused[1] if refused else _over(policy, planned, job.dp.delta)
+    if refusal:
+        raise ConfigError(f"the site would refuse this job: {refusal}")
+
+
+def _over(policy: "SitePolicy", rounds: list[tuple["DPEvent", ...]], delta: float) -> str | None:
     """Why a job goes over a policy's limit by itself, or None."""
+    from privacy import fitting, spent
+
     limits = [limit for limit in (policy.epsilon_limit, policy.max_epsilon_per_job) if limit is not None]
     cost = spent([event for one in rounds for event in one], delta).epsilon
     if not limits or cost <= min(limits):

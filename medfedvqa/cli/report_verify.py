@@ -3,20 +3,20 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from audits import EXIT_CODES, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.documents import bytes_of
+from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 from medfedvqa.version import code_digest
-from privacy.report import JoinedReport, SourceReport, join, read_report, registry_entry, verify_joined, verify_report
-from privacy.report.report_files import JSON
-from privacy.report.verify import as_record
+
+if TYPE_CHECKING:
+    from privacy.report import JoinedReport
 
 MARKS = {
     VerdictState.NOT_COMPARED: "not compared",
@@ -43,6 +43,9 @@ def verify_command(
 
     Exit code 0: all is shown; 1: something is broken; 2: nothing is broken, but something is not shown.
     """
+    from privacy.report import verify_report
+    from privacy.report.verify import as_record
+
     found = verify_report(path, VerifierKey.parse(key) if key else None, log, ledger, withdrawn, code_digest())
     if as_json:
         typer.echo(json.dumps(as_record(found), indent=2))
@@ -57,6 +60,8 @@ def verify_joined_command(
     key: KeysOption = None,
 ) -> None:
     """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
+    from privacy.report import verify_joined
+
     found = verify_joined(bytes_of(file), joined_of(reports, key))
     _show(found)
     raise typer.Exit(EXIT_CODES[found.state])
@@ -64,17 +69,25 @@ def verify_joined_command(
 
 def registry_command(
     report: Annotated[Path, typer.Argument(help="A report's folder.")],
-    out: Annotated[Path, typer.Option(help="The YAML file to write; must not exist.")],
+    out: Annotated[Path, typer.Option(help="The YAML file to write; must not exist.", callback=writable)],
 ) -> None:
     """Write an entry for the Differential Privacy Deployments Registry; what only the curator knows is left empty."""
+    import yaml
+
+    from privacy.report import read_report, registry_entry
+    from privacy.report.report_files import JSON
+
     if out.exists():
         raise ConfigError(f"'{out}' exists already: choose another file")
     entry = registry_entry(read_report(bytes_of(report / JSON)))
     write_whole(out, yaml.safe_dump(entry, sort_keys=False, width=100).encode())
 
 
-def joined_of(folders: list[Path], keys: list[str] | None) -> JoinedReport:
+def joined_of(folders: list[Path], keys: list[str] | None) -> "JoinedReport":
     """Raises `ConfigError` for a report that is broken, or of another key than the one given for its site."""
+    from privacy.report import SourceReport, join, read_report, verify_report
+    from privacy.report.report_files import JSON
+
     known = {key.name: key for key in map(VerifierKey.parse, keys or ())}
     given = []
     for folder in folders:

@@ -1,200 +1,226 @@
-"""`medfedvqa run`, `demo` and `methods`."""
+"""`medfedvqa run` and `demo`."""
 
-import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from medfedvqa.cli.display import Bars, show_results
-from medfedvqa.cli.log_totals import show_log_totals
+from medfedvqa.cli.options import (
+    BackboneFileOption,
+    BackboneOption,
+    CommitteeOption,
+    DataOption,
+    DeviceOption,
+    DPOption,
+    EngineName,
+    EpochsOption,
+    EpsilonOption,
+    GatherOption,
+    JsonOption,
+    MethodArgument,
+    MethodOptions,
+    MostNormOption,
+    OrgansOption,
+    OutOption,
+    QuietOption,
+    RootOption,
+    RoundsOption,
+    SecaggOption,
+    SeedOption,
+    SplitName,
+    ThreadsOption,
+    check_backbone_file,
+    named_values,
+    parsed_committee,
+)
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
-from medfedvqa.cli.privacy_matrix import markdown_matrix
-from medfedvqa.cli.roots import find_root
-from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.core import method_names, method_type
-from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Engine, plan
-from medfedvqa.federation.launch import run as run_launch
-from medfedvqa.models import bundled_for
+
+if TYPE_CHECKING:
+    from medfedvqa.cli.terminal import Terminal
+    from medfedvqa.federation.launch import Launch
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
 DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
 """The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes the same path in minutes."""
-
-DataOption = Annotated[
-    str,
-    typer.Option(help="vqa-rad, slake, phantom, or a store's folder; by default VQA-RAD if found, else phantom."),
-]
-RootOption = Annotated[
-    Path | None, typer.Option(help="The data set's folder, or the one above it. Default: $MEDFEDVQA_DATA.")
-]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.")]
-
-EpsilonOption = Annotated[
-    float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
-]
-SecaggOption = Annotated[
-    bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. From 3 sites.")
-]
-CommitteeOption = Annotated[
-    str | None,
-    typer.Option(help="With --secagg: how many sites compute, drawn if there are more, or NAME,NAME,.. Default: 8."),
-]
-GatherOption = Annotated[
-    str,
-    typer.Option(help="How the server combines uploads: mean; or trimmed, median, which bear some lying sites."),
-]
-MostNormOption = Annotated[
-    float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
-]
-DPOption = Annotated[
-    list[str] | None,
-    typer.Option("--dp", help="NAME=VALUE, another setting of differential privacy, see `privacy settings`."),
-]
+NEXT = """
+What to do next:
+  medfedvqa audit show {out}
+      lists every tensor that left a site
+  medfedvqa audit verify {out}
+      checks that every log is whole, and that others confirm it
+  medfedvqa audit ui {out}
+      shows the same in a browser on this machine
+  medfedvqa methods
+      lists other methods, for `medfedvqa run METHOD`
+docs/quickstart.md continues with your own data, privacy, and a federation of several machines."""
 
 
-def demo(data_root: RootOption = None, out: OutOption = None) -> None:
-    """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is found)."""
+def demo(
+    data_root: RootOption = None,
+    out: OutOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
     options = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
-    run("prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, options, out=out)
+    out = out or default_folder("demo", "prompt_pfl")
+    run(
+        "prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, options,
+        out=out, device=device, as_json=as_json, quiet=quiet,
+    )  # fmt: skip
+    if not as_json and not quiet:
+        typer.echo(NEXT.format(out=out))
 
 
 def run(
-    method: Annotated[str, typer.Argument(help="Name of a method, see `medfedvqa methods`.")],
+    method: MethodArgument,
     data: DataOption = "",
     data_root: RootOption = None,
     engine: Annotated[
-        str, typer.Option(help="local, simulator or provisioned (a loopback mTLS federation).")
+        EngineName,
+        typer.Option(
+            metavar="ENGINE",
+            help="Where sites run: local (in this process), simulator (FLARE's), or provisioned (a loopback mTLS "
+            "federation).",
+        ),
     ] = "local",
-    rounds: Annotated[int | None, typer.Option(help="Exchanges; the method's default is the paper's.")] = None,
-    local_epochs: Annotated[int | None, typer.Option(help="Passes over a site's rows per round.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE, any option of the method; repeatable.")
-    ] = None,
-    backbone: Annotated[
-        str, typer.Option(help="auto, a bundled name, ARCH/TAG of open_clip, hf-hub:NAME, or ARCH@LABEL.")
-    ] = "auto",
-    backbone_file: Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")] = None,
-    split: Annotated[str, typer.Option(help="official, or patient (disjoint by patient).")] = "official",
-    seed: Annotated[int, typer.Option(help="Seed of the split, the phantom set and training.", min=0)] = 0,
-    site: Annotated[list[str] | None, typer.Option(help="Only these organs; repeatable. Default: all.")] = None,
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    option: MethodOptions = None,
+    backbone: BackboneOption = "auto",
+    backbone_file: BackboneFileOption = None,
+    split: Annotated[
+        SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
+    ] = "official",
+    seed: SeedOption = 0,
+    site: OrgansOption = None,
     epsilon: EpsilonOption = None,
     dp: DPOption = None,
     secagg: SecaggOption = False,
     committee: CommitteeOption = None,
     gather: GatherOption = "mean",
     most_norm: MostNormOption = None,
-    threads: Annotated[int, typer.Option(help="Processor threads per site.", min=1)] = 1,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 1,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
     ] = None,
     out: OutOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
-    if not _is_engine(engine):
-        raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
+    progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
+    # What follows imports torch, which takes seconds.
+    from medfedvqa.cli.job_options import check_device, check_sites, checked_job, chosen_backbone
+    from medfedvqa.cli.roots import DRAWN, find_root
+    from medfedvqa.federation.launch import plan
+
     allow_plugins(plugin)
     import_modules(module, engine)
-    reader, root = find_root(data, data_root)
     options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    job = JobSpec.from_dict(
+    sites = tuple(site or ())
+    reader, root = find_root(data, data_root)
+    check_device(device)
+    files = check_backbone_file(backbone, backbone_file)
+    job = checked_job(
         {
             "method": method,
             "options": options,
             "data": reader,
             "split": {"kind": split, "seed": seed},
-            "backbone": bundled_for(reader) if backbone == "auto" else backbone,
+            "backbone": chosen_backbone(backbone, reader),
             "seed": seed,
             "dp": named_values(dp or [], epsilon=epsilon) or None,
             "secagg": secagg,
-            "committee": asked_committee(committee),
+            "committee": parsed_committee(committee),
             "gather": gather,
             "most_norm": most_norm,
         }
     )
-    out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
-    files = {backbone: backbone_file} if backbone_file else {}
-    launch = plan(job, root, out, tuple(site or ()), threads, files, ledger)
-    console = Terminal()
-    console.print(
-        f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {plain(job.backbone)}, engine {engine}"
-    )
-    with _first_interrupt_stops(console) as stop, Bars(console, launch.sites) as bars:
-        results = run_launch(launch, engine, bars.watch, stop)
-    show_results(console, results)
-    show_log_totals(console, launch.audit_folders)
-    console.print(f"Results, plots and logs are in [bold]{sentence(out)}[/]", soft_wrap=True)
+    check_sites(reader, root, sites)
+    if not data and root is None:
+        progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)
+    launch = plan(job, root, out or default_folder(method, reader), sites, threads, files, ledger, device)
+    results = _watched(launch, engine, progress)
+    _finish(launch, results, as_json, quiet)
 
 
-def methods(
-    matrix: Annotated[bool, typer.Option("--matrix", help="Which run privately and on shares, as Markdown.")] = False,
-) -> None:
-    """List methods and their options with defaults."""
-    if matrix:
-        typer.echo(markdown_matrix(), nl=False)
+def default_folder(*parts: str) -> Path:
+    """Where a run writes that was given no folder."""
+    return Path("runs") / "-".join((*parts, time.strftime("%Y%m%d-%H%M%S")))
+
+
+def announced(text: str, quiet: bool) -> "Terminal":
+    """The console for progress, on which the first line stands before anything slow is imported."""
+    from importlib.util import find_spec
+
+    from medfedvqa.cli.terminal import Terminal, sentence
+
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    progress = Terminal(stderr=True, quiet=quiet)
+    progress.print(sentence(text), highlight=False, soft_wrap=True)
+    return progress
+
+
+def _watched(launch: "Launch", engine: EngineName, progress: "Terminal") -> dict[str, Any]:
+    """The results of the run, with its stages shown."""
+    from medfedvqa.cli.progress import Stages
+    from medfedvqa.cli.terminal import plain
+    from medfedvqa.federation.launch import run as run_launch
+
+    job, count = launch.job, len(launch.sites)
+    facts = f"backbone {plain(job.backbone)}, engine {engine}, device {plain(launch.device)}"
+    sites = "1 site" if count == 1 else f"{count} sites"
+    progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
+    if engine != "local":
+        progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
+    config = job.build().config
+    baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
+    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+        return run_launch(launch, engine, stages.watch, stop)
+
+
+def _finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """What left each site, where the results are, and last the accuracies."""
+    import json
+
+    from medfedvqa.cli.display import show_results
+    from medfedvqa.cli.log_totals import show_log_totals
+    from medfedvqa.cli.terminal import Terminal, sentence
+
+    if as_json:
+        typer.echo(json.dumps({**results, "folder": str(launch.out)}, indent=2))
         return
-    console = Terminal()
-    for name in method_names():
-        kind = method_type(name)
-        table = Table("option", "default", "meaning", title=name, title_justify="left")
-        for option, field in kind.config_type.model_fields.items():
-            table.add_row(option, plain(json.dumps(field.default)), sentence(field.description or ""))
-        console.print((kind.__doc__ or "").strip().split("\n")[0])
-        console.print(table)
-
-
-def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
-    """What NAME=VALUE pairs say, values as JSON or else as text, beside what has an option of its own.
-
-    Raises `ConfigError` for a text without an equals sign.
-    """
-    options = {name: value for name, value in named.items() if value is not None}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator:
-            raise ConfigError(f"'{pair}' is not NAME=VALUE")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
-    return options
-
-
-def asked_committee(text: str | None) -> int | list[str] | None:
-    """A number, or names."""
-    if text is None:
-        return None
-    return int(text) if text.isdecimal() else text.split(",")
-
-
-def _is_engine(name: str) -> TypeGuard[Engine]:
-    return name in get_args(Engine)
+    console = Terminal(quiet=quiet)
+    show_log_totals(console, launch.audit_folders)
+    console.print(f"Results, plots and logs are in [bold]{sentence(launch.out)}[/]", soft_wrap=True)
+    show_results(console, results)
 
 
 @contextmanager
-def _first_interrupt_stops(console: Console) -> Iterator[Callable[[], bool]]:
+def _first_interrupt_stops(console: "Terminal") -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks the run to end with the round and evaluate; the second ends it at once."""
-    asked = False
+    import signal
 
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+    stopping = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        asked = True
+        stopping = True
         console.print("Stopping after this round; results so far will be evaluated. Ctrl-C again ends at once.")
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, stop)
     try:
-        yield lambda: asked
+        yield lambda: stopping
     finally:
         signal.signal(signal.SIGINT, before)

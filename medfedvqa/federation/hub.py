@@ -55,12 +55,13 @@ Engine = Callable[[TaskCall], dict[str, Reply]]
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """Progress, for whoever watches: a site answered a task."""
+    """Progress, for whoever watches: a task was sent to the sites, or a site answered it."""
 
     round: int
     rounds: int
     task: str
-    site: str
+    site: str | None
+    """The site that answered; None if the task was sent."""
 
 
 class ServerHub:
@@ -153,6 +154,7 @@ class ServerHub:
         def answered(site: str) -> None:
             self._watch(TaskAnswer(self._round, self._planned, task, site))
 
+        self._watch(TaskAnswer(self._round, self._planned, task, None))
         beside = {} if self._notary is None else self._notary.outgoing(messages)
         replies = self._call(TaskCall(task, self._round, messages, answered, excused, beside))
         replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from audits import Outcome, read
 from medfedvqa.data import load_site, organs
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
@@ -37,6 +38,8 @@ class Launch:
     threads: int = 1
     """Processor threads per site."""
     backbone_files: Mapping[str, Path] | None = None
+    device: str = "cpu"
+    """Where every site trains."""
     ledger: Path | None = None
     """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
 
@@ -68,6 +71,7 @@ def plan(
     threads: int = 1,
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
+    device: str = "cpu",
 ) -> Launch:
     """Check everything that can be checked without training; writes nothing.
 
@@ -76,10 +80,13 @@ def plan(
     check_new(out, "a run")
     if ledger is not None and job.data != "store":
         raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
+    if len(set(sites)) < len(sites):
+        twice = next(site for site in sites if sites.count(site) > 1)
+        raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, ledger)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
     if job.dp is not None and job.data == "store" and root is not None:
         _check_ledger(root, launch.ledger_of(sites[0]))
     for site in sites:
@@ -114,6 +121,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
                 threads=launch.threads,
+                device=launch.device,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
                 ledger=str(launch.ledger_of(site)),
@@ -145,8 +153,21 @@ def run(
         # FLARE takes seconds to import, and the in-process engine does without it.
         from medfedvqa.federation.flare.engine import run_on_flare
 
-        results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+        try:
+            results = run_on_flare(launch.job, paths, launch.out, engine, watch, stop)
+        except FederationError as error:
+            raise FederationError(f"{str(error).rstrip('.')}{refusals_of(launch)}") from None
     return _with_kept_scores(launch, results) if launch.job.keeps_scores else results
+
+
+def refusals_of(launch: Launch) -> str:
+    """Why sites of this machine refused the job, from their own logs: a server is told no more than a code."""
+    reasons = []
+    for site, folder in launch.audit_folders.items():
+        refused = [entry for entry in read(folder) if entry.outcome is Outcome.REFUSED] if folder.is_dir() else []
+        if refused and refused[-1].reason:
+            reasons.append(f"; the log of '{site}' says: {refused[-1].reason}")
+    return "".join(reasons)
 
 
 def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]:

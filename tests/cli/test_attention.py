@@ -62,10 +62,10 @@ def test_it_writes_to_a_new_file_on_this_machine_only(medfedvqa, tmp_path, monke
     ("more", "said"),
     [
         (("--row", "9999"), "numbered from 0"),
-        (("--row", "0", "--part", "all"), "--part is"),
+        (("--row", "0", "--part", "all"), "'all' is not one of"),
         (("--row", "0", "--run", "nothing"), "name a finished run"),
     ],
 )
 def test_wrong_arguments_are_named(medfedvqa, tmp_path, more, said) -> None:
     done = medfedvqa("attention", "--data", "phantom", "--site", "site-001", *more, "--out", str(tmp_path / "map.png"))
-    assert done.returncode == 1 and said in done.stderr and not list(tmp_path.iterdir())
+    assert done.returncode in (1, 2) and said in done.stderr and not list(tmp_path.iterdir())

@@ -80,19 +80,25 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "prompt_pfi", "--data", "phantom"], "unknown method; there is: "),
-        (["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"], "an unknown key; the keys are "),
+        (["run", "prompt_pfi", "--data", "phantom"], "there is no method 'prompt_pfi': did you mean 'prompt_pfl'?"),
+        (
+            ["run", "prompt_pfl", "--data", "phantom", "-O", "round=3"],
+            "there is no option 'round' of 'prompt_pfl': did you mean 'rounds'?",
+        ),
         (["run", "prompt_pfl", "--data", "phantom", "-O", "rounds"], "NAME=VALUE"),
         (["run", "prompt_pfl", "--data", "mri"], "unknown data 'mri'"),
-        (["run", "prompt_pfl", "--data", "slake", "--data-root", "/nowhere"], "no slake data"),
-        (["run", "prompt_pfl", "--data", "phantom", "--engine", "cloud"], "unknown engine 'cloud'"),
+        (["run", "prompt_pfl", "--data", "slake", "--data-root", "/nowhere"], "of --data-root does not exist"),
+        (
+            ["run", "prompt_pfl", "--data", "phantom", "--engine", "cloud"],
+            "'cloud' is not one of 'local', 'simulator', 'provisioned'",
+        ),
         (["run", "prompt_pfl", "--data", "phantom", "--backbone", "clip"], "unknown backbone 'clip'"),
         (["audit", "verify", "/nowhere"], "no"),
         (["run", "prompt_pfl", "--data", "phantom", "--epsilon", "-1"], "'epsilon'"),
         (["run", "prompt_pfl", "--data", "phantom", "--dp", "noise=1"], "'count_noise'"),
         (
             ["run", "prompt_pfl", "--data", "phantom", "--epsilon", "1", "--dp", "sigma=2"],
-            "'dp' has an unknown key",
+            "there is no setting of differential privacy 'sigma'",
         ),
         (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "2"], "at least 3 sites"),
         (["run", "prompt_pfl", "--data", "phantom", "--secagg", "--committee", "head,chest"], "at least 3 sites"),
@@ -117,11 +123,11 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
 
 
 def test_a_benchmark_does_not_begin_in_a_file(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
-    """Its folder may be there already, to be gone on with; a file in its place is one sentence."""
+    """Its folder may be there already, to be continued; a file in its place is one sentence."""
     file = tmp_path / "file"
     file.touch()
     done = medfedvqa("benchmark", "--data", "phantom", "--out", str(file))
-    assert done.returncode == 2 and "is a file" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "is a file" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,13 @@ def test_a_committee_is_asked_for_by_its_size_or_by_its_members(
         assert f'"committee": {json.dumps(committee)}' in json.dumps(json.loads(config.read_text()))
 
 
-def test_options_of_a_method_are_listed_with_their_defaults(medfedvqa: Callable[..., Any]) -> None:
-    """`methods` shows each option, its default and what it means."""
-    done = medfedvqa("methods")
+def test_options_of_a_method_are_listed_with_types_defaults_and_sources(medfedvqa: Callable[..., Any]) -> None:
+    """`methods` is a short table; `methods NAME` shows each option's type, default and meaning, and the paper."""
+    every = medfedvqa("methods")
+    assert every.returncode == 0 and "decay_every" not in every.stdout and len(every.stdout.splitlines()) < 60
+    done = medfedvqa("methods", "prompt_pfl")
     assert done.returncode == 0 and "decay_every" in done.stdout and "(paper: 30)" in done.stdout
+    told = json.loads(medfedvqa("methods", "fedprox", "--json").stdout)
+    (mu,) = [option for option in told["options"] if option["name"] == "mu"]
+    assert mu["default"] == 0.01 and mu["type"].startswith("number, 0 to") and "MLSys 2020" in told["source"]
+    assert "did you mean 'fedprox'" in medfedvqa("methods", "fedprx").stderr

@@ -63,7 +63,7 @@ def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, mo
     quick = ("--rounds", "1", "--local-epochs", "1", "-O", "tuning=classifier")
     done = medfedvqa("run", "fedavg", "--data", "mine", *quick, "--out", "run")
     assert done.returncode == 0, done.stderr
-    assert Path("run/results.json").is_file() and "on store, 1 sites" in done.stdout
+    assert Path("run/results.json").is_file() and "on store, 1 site," in done.stderr
     [site] = Path("run/sites").iterdir()
     done = medfedvqa("privacy", "report", "--site", str(site / "site.yml"), "--no-network", "--out", "report")
     assert done.returncode == 0, done.stderr

@@ -77,14 +77,18 @@ def test_a_finished_model_has_rows_beside_the_released_one_and_those_trained_alo
     """Golden; and the terminal shows the same rows."""
     results = write_results(tmp_path, replace(facts, method="fedavg"), history, kept)
     assert markdown_table(results).startswith(GOLDEN_KEPT)
-    console = Console(width=200, file=io.StringIO())
-    show_results(console, results)
-    terminal = console.file.getvalue()
-    rows = GOLDEN_KEPT.splitlines()[2:]
-    assert len(rows) == 6
-    for line in rows:
-        label, chest = (cell.strip() for cell in line.split("|")[1:3])
-        assert f"{label} " in terminal and chest.replace(" %", "") in terminal
+    for width in (200, 80):
+        console = Console(width=width, file=io.StringIO())
+        show_results(console, results)
+        terminal = console.file.getvalue()
+        rows = GOLDEN_KEPT.splitlines()[2:]
+        assert len(rows) == 6 and max(map(len, terminal[terminal.index("Closed") :].splitlines())) <= width
+        for line in rows:
+            label, chest = (cell.strip() for cell in line.split("|")[1:3])
+            accuracy, interval = chest.split(" % ")
+            short = interval.strip("[]").replace(", ", "–")
+            assert label.split()[0].rstrip(",").split("-")[-1] in terminal
+            assert (f"{accuracy} {interval}" if width == 200 else short) in terminal and accuracy in terminal
 
 
 def test_a_model_that_no_site_trained_has_no_row(

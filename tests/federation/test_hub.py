@@ -75,10 +75,10 @@ def test_no_round_begins_after_a_stop() -> None:
     assert done == [1, 2] and len(hub.history.rounds) == 2
 
 
-def test_every_answer_of_a_site_is_an_event() -> None:
-    """Whoever watches sees each site's answer to each task, with the round and how many are planned."""
+def test_every_task_and_every_answer_of_a_site_is_an_event() -> None:
+    """Whoever watches sees that a task is sent, then each site's answer, with the round and how many are planned."""
     seen: list[TaskAnswer] = []
     hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE, watch=seen.append)
     for _ in hub.rounds(2):
         hub.collect("train")
-    assert seen == [TaskAnswer(number, 2, "train", site) for number in (1, 2) for site in SITES]
+    assert seen == [TaskAnswer(number, 2, "train", site) for number in (1, 2) for site in (None, *SITES)]

@@ -1,0 +1,71 @@
+"""From the options of a command to a checked job: unknown names are answered with the nearest known ones."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfedvqa.cli.near_miss import check_name, suggestion
+from medfedvqa.cli.roots import PHANTOM
+from medfedvqa.core import method_names, method_type
+from medfedvqa.data import organs
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.models import bundled_for
+from medfedvqa.models.bundled import BUNDLED
+from privacy import DPSettings
+
+
+def checked_job(job: dict[str, Any]) -> JobSpec:
+    """The job. Raises `ConfigError` for names that do not exist, with the nearest that do, and for bad values."""
+    check_method(job["method"])
+    check_options(job["method"], job.get("options", {}))
+    for name in job.get("dp") or {}:
+        known = [field.name for field in fields(DPSettings)]
+        check_name("setting of differential privacy", name, known, "`medfedvqa privacy settings` lists them")
+    if "backbone" in job:
+        check_backbone(job["backbone"])
+    return JobSpec.from_dict(job)
+
+
+def check_method(name: str) -> None:
+    """Raises `ConfigError` for an unknown method."""
+    check_name("method", name, method_names(), "`medfedvqa methods` lists them")
+
+
+def check_options(method: str, options: dict[str, Any]) -> None:
+    """Raises `ConfigError` for an option that the method does not have."""
+    for name in options:
+        known = [*method_type(method).config_type.model_fields]
+        check_name("option", name, known, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
+
+
+def check_backbone(name: str) -> None:
+    """Raises `ConfigError` for a plain name that no bundled backbone has; others are for the loader to judge."""
+    if not any(mark in name for mark in "/@:") and name not in BUNDLED:
+        close = suggestion(name, [*BUNDLED, "auto"])
+        known = f"the bundled ones are {', '.join(BUNDLED)}; others are written ARCH/TAG, hf-hub:NAME or ARCH@LABEL"
+        raise ConfigError(f"unknown backbone '{name}': {close or known}")
+
+
+def chosen_backbone(name: str, reader: str) -> str:
+    """The backbone's name; `auto` and nothing mean the bundled one that has not seen the data."""
+    return bundled_for(reader) if name in ("", "auto") else name
+
+
+def check_device(name: str) -> None:
+    """Raises `ConfigError` for a device that this machine does not have."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(f"the device '{name}' is not available here: use --device cpu, or cuda on a GPU") from None
+
+
+def check_sites(reader: str, root: Path | None, sites: tuple[str, ...]) -> None:
+    """Raises `ConfigError` for a site that a published set does not have; the phantom set draws any."""
+    if reader != PHANTOM and sites:
+        known = organs(reader, root)
+        for name in sites:
+            check_name("site", name, known, f"the sites of {reader} are {', '.join(known)}")

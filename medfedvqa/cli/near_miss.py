@@ -1,0 +1,26 @@
+"""What somebody may have meant who typed a name that does not exist."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from medfedvqa.errors import ConfigError
+
+MOST, LEAST = 2, 0.65
+"""Names that one suggestion holds at most, and their least similarity to what was typed, from 0 to 1."""
+
+
+def suggestion(typed: str, names: Iterable[str]) -> str:
+    """`did you mean 'rounds'?` for a name that resembles one of `names`; empty if none does."""
+    lowered = {name.lower().lstrip("-"): name for name in names}
+    close = get_close_matches(typed.lower().lstrip("-"), lowered, MOST, cutoff=LEAST)
+    return f"did you mean {' or '.join(repr(lowered[name]) for name in close)}?" if close else ""
+
+
+def check_name(kind: str, typed: str, names: Iterable[str], hint: str, owner: str = "") -> None:
+    """Raises `ConfigError` unless `typed` is one of `names`: with the nearest of them, or else with `hint`.
+
+    `owner`: words behind the name, as ` of 'fedavg'`.
+    """
+    known = tuple(names)
+    if typed not in known:
+        raise ConfigError(f"there is no {kind} '{typed}'{owner}: {suggestion(typed, known) or hint}")

@@ -1,0 +1,165 @@
+"""Options that several commands share, each under one name. Importing them imports nothing that takes long."""
+
+import json
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from re import MULTILINE, findall
+from typing import Annotated, Any, Literal
+
+import typer
+
+from medfedvqa.errors import ConfigError
+
+SETS = ("vqa-rad", "slake", "store", "phantom")
+"""The built-in readers, for a shell: `medfedvqa.data.READERS` takes seconds to import."""
+ENTRY_POINTS = "medfedvqa.methods"
+
+EngineName = Literal["local", "simulator", "provisioned"]
+GatherName = Literal["mean", "trimmed", "median"]
+SplitName = Literal["official", "patient"]
+
+
+def method_words(incomplete: str) -> list[str]:
+    """Names of methods for a shell, read from the source files: importing them takes seconds."""
+    folder = Path(__file__).parents[1] / "methods"
+    texts = (path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    names = {name for text in texts for name in findall(r'^    name = "(\w+)"$', text, MULTILINE)}
+    names |= {entry.name for entry in entry_points(group=ENTRY_POINTS)}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def set_words(incomplete: str) -> list[str]:
+    """Names of data sets for a shell."""
+    return [name for name in SETS if name.startswith(incomplete)]
+
+
+def writable(out: Path | None) -> Path | None:
+    """The place that a command is to write to. Raises `ConfigError` if it cannot be written, before any work."""
+    if out is None:
+        return None
+    existing = out.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if existing != out.absolute() and not existing.is_dir():
+        raise ConfigError(f"'{out}' cannot be written, because '{existing}' is a file: choose another place")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"'{out}' cannot be written, because '{existing}' is read-only: choose another place")
+    return out
+
+
+MethodArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a method; `medfedvqa methods` lists them.", autocompletion=method_words, show_default=False
+    ),
+]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="The data set: vqa-rad, slake, phantom (drawn), store, or the folder of a store. By default VQA-RAD from "
+        "--data-root or $MEDFEDVQA_DATA, and the drawn set only if neither is given.",
+        autocompletion=set_words,
+    ),
+]
+RootOption = Annotated[
+    Path | None, typer.Option(help="The data set's folder, or the one above it. Default: $MEDFEDVQA_DATA.")
+]
+BackboneOption = Annotated[
+    str,
+    typer.Option(
+        help="The frozen backbone: auto (a bundled one that has not seen the data), a bundled name, ARCH/TAG of "
+        "open_clip, hf-hub:NAME, or ARCH@LABEL."
+    ),
+]
+BackboneFileOption = Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")]
+RoundsOption = Annotated[int | None, typer.Option(help="Rounds of the federation. Default: the method's.", min=1)]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="Passes over a site's rows in each round. Default: the method's.", min=1)
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-O",
+        metavar="NAME=VALUE",
+        help="Any option of the method, as `medfedvqa methods NAME` lists them; repeatable. `-O rounds=3` is another "
+        "way to write `--rounds 3`.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the split, the drawn set and the training.", min=0)]
+OrgansOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
+]
+ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
+DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
+EpsilonOption = Annotated[
+    float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
+]
+DPOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dp",
+        metavar="NAME=VALUE",
+        help="Another setting of differential privacy, as `medfedvqa privacy settings` lists them; repeatable.",
+    ),
+]
+SecaggOption = Annotated[
+    bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. Needs 3 sites.")
+]
+CommitteeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|NAME,NAME,..",
+        help="With --secagg: how many sites compute (drawn if there are more), or which. Default: at most 8.",
+    ),
+]
+GatherOption = Annotated[
+    GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
+]
+MostNormOption = Annotated[
+    float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.", callback=writable)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables, only errors.")]
+
+
+def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
+    """The values of NAME=VALUE pairs, as JSON or else as text, with those that have an option of their own.
+
+    Raises `ConfigError` for a text without an equals sign, and for a name that is given twice with two values.
+    """
+    options = {name: value for name, value in named.items() if value is not None}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"'{pair}' is not NAME=VALUE, as in -O learning_rate=0.001")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        if name in options and options[name] != value:
+            raise ConfigError(f"'{name}' is given twice with two values: give it once")
+        options[name] = value
+    return options
+
+
+def parsed_committee(text: str | None) -> int | list[str] | None:
+    """The number of sites that compute, or their names."""
+    if text is None:
+        return None
+    return int(text) if text.isdecimal() else text.split(",")
+
+
+def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:
+    """The local checkpoints by name. Raises `ConfigError` for a file that is missing or that no backbone asks for."""
+    if file is None:
+        return {}
+    if "@" not in backbone:
+        raise ConfigError("--backbone-file belongs to a backbone ARCH@LABEL: give one by --backbone")
+    if not file.exists():
+        raise ConfigError("the file of --backbone-file does not exist: check its path")
+    return {backbone: file}
