@@ -22,6 +22,7 @@ FLOORS = [
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
     {"medfedvqa.benchmark", "medfedvqa.report"},
+    {"medfedvqa.library"},
     {"medfedvqa.cli"},
 ]
 PACKAGES = ("audits", "privacy", "medfedvqa")

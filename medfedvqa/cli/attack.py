@@ -12,10 +12,10 @@ from audits import epsilon_lower_bound
 from medfedvqa.attack.audit import AuditPlan, audit, write
 from medfedvqa.attack.controls import Fault, Trial
 from medfedvqa.cli.display import Bars
-from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, DPOption, EpsilonOption, RootOption, named_values
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.data import organs
+from medfedvqa.data.data_roots import find_root
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, check_new, plan
 from medfedvqa.models import bundled_for

@@ -9,11 +9,11 @@ import torch
 import typer
 
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
-from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.run import DataOption, RootOption
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.core import Site, State
 from medfedvqa.data import Examples, Split, is_part, load_site
+from medfedvqa.data.data_roots import find_root
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.attention_map import draw_attention
 from medfedvqa.evaluation.results import RESULTS

@@ -14,10 +14,10 @@ from medfedvqa.benchmark.benchmark_table import Outcomes, cell, markdown
 from medfedvqa.benchmark.grid import Grid, outcomes, run
 from medfedvqa.benchmark.statistics import average
 from medfedvqa.benchmark.systems import BUDGET, chosen
-from medfedvqa.cli.roots import PHANTOM, find_root
 from medfedvqa.cli.run import DataOption, RootOption, named_values
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.data import organs, phantom
+from medfedvqa.data.data_roots import PHANTOM, find_root
 from medfedvqa.errors import ConfigError
 
 TABLE = "benchmark.md"

@@ -9,8 +9,8 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from medfedvqa.cli.roots import BENCHMARKS
 from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.data.data_roots import BENCHMARKS
 from medfedvqa.errors import ConfigError
 
 

@@ -2,11 +2,10 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,14 +14,14 @@ from rich.table import Table
 from medfedvqa.cli.display import Bars, show_results
 from medfedvqa.cli.log_totals import show_log_totals
 from medfedvqa.cli.privacy_matrix import markdown_matrix
-from medfedvqa.cli.roots import find_root
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.core import method_names, method_type
+from medfedvqa.data.data_roots import find_root
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Engine, plan
 from medfedvqa.federation.launch import run as run_launch
-from medfedvqa.models import bundled_for
+from medfedvqa.library.data_set import Data
+from medfedvqa.library.run_job import engine_of, launch_of
+from medfedvqa.library.training_job import Job
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
 DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
@@ -98,37 +97,31 @@ def run(
     out: OutOption = None,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
-    if not _is_engine(engine):
-        raise ConfigError(f"unknown engine '{engine}'; there is: {', '.join(get_args(Engine))}")
+    known = engine_of(engine)
     reader, root = find_root(data, data_root)
-    options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    job = JobSpec.from_dict(
-        {
-            "method": method,
-            "options": options,
-            "data": reader,
-            "split": {"kind": split, "seed": seed},
-            "backbone": bundled_for(reader) if backbone == "auto" else backbone,
-            "seed": seed,
-            "dp": named_values(dp or [], epsilon=epsilon) or None,
-            "secagg": secagg,
-            "committee": asked_committee(committee),
-            "gather": gather,
-            "most_norm": most_norm,
-        }
+    job = Job(
+        method,
+        method_options=named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+        dp=named_values(dp or [], epsilon=epsilon),
+        secagg=secagg,
+        committee=asked_committee(committee),
+        gather=gather,
+        most_norm=most_norm,
+        split=split,
+        seed=seed,
+        backbone=backbone,
     )
-    out = out or Path("runs") / f"{method}-{reader}-{time.strftime('%Y%m%d-%H%M%S')}"
     files = {backbone: backbone_file} if backbone_file else {}
-    launch = plan(job, root, out, tuple(site or ()), threads, files, ledger)
+    places: dict[str, Any] = {"out": out, "backbone_files": files, "ledger": ledger}
+    launch = launch_of(job, Data(reader, root), known, sites=site or (), threads=threads, **places)
     console = Terminal()
-    console.print(
-        f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {plain(job.backbone)}, engine {engine}"
-    )
+    trunk = plain(launch.job.backbone)
+    console.print(f"[bold]{method}[/] on {reader}, {len(launch.sites)} sites, backbone {trunk}, engine {engine}")
     with _first_interrupt_stops(console) as stop, Bars(console, launch.sites) as bars:
-        results = run_launch(launch, engine, bars.watch, stop)
+        results = run_launch(launch, known, bars.watch, stop)
     show_results(console, results)
     show_log_totals(console, launch.audit_folders)
-    console.print(f"Results, plots and logs are in [bold]{sentence(out)}[/]", soft_wrap=True)
+    console.print(f"Results, plots and logs are in [bold]{sentence(launch.out)}[/]", soft_wrap=True)
 
 
 def methods(
@@ -170,10 +163,6 @@ def asked_committee(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdecimal() else text.split(",")
-
-
-def _is_engine(name: str) -> TypeGuard[Engine]:
-    return name in get_args(Engine)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import add_scores, write_table
+from medfedvqa.federation.admission import has_device
 from medfedvqa.federation.hub import Event
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -38,6 +39,8 @@ class Launch:
     backbone_files: Mapping[str, Path] | None = None
     ledger: Path | None = None
     """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
+    device: str = "cpu"
+    """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`."""
 
     def ledger_of(self, site: str) -> Path:
         """The folder of a site's ledger: the sites of a store share one."""
@@ -67,6 +70,7 @@ def plan(
     threads: int = 1,
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
+    device: str = "cpu",
 ) -> Launch:
     """Check everything that can be checked without training; writes nothing.
 
@@ -75,10 +79,14 @@ def plan(
     check_new(out, "a run")
     if ledger is not None and job.data != "store":
         raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
+    if len(set(sites)) < len(sites):
+        raise ConfigError("a site is named twice: name each site once")
+    if not has_device(device):
+        raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, ledger)
+    launch = Launch(job, root, out, sites, threads, backbone_files, ledger, device)
     if job.dp is not None and job.data == "store" and root is not None:
         _check_ledger(root, launch.ledger_of(sites[0]))
     for site in sites:
@@ -112,6 +120,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 reader=launch.job.data,
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
+                device=launch.device,
                 threads=launch.threads,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),

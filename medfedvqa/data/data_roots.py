@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from medfedvqa.data import READERS
+from medfedvqa.data.readers import READERS
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
 
