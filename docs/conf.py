@@ -35,7 +35,7 @@ html_show_search_summary = False  # summaries are fetched, which browsers refuse
 
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
-        "Start": ["quickstart", "faq"],
+        "Start": ["quickstart", "library", "faq"],
         "Concepts": ["concepts"],
         "Methods": ["methods/index"],
         "Data": ["data", "ingest"],
@@ -65,8 +65,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     },
     "api/index": {
         "": [
-            *("api/methods", "api/data", "api/ingest", "api/models", "api/training", "api/evaluation"),
-            *("api/federation", "api/attack", "api/benchmark", "api/privacy", "api/audits"),
+            *("api/library", "api/core", "api/methods", "api/data", "api/ingest", "api/models", "api/training"),
+            *("api/evaluation", "api/federation", "api/attack", "api/benchmark", "api/privacy", "api/audits"),
         ]
     },
 }

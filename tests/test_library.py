@@ -229,7 +229,7 @@ class TestResults:
     ) -> None:
         """And one for the evaluation; without `progress` nothing is printed."""
         job = mv.Job("prompt_pfl", backbone=RANDOM, **SMALL)
-        places: dict[str, Any] = {"sites": SITES[:1], "backbone_files": {RANDOM: random_backbone}}
+        places: dict[str, Any] = {"sites": SITES, "backbone_files": {RANDOM: random_backbone}}
         mv.run(job, mv.load("phantom"), out=tmp_path / "loud", progress=True, **places)
         assert capsys.readouterr().out.splitlines() == ["round 1 of 2", "round 2 of 2", "evaluation"]
         mv.run(job, mv.load("phantom"), out=tmp_path / "quiet", **places)
@@ -266,7 +266,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "engine": (lambda out: started(out, engine="cloud"), "unknown engine 'cloud'"),
     "one site": (lambda out: started(out, sites="chest"), r"write sites=\['chest'\]"),
     "site twice": (lambda out: started(out, sites=["chest", "chest"]), "named twice"),
-    "unknown site": (lambda out: started(out, sites=["foot"]), "unknown organ"),
+    "unknown site": (lambda out: started(out, sites=["foot", "hand"]), "unknown organ"),
     "device": (lambda out: started(out, device="tpu"), "cannot train on 'tpu'"),
     "out": (lambda out: started(out.parent), "already holds a run"),
     "results": (lambda out: mv.Results.read(out), "give the folder of a run"),

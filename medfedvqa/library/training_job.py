@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.library.data_set import Data
 from medfedvqa.models import bundled_for
-from privacy import Spent, spent
+from privacy import PrivacyError, Spent, spent
 
 AUTO = "auto"
 
@@ -57,7 +58,10 @@ class Job:
             "gather": gather,
             "most_norm": most_norm,
         }
-        self._spec = JobSpec.from_dict(self._settings)
+        try:
+            self._spec = JobSpec.from_dict(self._settings)
+        except PrivacyError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def method(self) -> str:
