@@ -34,7 +34,7 @@ BROWSER = shutil.which("chromium")
 
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
-COMMAND = re.compile(r"(?<![\w/.-])medfedvqa (?=[a-z]).*")
+COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 SOURCE = re.compile(r"<(?:script|img|link|iframe|source|video|audio|object|embed|use)\b[^>]*>", re.IGNORECASE)
 REMOTE = re.compile(r"""(?:src|href|srcset|data)\s*=\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)

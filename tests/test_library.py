@@ -13,8 +13,10 @@ import matplotlib.figure
 import pytest
 
 import medfedvqa as mv
+from medfedvqa.cli import main
 from medfedvqa.core import method_type
 from medfedvqa.data import Row, VQAData, phantom, readers
+from medfedvqa.errors import ConfigError
 from medfedvqa.library import run_job
 
 ROOT = Path(__file__).parents[1]
@@ -321,8 +323,17 @@ def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path: Path, monkey
     assert run_job.new_folder("fedavg", "phantom") == Path("runs/fedavg-phantom-now-2")
 
 
-def test_the_command_line_takes_the_same_path() -> None:
-    """`medfedvqa run` and `privacy report` call the library's own functions."""
-    run, report = import_module("medfedvqa.cli.run"), import_module("medfedvqa.cli.report")
-    assert run.launch_of is run_job.launch_of and run.Job is mv.Job and run.Data is mv.Data
-    assert report.write_report is import_module("medfedvqa.library.site_report").write_report
+def test_the_command_line_takes_the_same_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`medfedvqa run` begins its run with the library's own function."""
+
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise ConfigError("the library is asked")
+
+    monkeypatch.setattr(run_job, "launch_of", refuse)
+    monkeypatch.setattr(import_module("medfedvqa.cli.run"), "launch_of", refuse, raising=False)
+    monkeypatch.setattr(sys, "argv", ["medfedvqa", "run", "prompt_pfl", "--data", "phantom"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "the library is asked" in capsys.readouterr().err

@@ -37,10 +37,10 @@ class Launch:
     threads: int = 1
     """Processor threads per site."""
     backbone_files: Mapping[str, Path] | None = None
+    device: str = "cpu"
+    """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
     ledger: Path | None = None
     """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
-    device: str = "cpu"
-    """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`."""
 
     def ledger_of(self, site: str) -> Path:
         """The folder of a site's ledger: the sites of a store share one."""
@@ -80,13 +80,14 @@ def plan(
     if ledger is not None and job.data != "store":
         raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
     if len(set(sites)) < len(sites):
-        raise ConfigError("a site is named twice: name each site once")
+        twice = next(site for site in sites if sites.count(site) > 1)
+        raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     if not has_device(device):
         raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, ledger, device)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
     if job.dp is not None and job.data == "store" and root is not None:
         _check_ledger(root, launch.ledger_of(sites[0]))
     for site in sites:
@@ -120,8 +121,8 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 reader=launch.job.data,
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
-                device=launch.device,
                 threads=launch.threads,
+                device=launch.device,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
                 ledger=str(launch.ledger_of(site)),
