@@ -37,7 +37,7 @@ html_show_search_summary = False  # summaries are fetched, which browsers refuse
 METHODS = Path(__file__).parent.joinpath("methods").glob("*.md")
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
-        "Start": ["quickstart", "commands", "faq"],
+        "Start": ["quickstart", "library", "commands", "faq"],
         "Concepts": ["concepts"],
         "Methods": ["methods/index", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],
@@ -65,8 +65,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     },
     "api/index": {
         "": [
-            *("api/methods", "api/data", "api/ingest", "api/models", "api/training", "api/evaluation"),
-            *("api/federation", "api/attack", "api/benchmark", "api/privacy", "api/audits"),
+            *("api/library", "api/core", "api/methods", "api/data", "api/ingest", "api/models", "api/training"),
+            *("api/evaluation", "api/federation", "api/attack", "api/benchmark", "api/privacy", "api/audits"),
         ]
     },
 }

@@ -11,7 +11,7 @@ FLOORS = [
     {
         *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
-        *("medfedvqa.public_answers", "medfedvqa.version"),
+        *("medfedvqa.near_miss", "medfedvqa.public_answers", "medfedvqa.version"),
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
@@ -23,6 +23,7 @@ FLOORS = [
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
     {"medfedvqa.benchmark", "medfedvqa.report"},
+    {"medfedvqa.library"},
     {"medfedvqa.cli"},
 ]
 PACKAGES = ("audits", "privacy", "medfedvqa")

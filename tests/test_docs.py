@@ -20,7 +20,7 @@ from typer.main import get_command
 
 import audits
 import privacy
-from medfedvqa import data, methods, models, training
+from medfedvqa import core, data, models, training
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
 from privacy import Reliability, reliability_weights
@@ -34,7 +34,7 @@ BROWSER = shutil.which("chromium")
 
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
-COMMAND = re.compile(r"(?<![\w/.-])medfedvqa (?=[a-z]).*")
+COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 SOURCE = re.compile(r"<(?:script|img|link|iframe|source|video|audio|object|embed|use)\b[^>]*>", re.IGNORECASE)
 REMOTE = re.compile(r"""(?:src|href|srcset|data)\s*=\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
@@ -198,11 +198,11 @@ class TestSite:
             assert not REMOTE_STYLE.search(path.read_text(encoding="utf-8")), path
 
     def test_every_public_class_and_function_is_in_the_reference(self, site: Path) -> None:
-        """On the page of its package; what `methods` hands on from `training` is on the former's alone."""
-        for package in (audits, privacy, data, models, training, methods):
+        """On the page of its package; what `core` hands on from `training` is on the former's alone."""
+        for package in (audits, privacy, data, models, training, core):
             page = site / "api" / f"{package.__name__.rpartition('.')[2]}.html"
             text = page.read_text(encoding="utf-8")
-            elsewhere = methods.__all__ if package is training else ()
+            elsewhere = core.__all__ if package is training else ()
             public = {name: getattr(package, name) for name in package.__all__ if name not in elsewhere}
             names = [name for name, found in public.items() if isinstance(found, type) or inspect.isfunction(found)]
             assert names

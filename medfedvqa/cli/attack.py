@@ -65,18 +65,17 @@ def attack_command(
 
     progress = announced(f"medfedvqa audit attack {method}: loading PyTorch and checking the job", quiet)
     from medfedvqa.attack.audit import AuditPlan, audit, write
-    from medfedvqa.cli.job_options import check_device, check_sites, checked_job, chosen_backbone
     from medfedvqa.cli.progress import Stages
-    from medfedvqa.cli.roots import find_root
     from medfedvqa.data import organs
+    from medfedvqa.data.data_roots import find_root
     from medfedvqa.federation.launch import Launch, check_new, plan
+    from medfedvqa.library.job_options import check_site_names, checked_job, chosen_backbone
 
     sites, files = tuple(site or ()), check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)
     audited = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
     check_new(out)
-    check_device(device)
-    check_sites(reader, root, sites)
+    check_site_names(reader, root, sites)
 
     def launch_of(seed: int) -> Launch:
         job = {

@@ -118,11 +118,11 @@ def _from_run(run: Path, name: str) -> tuple["Site", tuple["JobSpec", "State"]]:
 
 def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> "Site":
     """A site's rows, from its site.yml or from a data set, with a backbone."""
-    from medfedvqa.cli.job_options import chosen_backbone
-    from medfedvqa.cli.roots import find_root
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
+    from medfedvqa.data.data_roots import find_root
     from medfedvqa.federation.site_config import load_site_config
+    from medfedvqa.library.job_options import chosen_backbone
     from medfedvqa.models import load_backbone
     from medfedvqa.plugins import allow
 

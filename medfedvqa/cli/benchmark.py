@@ -70,9 +70,9 @@ def benchmark(
     from medfedvqa.benchmark.benchmark_table import markdown
     from medfedvqa.benchmark.grid import Grid, outcomes
     from medfedvqa.benchmark.systems import BUDGET
-    from medfedvqa.cli.job_options import check_backbone
-    from medfedvqa.cli.roots import find_root
     from medfedvqa.data import organs
+    from medfedvqa.data.data_roots import find_root
+    from medfedvqa.library.job_options import check_backbone
 
     check_folder(out)
     reader, root = find_root(data, data_root)
@@ -110,7 +110,7 @@ def check_folder(out: Path) -> None:
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
     from medfedvqa.benchmark.systems import SYSTEMS, chosen
-    from medfedvqa.cli.near_miss import check_name
+    from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
     known = {known for system in SYSTEMS for known in (system.label, system.method)}
@@ -121,8 +121,8 @@ def named_systems(listed: str) -> "tuple[System, ...]":
 
 def check_budget(systems: "tuple[System, ...]", options: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for an option that none of the systems' methods has; a method ignores those of others."""
-    from medfedvqa.cli.near_miss import check_name
     from medfedvqa.core import method_type
+    from medfedvqa.near_miss import check_name
 
     known = sorted({name for system in systems for name in method_type(system.method).config_type.model_fields})
     for name in options:
@@ -136,8 +136,8 @@ def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
     from medfedvqa.benchmark.benchmark_plots import draw_scale
     from medfedvqa.benchmark.grid import outcomes
     from medfedvqa.benchmark.statistics import average
-    from medfedvqa.cli.roots import PHANTOM
     from medfedvqa.data import phantom
+    from medfedvqa.data.data_roots import PHANTOM
 
     if grid.reader != PHANTOM:
         raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")

@@ -57,8 +57,8 @@ def export_command(
     signed, it runs once: jobs under differential privacy need that. Without them a site runs the folder as often a day
     as its policy says.
     """
-    from medfedvqa.cli.job_options import checked_job
     from medfedvqa.federation.flare.recipe import export_job
+    from medfedvqa.library.job_options import checked_job
 
     allow_plugins(plugin)
     job = {

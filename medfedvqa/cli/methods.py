@@ -49,8 +49,8 @@ def _described(name: str) -> dict[str, Any]:
     """The method's summary, its source, and every option. Raises `ConfigError` for an unknown method."""
     import inspect
 
-    from medfedvqa.cli.job_options import check_method
     from medfedvqa.core import method_type
+    from medfedvqa.library.job_options import check_method
 
     check_method(name)
     kind = method_type(name)

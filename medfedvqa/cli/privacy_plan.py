@@ -37,7 +37,7 @@ def plan_command(
     as_json: JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
-    from medfedvqa.cli.job_options import checked_job
+    from medfedvqa.library.job_options import checked_job
 
     private = named_values(dp or [], epsilon=epsilon) or None
     options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
@@ -64,13 +64,13 @@ def _milestones(tasks: int) -> list[int]:
 def _record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from privacy import spent, summed
+    from privacy import merge_steps, spent
 
     costs = [
         {"tasks": done, **asdict(spent([event for one in planned[:done] for event in one], delta))}
         for done in _milestones(len(planned))
     ]
-    every = summed(event for events in planned for event in events)
+    every = merge_steps(event for events in planned for event in events)
     return {"tasks": len(planned), "mechanisms": [event.to_dict() for event in every], "costs": costs}
 
 
@@ -78,10 +78,10 @@ def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
     from rich.table import Table
 
     from medfedvqa.cli.privacy import SPENT, cells
-    from privacy import spent, summed
+    from privacy import merge_steps, spent
 
     console = Terminal()
-    for event in summed(event for events in planned for event in events):
+    for event in merge_steps(event for events in planned for event in events):
         console.print(
             f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from audits import EXIT_CODES, AuditKey, VerdictState, origin_of
+from audits import EXIT_CODES, VerdictState
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
 from medfedvqa.cli.options import writable
@@ -33,22 +33,18 @@ def report_command(
 
     The job may still run. The log is signed as it is; nothing else of the site is changed.
     """
-    from medfedvqa.federation.launch import check_new
-    from medfedvqa.report.collect import evidence_of
-    from privacy.report import report_bytes, report_of, sign_report
-    from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
+    from medfedvqa.library.site_report import write_report
 
-    check_new(out)
-    config = config_of(site)
-    report = report_of(evidence_of(config, job, results, baseline, attack, against or (), network))
-    write_whole(out / JSON, report_bytes(report))
-    # What draws takes seconds to import, and most commands do without it.
-    from medfedvqa.report import render
-
-    render(report, out)
-    said = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
-    key = AuditKey.at(config.audit_key, origin_of(config.name))
-    write_whole(out / ENVELOPE, sign_report(report, said, key))
+    report = write_report(
+        config_of(site),
+        out,
+        job=job,
+        results=results,
+        baseline=baseline,
+        attack=attack,
+        against=against or (),
+        network=network,
+    )
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:

@@ -1,6 +1,5 @@
 """`medfedvqa run` and `demo`."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +65,10 @@ def demo(
     quiet: QuietOption = False,
 ) -> None:
     """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
+    from medfedvqa.library.run_job import new_folder
+
     options = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
-    out = out or default_folder("demo", "prompt_pfl")
+    out = out or new_folder("demo", "prompt_pfl")
     run(
         "prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, options,
         out=out, device=device, as_json=as_json, quiet=quiet,
@@ -118,43 +119,41 @@ def run(
     """Train a method over one site per organ and write results, table, plots and each site's log."""
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # What follows imports torch, which takes seconds.
-    from medfedvqa.cli.job_options import check_device, check_sites, checked_job, chosen_backbone
-    from medfedvqa.cli.roots import DRAWN, find_root
-    from medfedvqa.federation.launch import plan
+    from medfedvqa.data.data_roots import DRAWN, find_root
+    from medfedvqa.library.data_set import Data
+    from medfedvqa.library.run_job import launch_of
+    from medfedvqa.library.training_job import Job
 
     allow_plugins(plugin)
     import_modules(module, engine)
-    options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    sites = tuple(site or ())
     reader, root = find_root(data, data_root)
-    check_device(device)
-    files = check_backbone_file(backbone, backbone_file)
-    job = checked_job(
-        {
-            "method": method,
-            "options": options,
-            "data": reader,
-            "split": {"kind": split, "seed": seed},
-            "backbone": chosen_backbone(backbone, reader),
-            "seed": seed,
-            "dp": named_values(dp or [], epsilon=epsilon) or None,
-            "secagg": secagg,
-            "committee": parsed_committee(committee),
-            "gather": gather,
-            "most_norm": most_norm,
-        }
+    job = Job(
+        method,
+        method_options=named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+        dp=named_values(dp or [], epsilon=epsilon),
+        secagg=secagg,
+        committee=parsed_committee(committee),
+        gather=gather,
+        most_norm=most_norm,
+        split=split,
+        seed=seed,
+        backbone=backbone,
     )
-    check_sites(reader, root, sites)
+    launch = launch_of(
+        job,
+        Data(reader, root),
+        engine,
+        sites=tuple(site or ()),
+        device=device,
+        out=out,
+        threads=threads,
+        backbone_files=check_backbone_file(backbone, backbone_file),
+        ledger=ledger,
+    )
     if not data and root is None:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)
-    launch = plan(job, root, out or default_folder(method, reader), sites, threads, files, ledger, device)
     results = _watched(launch, engine, progress)
     _finish(launch, results, as_json, quiet)
-
-
-def default_folder(*parts: str) -> Path:
-    """Where a run writes that was given no folder."""
-    return Path("runs") / "-".join((*parts, time.strftime("%Y%m%d-%H%M%S")))
 
 
 def announced(text: str, quiet: bool) -> "Terminal":

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from medfedvqa.cli.near_miss import suggestion
+from medfedvqa.near_miss import suggestion
 
 PLACES = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT})
 """Errors of a place that a user can name differently."""

@@ -6,7 +6,7 @@ from medfedvqa.data.partition import PartitionRows, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
-from medfedvqa.data.readers import READERS, organs, read, reader_function
+from medfedvqa.data.readers import READERS, is_registered, organs, read, reader_function, register_reader
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
 from medfedvqa.public_answers import CLOSED_ANSWERS, fold, public_list
@@ -26,6 +26,7 @@ __all__ = [
     "build_site",
     "fold",
     "is_part",
+    "is_registered",
     "load_site",
     "numbered",
     "organs",
@@ -34,6 +35,7 @@ __all__ = [
     "public_pairs",
     "read",
     "reader_function",
+    "register_reader",
     "united",
     "views",
 ]

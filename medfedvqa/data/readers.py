@@ -17,9 +17,29 @@ FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
 READERS = (*FOLDERS, "phantom")
 """The project's own; allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
 
+_REGISTERED: dict[str, Callable[[Path], VQAData]] = {}
+"""Readers that only this process has."""
+
+
+def register_reader(name: str, function: Callable[[Path], VQAData]) -> None:
+    """Make a function that reads a set from its folder known by a name, in this process alone.
+
+    A later function takes the place of an earlier one of the same name. Raises `ConfigError` for a built-in name.
+    """
+    if name in READERS:
+        raise ConfigError(f"'{name}' is the name of a built-in reader: give your own set another name")
+    _REGISTERED[name] = function
+
+
+def is_registered(name: str) -> bool:
+    """Whether the reader of this name was registered, so that only this process has it."""
+    return name in _REGISTERED
+
 
 def reader_function(reader: str) -> Callable[..., VQAData]:
     """The function that reads the set. Raises `ConfigError` for an unknown reader, and for one that is not allowed."""
+    if reader in _REGISTERED:
+        return _REGISTERED[reader]
     if reader not in READERS:
         outside: Callable[[Path], VQAData] | None = plugins.load("readers", reader)
         if outside is not None:

@@ -1,11 +1,11 @@
 """`table.md`: one row per way of answering, one column per site, every accuracy with its interval."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audits.escaping import NAME, for_markdown
+from audits.escaping import NAME, SENTENCE, for_markdown, for_terminal
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.evaluation.accuracy import percent
 
@@ -60,9 +60,7 @@ def write_table(out: Path, results: Results) -> Path:
 
 def markdown_table(results: Results) -> str:
     """The table, the facts of the run below it, and each note as a paragraph of its own."""
-    sites = results["sites"]
-    head = ["", *(_heading(site, entry) for site, entry in sites.items()), "average"]
-    rows = [[for_markdown(way.label), *map(accuracy_cell, way.entries)] for way in answering(results)]
+    head, rows = _cells(results, for_markdown)
     paragraphs = [
         _aligned(head, rows),
         "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
@@ -70,6 +68,25 @@ def markdown_table(results: Results) -> str:
         *map(for_markdown, results["notes"]),
     ]
     return "\n\n".join(paragraphs) + "\n"
+
+
+def text_table(results: Results) -> str:
+    """The accuracies alone, as plain text in columns."""
+    head, rows = _cells(results, for_terminal)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+
+    return "\n".join(map(line, (head, *rows)))
+
+
+def _cells(results: Results, escaped: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
+    """The heading and the rows of the table, with names of others as the medium needs them."""
+    columns = ((escaped(site, NAME), entry["n"]) for site, entry in results["sites"].items())
+    head = ["", *(name if rows is None else f"{name} (n = {rows})" for name, rows in columns), "average"]
+    return head, [[escaped(way.label, SENTENCE), *map(accuracy_cell, way.entries)] for way in answering(results)]
 
 
 def accuracy_cell(entry: Entry) -> str:
@@ -101,11 +118,6 @@ def _privacy(results: Results) -> list[str]:
         return []
     spent = max((entry["epsilon"] or 0.0 for entry in results["sites"].values()), default=0.0)
     return [f"epsilon {spent:.2f} per patient at delta {results['dp']['delta']:g}"]
-
-
-def _heading(site: str, entry: Mapping[str, Any]) -> str:
-    name = for_markdown(site, NAME)
-    return name if entry["n"] is None else f"{name} (n = {entry['n']})"
 
 
 def _traffic(results: Results, direction: str) -> str:

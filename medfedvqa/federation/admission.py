@@ -174,7 +174,7 @@ class Admission:
             yield Refusal.BACKBONE
         if job.secagg and not self._knows_peers():
             yield Refusal.PEERS
-        if not _has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
+        if not has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
             yield Refusal.DEVICE
 
     def _check_plug_ins(self) -> None:
@@ -239,14 +239,17 @@ def _fresh_until(entry: Entry) -> datetime:
     return datetime.fromisoformat(expires) if expires else datetime.fromisoformat(entry.time) + LONGEST
 
 
-def _has_device(device: str) -> bool:
+def has_device(device: str) -> bool:
+    """Whether this machine can train on `cpu`, `cuda` or `cuda:NUMBER`."""
     if device == "cpu":
         return True
     # torch takes seconds to import, and who asks for a graphics card has it loaded in any case.
     import torch
 
     kind, _, number = device.partition(":")
-    return kind == "cuda" and torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count()
+    if kind != "cuda" or not (number or "0").isdecimal():
+        return False
+    return torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count()
 
 
 @contextmanager

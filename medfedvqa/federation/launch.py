@@ -11,6 +11,7 @@ from audits import Outcome, read
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
+from medfedvqa.federation.admission import has_device
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -39,7 +40,7 @@ class Launch:
     """Processor threads per site."""
     backbone_files: Mapping[str, Path] | None = None
     device: str = "cpu"
-    """Where every site trains."""
+    """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
     ledger: Path | None = None
     """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
 
@@ -83,6 +84,8 @@ def plan(
     if len(set(sites)) < len(sites):
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
+    if not has_device(device):
+        raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.cli.near_miss import suggestion
 from medfedvqa.cli.options import SETS, method_words
 from medfedvqa.core import method_names
 from medfedvqa.data import READERS
+from medfedvqa.near_miss import suggestion
 
 Command = Callable[..., Any]
 RUN = ("run", "prompt_pfl")

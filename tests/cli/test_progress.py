@@ -9,7 +9,7 @@ from typing import Any
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
 from medfedvqa.cli.progress import Stages, duration
 from medfedvqa.cli.terminal import Terminal
-from medfedvqa.federation.hub import Event as Progress
+from medfedvqa.federation.hub import TaskAnswer as Progress
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, refusals_of
 

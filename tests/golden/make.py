@@ -11,18 +11,19 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-from audits.wire import FrameCount, Submitted, Traffic, WireWindow
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from medfedvqa.federation.state import Contribution, Dealt, Draw, Saved, StateFile
-from privacy.book import Planned
-from privacy.limits import Limits
 
-from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of, prove
+from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of
+from audits.byte_ledger import FrameCount, Submitted, Traffic, WireWindow
 from audits.checkpoint import CHECKPOINTS, NoteFile
+from audits.entry_proof import prove
 from audits.expiry import Basis, Expiry
 from audits.witness import KEYS
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
+from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile
+from privacy.budget_limits import Limits
 from privacy.ledger import Ledger
+from privacy.ledger_replay import PlannedTask
 from privacy.mechanisms import Use
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
@@ -76,7 +77,7 @@ def log(folder: Path) -> None:
 def ledger(folder: Path) -> None:
     """A record of each event, and the charges of the export taken over by a second ledger of the same key."""
     events = (SampledGaussian(0.25, 2.075, 8, Use.GRADIENTS), Laplace(10.0, 1, Use.COUNTS))
-    limits, plan = Limits(8.0, 1e-3), [Planned("start", 1, events), Planned("train", 2, events)]
+    limits, plan = Limits(8.0, 1e-3), [PlannedTask("start", 1, events), Planned("train", 2, events)]
     with closing(Ledger(folder / "made", "chest", "5f" * 16)) as written:
         written.bind()
         for job in ("job-1", "job-2"):

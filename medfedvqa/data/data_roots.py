@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from medfedvqa.cli.near_miss import suggestion
-from medfedvqa.data import READERS
+from medfedvqa.data.readers import READERS
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
+from medfedvqa.near_miss import suggestion
 from medfedvqa.plugins import allowed, check
 
 PHANTOM = "phantom"

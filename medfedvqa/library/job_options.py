@@ -4,16 +4,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from medfedvqa.cli.near_miss import check_name, suggestion
-from medfedvqa.cli.roots import PHANTOM
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
+from medfedvqa.data.data_roots import PHANTOM
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.models.bundled import BUNDLED
+from medfedvqa.near_miss import check_name, suggestion
 from privacy import DPSettings
 
 
@@ -54,16 +52,7 @@ def chosen_backbone(name: str, reader: str) -> str:
     return bundled_for(reader) if name in ("", "auto") else name
 
 
-def check_device(name: str) -> None:
-    """Raises `ConfigError` for a device that this machine does not have."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ConfigError(f"the device '{name}' is not available here: use --device cpu, or cuda on a GPU") from None
-
-
-def check_sites(reader: str, root: Path | None, sites: tuple[str, ...]) -> None:
+def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> None:
     """Raises `ConfigError` for a site that a published set does not have; the phantom set draws any."""
     if reader != PHANTOM and sites:
         known = organs(reader, root)

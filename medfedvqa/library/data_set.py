@@ -1,0 +1,98 @@
+"""A data set whose organs are the sites of a federation."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from medfedvqa.data import Split, VQAData, build_site, read, register_reader
+from medfedvqa.data.data_roots import MARKS, PHANTOM, find_root
+from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.library.frames import frame_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class SiteCounts:
+    """How much one site holds: its closed questions by part, its patients, pictures and distinct answers."""
+
+    patients: int
+    pictures: int
+    train: int
+    """Questions to train on."""
+    validate: int
+    test: int
+    answers: int
+    """Distinct answers of the questions to train on."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set. Each organ is a site, and the site has the organ's name. Nothing is read before it is needed."""
+
+    name: str
+    """The reader's name, as `vqa-rad`."""
+    root: Path | None = None
+    """The folder of the set; None for the phantom set, which is drawn."""
+
+    @cached_property
+    def organs(self) -> tuple[str, ...]:
+        """The names of the organs, and so of the sites. Raises `DataError` if the files are malformed."""
+        return read(self.name, self.root).organs
+
+    def counts(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> dict[str, SiteCounts]:
+        """What each site holds under this split; `seed` draws the split, and the phantom set. Raises `DataError`."""
+        data, parted = read(self.name, self.root, seed=seed), Split(split, seed)
+        return {organ: _counts(data, organ, parted) for organ in data.organs}
+
+    def frame(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> "DataFrame":
+        """`counts` as a pandas frame, with one row per site."""
+        return frame_of([{"site": site, **asdict(counts)} for site, counts in self.counts(split, seed).items()])
+
+
+def _counts(data: VQAData, organ: str, split: Split) -> SiteCounts:
+    site = build_site(data, organ, split)
+    return SiteCounts(
+        patients=len(site.patients),
+        pictures=len(site.pictures),
+        train=len(site.train),
+        validate=len(site.validate),
+        test=len(site.test),
+        answers=len(site.answers),
+    )
+
+
+def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) -> Data:
+    """The data set of this name, or the one that your own function reads.
+
+    `data` is `vqa-rad`, `slake`, `store` or `phantom`, or a function from a folder to a `medfedvqa.data.VQAData`, which
+    is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
+    one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder.
+
+    Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
+    """
+    folder = None if root is None else Path(root)
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"there is no folder '{folder}': give the folder of the data set")
+    if callable(data):
+        return _own(data, folder)
+    if data == PHANTOM and folder is not None:
+        raise ConfigError("the phantom set is drawn and has no folder: leave out 'root'")
+    try:
+        return Data(*find_root(data, folder))
+    except DataError:
+        where = f"in '{folder}'" if folder else "there"
+        raise DataError(f"no {data} data is {where}: give 'root', the folder that holds '{MARKS[data]}'") from None
+
+
+def _own(function: Callable[[Path], VQAData], folder: Path | None) -> Data:
+    if folder is None:
+        raise DataError("your own function reads a folder: give 'root'")
+    data = function(folder)
+    if not isinstance(data, VQAData):
+        raise ConfigError("your own function has to return a medfedvqa.data.VQAData")
+    register_reader(data.name, function)
+    return Data(data.name, folder)

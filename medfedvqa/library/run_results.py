@@ -1,0 +1,143 @@
+"""What a run leaves behind, from Python: tables, pandas frames, figures, and an object for each site."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation import History, RoundRecord, load_transcript
+from medfedvqa.evaluation.accuracy_table import answering, markdown_table, text_table
+from medfedvqa.evaluation.results import RESULTS
+from medfedvqa.evaluation.run_plots import accuracy_figure, final_figure, prompts_figure
+from medfedvqa.figures import styled
+from medfedvqa.library.frames import frame_of
+from medfedvqa.library.site_results import SiteResults
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+LEAST_ROUNDS = 2
+"""The fewest rounds that make a curve."""
+
+
+class Results:
+    """A run's results. `document` is results.json as it is, `folder` holds all that the run wrote."""
+
+    def __init__(self, folder: Path, document: Mapping[str, Any]) -> None:
+        self.folder, self.document = folder, document
+        network = document["engine"] != "local"
+        self.sites = {site: SiteResults(site, folder, network, entry) for site, entry in document["sites"].items()}
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Results":
+        """The results of a run that has ended, from its folder. Raises `ConfigError`."""
+        place = Path(folder)
+        try:
+            return cls(place, json.loads(read_bounded(place / RESULTS, MAX_DOCUMENT)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigError(f"the folder '{place}' holds no {RESULTS} of a run: give the folder of a run") from None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean of the sites' accuracies in 0..1; None if the sites keep theirs."""
+        mean: float | None = self.document["average"]["accuracy"]
+        return mean
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know, in sentences."""
+        return tuple(self.document["notes"])
+
+    def table(self, form: Literal["text", "markdown"] = "text") -> str:
+        """The accuracies with their 95 % intervals and the free baselines; as Markdown with the facts of the run."""
+        if form not in ("text", "markdown"):
+            raise ConfigError("a table is 'text' or 'markdown'")
+        return text_table(self.document) if form == "text" else markdown_table(self.document)
+
+    def frame(self) -> "DataFrame":
+        """The accuracies as a pandas frame: one row per way of answering and site."""
+        return frame_of(list(self._accuracies()))
+
+    def rounds(self) -> "DataFrame":
+        """The rounds as a pandas frame: one row per round and site, with seconds of the whole round, and bytes."""
+        return frame_of(
+            [
+                {
+                    "round": record["round"],
+                    "site": site,
+                    "accuracy": record["accuracy"].get(site),
+                    "bytes_up": nbytes["up"],
+                    "bytes_down": nbytes["down"],
+                    "epsilon": record["epsilon"].get(site, (None, None))[1],
+                    "seconds": record["seconds"],
+                }
+                for record in self.document["rounds"]
+                for site, nbytes in record["bytes"].items()
+            ]
+        )
+
+    def plot(self, kind: Literal["final", "rounds", "prompts"] = "final") -> "Figure":
+        """A matplotlib figure: `final` accuracies, validation accuracy by `rounds`, or the `prompts` of the sites.
+
+        Raises `ConfigError` for another kind, or if the run has nothing of it to draw.
+        """
+        with styled():
+            return self._figure(kind)
+
+    def _figure(self, kind: str) -> "Figure":
+        if kind == "final":
+            if self.accuracy is None:
+                raise ConfigError("the sites keep their test results: there is no final accuracy to draw")
+            return final_figure(self.document)
+        if kind not in ("rounds", "prompts"):
+            raise ConfigError("the plots are 'final', 'rounds' and 'prompts'")
+        history = _history(self.folder, self.document)
+        if kind == "prompts":
+            if not history.uploads:
+                raise ConfigError(f"the method '{self.document['method']}' sends no prompts that could be drawn")
+            return prompts_figure(history)
+        if sum(bool(record.accuracy) for record in history.rounds) < LEAST_ROUNDS:
+            raise ConfigError("fewer than two rounds released an accuracy: there is no curve to draw")
+        return accuracy_figure(self.document, history)
+
+    def _accuracies(self) -> Iterator[dict[str, Any]]:
+        names = [*self.document["sites"], "average"]
+        counts = [*(entry["n"] for entry in self.document["sites"].values()), None]
+        for way in answering(self.document):
+            for site, rows, entry in zip(names, counts, way.entries, strict=True):
+                known = entry or {"accuracy": None, "interval": None}
+                low, high = known["interval"] or (None, None)
+                share = known["accuracy"]
+                yield {"system": way.label, "site": site, "n": rows, "accuracy": share, "low": low, "high": high}
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.table("markdown")
+
+    def __repr__(self) -> str:
+        """The method, how the run ended, and its accuracy."""
+        share = "kept by the sites" if self.accuracy is None else f"{100 * self.accuracy:.1f} %"
+        return f"<Results of {self.document['method']}, {self.document['status']}: accuracy {share}>"
+
+
+def _history(folder: Path, document: Mapping[str, Any]) -> History:
+    """What the server kept of the rounds and of the last prompts."""
+    kept = load_transcript(folder)
+    sites = tuple(document["sites"])
+    rounds = [
+        RoundRecord(
+            round=record["round"],
+            seconds=record["seconds"],
+            site_seconds={},
+            bytes_up={site: record["bytes"][site]["up"] for site in sites},
+            bytes_down={site: record["bytes"][site]["down"] for site in sites},
+            accuracy=record["accuracy"],
+            reliability={},
+            epsilon=record["epsilon"],
+        )
+        for record in document["rounds"]
+    ]
+    return History(sites=sites, rounds=rounds, uploads=kept.uploads, shared=kept.shared)

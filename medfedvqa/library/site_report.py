@@ -1,0 +1,42 @@
+"""Writes a site's privacy-budget report: JSON, HTML, PDF, and the site's signature over them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from audits import AuditKey, origin_of
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.federation.launch import check_new
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.report.collect import evidence_of
+from privacy.report import Report, report_bytes, report_of, sign_report
+from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
+
+
+def write_report(
+    config: SiteConfig,
+    out: Path,
+    *,
+    job: str | None = None,
+    results: Path | None = None,
+    baseline: Path | None = None,
+    attack: Path | None = None,
+    against: Sequence[Path] = (),
+    network: bool = True,
+) -> Report:
+    """Write the report on `job`, by default the site's last one, into the new folder `out`, and return it.
+
+    `results`, `baseline`: the job's results.json, and that of the same job without privacy. `attack`: an attack.json.
+    `against`: what others hold of the site's log. `network`: False for a job in one process. The site's log is signed
+    as it is; nothing else of the site changes. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
+    """
+    check_new(out)
+    report = report_of(evidence_of(config, job, results, baseline, attack, against, network))
+    write_whole(out / JSON, report_bytes(report))
+    # What draws takes seconds to import, and most programs do without it.
+    from medfedvqa.report import render
+
+    render(report, out)
+    files = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
+    key = AuditKey.at(config.audit_key, origin_of(config.name))
+    write_whole(out / ENVELOPE, sign_report(report, files, key))
+    return report
