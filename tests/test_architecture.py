@@ -11,7 +11,7 @@ FLOORS = [
     {
         *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
-        *("medfedvqa.near_miss", "medfedvqa.public_answers", "medfedvqa.version"),
+        *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},

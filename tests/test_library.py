@@ -250,8 +250,8 @@ class TestResults:
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "method": (lambda out: mv.Job("prompt_pfi"), "unknown method; there is: "),
-    "option": (lambda out: mv.Job("prompt_pfl", round=3), "an unknown key; the keys are "),
+    "method": (lambda out: mv.Job("prompt_pfi"), "did you mean 'prompt_pfl'?"),
+    "option": (lambda out: mv.Job("prompt_pfl", round=3), "did you mean 'rounds'?"),
     "value": (lambda out: mv.Job("prompt_pfl", rounds=0), "'rounds'"),
     "epsilon": (lambda out: mv.Job("prompt_pfl", epsilon=-1, answers="closed"), "'epsilon'"),
     "private answers": (lambda out: mv.Job("prompt_pfl", epsilon=1), "the answer space is public"),

@@ -10,11 +10,11 @@ from audits import EXIT_CODES, Entry, Examination, VerdictState, VerifierKey, fi
 from audits.entry_proof import check, prove
 from audits.refusals import known_code
 from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
-from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.log_totals import show_log_totals
 from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
+from medfedvqa.outside_files import bytes_of
 
 CELL = 400
 """Characters that `show` prints of one field: the longest is the sentence that explains a refusal."""

@@ -9,10 +9,10 @@ import typer
 
 from audits import EXIT_CODES, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.cli.documents import bytes_of
 from medfedvqa.cli.options import writable
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
+from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
 from medfedvqa.attack.audit import SCHEMA as ATTACK
-from medfedvqa.cli.documents import bytes_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
@@ -24,6 +23,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.cohort_register import read_register
 from medfedvqa.ingest.ledger_binding import check_binding
 from medfedvqa.ingest.store import MANIFEST, read_manifest
+from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest, code_version
 from privacy.ledger_folder import read_folder
 from privacy.report import (

@@ -51,7 +51,7 @@ MISTAKES = [
     # It was ignored, or the device failed at every site.
     (("benchmark", "--data", "phantom", "-O", "learning_rat=1"), "there is no option 'learning_rat' of these methods"),
     ((*DRAWN, "--backbone-file", "{file}"), "--backbone-file belongs to a backbone ARCH@LABEL"),
-    ((*DRAWN, "--device", "gpu"), "the device 'gpu' is not available here"),
+    ((*DRAWN, "--device", "gpu"), "this machine cannot train on 'gpu'"),
 ]
 
 

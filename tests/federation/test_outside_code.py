@@ -48,7 +48,7 @@ def job(method, name):
     if refused is None:
         config = load_site_config(out / "sites" / "chest" / "site.yml", "chest")
         report = report_of(evidence_of(config, None, None, None, None, (), False))
-        assert read_report(written(report)) == report
+        assert read_report(report_bytes(report)) == report
         render(report, out)
         found["page"] = (out / "report.html").read_text()
         found["identity"] = report.sections.identity.model_dump(mode="json")

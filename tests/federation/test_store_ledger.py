@@ -346,10 +346,10 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from medfedvqa.ingest.ledger_binding import note_head, open_ledger
-from privacy import BudgetRefused, Limits, Planned, SampledGaussian
+from privacy import BudgetRefused, Limits, PlannedTask, SampledGaussian
 
 store, folder, site = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-plan = [Planned("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=4),))]
+plan = [PlannedTask("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=4),))]
 print("ready", flush=True)
 sys.stdin.readline()
 granted = 0

@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of
-from audits.byte_ledger import FrameCount, Submitted, Traffic, WireWindow
+from audits.byte_ledger import FrameCount, ResultCount, Traffic, WireWindow
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.entry_proof import prove
 from audits.expiry import Basis, Expiry
@@ -47,7 +47,9 @@ def log(folder: Path) -> None:
     sharing = Sharing("c83a069887a8f061", "mix", SITES, "server", COMPUTED, private=True)
     shared = {"reason": str(sharing), "sharing": sharing.record(), "peer": "sites", "task": "mix"}
     sent = FrameCount(Traffic.RESULT, "job-1", True, 2, 40000, 39000, 39000, 33000)
-    window = WireWindow("job", "a1" * 8, 0, True, sent=(sent,), results=(Submitted("train", 1, 1, 2, 16388, 0, 17000),))
+    window = WireWindow(
+        "job", "a1" * 8, 0, True, sent=(sent,), results=(ResultCount("train", 1, 1, 2, 16388, 0, 17000),)
+    )
     expiry = Expiry(1, 2192, Basis.DATE, "2032-11-23")
     with closing(AuditLog(folder, "chest", KEY)) as written:
         written.append(Event.OPEN, **JOB)
@@ -77,7 +79,7 @@ def log(folder: Path) -> None:
 def ledger(folder: Path) -> None:
     """A record of each event, and the charges of the export taken over by a second ledger of the same key."""
     events = (SampledGaussian(0.25, 2.075, 8, Use.GRADIENTS), Laplace(10.0, 1, Use.COUNTS))
-    limits, plan = Limits(8.0, 1e-3), [PlannedTask("start", 1, events), Planned("train", 2, events)]
+    limits, plan = Limits(8.0, 1e-3), [PlannedTask("start", 1, events), PlannedTask("train", 2, events)]
     with closing(Ledger(folder / "made", "chest", "5f" * 16)) as written:
         written.bind()
         for job in ("job-1", "job-2"):

@@ -26,14 +26,14 @@ import os, signal, sys
 from pathlib import Path
 import privacy.ledger_accounts, privacy.ledger_replay, privacy.ledger, privacy.budget_limits
 from privacy import SampledGaussian
-from privacy.accounting import Spent
-from privacy.ledger import BudgetRefused, Ledger, Limits, Planned
+from privacy.accounting import PrivacyCost
+from privacy.ledger import BudgetRefused, Ledger, Limits, PlannedTask
 
 folder, outside = map(Path, sys.argv[1:])
 
 def spent(events, delta):
     total = float(sum(event.steps for event in events))
-    return Spent(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
+    return PrivacyCost(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
 
 privacy.ledger_accounts.spent = privacy.ledger_replay.spent = privacy.ledger.spent = privacy.budget_limits.spent = spent
 privacy.budget_limits.fitting = lambda limit, delta, already, rounds: 0
@@ -43,7 +43,7 @@ def say(wire, *words):
 
 def spend_for_ever(name, wire):
     ledger, limits = Ledger(folder, "chest"), Limits(1e9, 1e-3)
-    plan = [Planned("train", round, (SampledGaussian(0.1, 1.0, 1 + round),)) for round in (1, 2)]
+    plan = [PlannedTask("train", round, (SampledGaussian(0.1, 1.0, 1 + round),)) for round in (1, 2)]
     for number in range(1_000_000):
         job = f"{name}-{number}"
         ledger.reserve(job, "m", ["p"], plan, limits)
@@ -58,7 +58,7 @@ def reserve_until_refused(name, wire):
         pass
     ledger = Ledger(folder, "chest")
     for number in range(10):
-        plan = [Planned("train", 1, (SampledGaussian(0.1, 1.0, 3),))]
+        plan = [PlannedTask("train", 1, (SampledGaussian(0.1, 1.0, 3),))]
         try:
             ledger.reserve(f"{name}-{number}", "m", ["shared", name], plan, Limits(50, 1e-3))
             say(wire, "granted")

@@ -176,7 +176,7 @@ def test_what_colluding_members_and_the_server_hold_fits_any_inputs_of_the_other
         # All that the members on the server's side know: their streams in common with the site, and after the opening
         # the site's own stream.
         known = replace(masks[site], _common={p: k for p, k in masks[site]._common.items() if p not in honest})
-        view[site] = uploads[site].values - known.apply(np.zeros(LENGTH, np.uint64), hidden=False)
+        view[site] = uploads[site].values - known.apply(np.zeros(LENGTH, np.uint64), hide=False)
         assert chi_square(view[site]) < 400
     assert np.array_equal(view["s01"] + view["s03"], values["s01"] + values["s03"])
     pretended = some(rng)
