@@ -77,6 +77,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module("audits.empirical"), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = [
     "AuditError",
     "AuditKey",
