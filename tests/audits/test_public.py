@@ -32,6 +32,7 @@ INTERNAL = {
 """Modules that others of the package are made of; what is not exported of them is not public."""
 SHARED_BETWEEN_MODULES = {
     "announce",
+    "hashed_bytes",
     "parse_any",
     "parse_line",
     "wire_dtype",
