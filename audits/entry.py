@@ -148,6 +148,11 @@ def leaf_hash(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(b"\0" + body).hexdigest()
 
 
+def hashed_bytes(line: bytes, leaf_hash: str) -> bytes:
+    """What a line's `leaf_hash` is over: the line without that member and without the line feed."""
+    return line.removesuffix(b"\n").replace(b'"leaf_hash":"%s",' % leaf_hash.encode(), b"", 1)
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`, and
     `NewerFormat` if it is, and holds what this version does not know."""

@@ -157,22 +157,23 @@ class _LogFacts:
     def take(self, line: LogLine, walk: Walk) -> None:
         self.compare(walk)
         self.times.take(line)
-        self.ledger.expired = walk.first > 0
+        event = line.event
         if line.newer:
             self.unread = line.seq if self.unread is None else self.unread
             self.last_release = line.seq  # for all that is known here
-        if line.event == RELEASE and line.outcome == SENT:
+        if event == RELEASE and line.outcome == SENT:
             self.last_release = line.seq
             round = None if line.round == b"null" else int(line.round)
             release = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
             self.ledger.add_release(*release, line.tensors.count(b'"dtype":'))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
-        elif line.event == OPEN and line.outcome != REFUSED:
+        elif event == OPEN and line.outcome != REFUSED:
             self.jobs[line.job] = True
-        elif line.event == CLOSE:
+        elif event == CLOSE:
             self.jobs.pop(line.job, None)
-        elif line.event == WIRE:
+        elif event == WIRE:
+            self.ledger.expired = walk.first > 0
             try:
                 window = WireWindow.from_record(json.loads(line.wire or b"{}"))
                 self.ledger.add_window(line.seq, json.loads(line.job), window)
@@ -180,14 +181,14 @@ class _LogFacts:
                 self.unread = line.seq if self.unread is None else self.unread
             except LogError:
                 self.uncounted = line.seq if self.uncounted is None else self.uncounted
-        elif line.event == FINDING:
+        elif event == FINDING:
             self.findings += 1
 
     def compare(self, walk: Walk) -> None:
         """Compares the log so far with the signed checkpoints of this size."""
         size = walk.entries
-        roots = self.checkpoints.roots_at(size)
-        if roots:
+        if size == self.checkpoints.next_size:
+            roots = self.checkpoints.roots_at(size)
             self.compared += len(roots)
             if self.unlike_own is None and set(roots) != {walk.tree.root()}:
                 self.unlike_own = size

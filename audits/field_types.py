@@ -26,7 +26,10 @@ class Fit(IntEnum):
 
 @dataclass(frozen=True)
 class Form:
-    """How a value is checked, and the pattern of its JSON in a line."""
+    """How a value is checked, and the pattern of its JSON in a line without backslashes and control characters.
+
+    Whoever matches the pattern looks for these first: a character class that leaves them out takes twice as long.
+    """
 
     fit: Callable[[Any], Fit]
     pattern: bytes
@@ -34,8 +37,8 @@ class Form:
     """Whether all that has the pattern has the form and is canonical JSON; otherwise the text has to be parsed too."""
 
 
-_TEXT = rb'"[^"\\\x00-\x1f]*+"'
-_WHOLE = rb"(?:0|-?[1-9][0-9]{0,17})"
+_TEXT = rb'"[^"]*+"'
+_WHOLE = rb"(?:0|-?+[1-9][0-9]{0,17}+)"
 _FLOAT = rb"(?:" + _WHOLE + rb"|-?[0-9]+\.[0-9]+(?:e[-+][0-9]+)?|-?[0-9]e[-+][0-9]+)"
 _OBJECT = rb"\{.*?\}"
 

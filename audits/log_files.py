@@ -107,7 +107,7 @@ def lines_of(path: Path, skip: int = 0, offset: int = 0) -> Iterator[bytes]:
 
 def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
     """Like `lines_of`, for the next `size` bytes of an open file."""
-    while line := file.readline(min(MAX_LINE + 1, size)):
+    while line := file.readline(size if size <= MAX_LINE else MAX_LINE + 1):
         size -= len(line)
         yield line
 

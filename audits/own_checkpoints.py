@@ -27,17 +27,17 @@ class OwnCheckpoints:
         """The first cosigned checkpoints that cover all entries that have expired."""
         self.newest, self.cosigned, self.unreadable = self._gather()
         self._heads = iter(()) if self.unreadable else self._file.heads()
-        self._next = self._advance(0)
+        self.next_size, self._next_root = self._advance(0)
+        """How many entries the next checkpoint covers that is not asked for yet; -1 after the last."""
 
     def _gather(self) -> tuple[Note | None, list[Note], str]:
         cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
         over_expired: list[bytes] = []
         try:
-            for size, _, signatures, note_text in self._file.heads():
-                if signatures > 1:
-                    cosigned.append(note_text)
-                    if 0 < self._first <= size and len(over_expired) < _OVER_EXPIRED:
-                        over_expired.append(note_text)
+            for size, note_text in self._file.cosigned():
+                cosigned.append(note_text)
+                if 0 < self._first <= size and len(over_expired) < _OVER_EXPIRED:
+                    over_expired.append(note_text)
             self.over_expired = list(map(_parse_note, over_expired))
             return self._file.latest(), list(map(_parse_note, cosigned)), ""
         except NoteError as error:
@@ -46,16 +46,16 @@ class OwnCheckpoints:
     def roots_at(self, size: int) -> list[bytes]:
         """The roots of the checkpoints of this size."""
         roots: list[bytes] = []
-        while self._next[0] == size:
-            roots.append(self._next[1])
-            self._next = self._advance(size)
+        while self.next_size == size:
+            roots.append(self._next_root)
+            self.next_size, self._next_root = self._advance(size)
         return roots
 
     def _advance(self, size: int) -> tuple[int, bytes]:
         """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
-        for next_size, root, _, _ in self._heads:
-            if next_size >= size:
-                return next_size, root
+        for head in self._heads:
+            if head[0] >= size:
+                return head
         return -1, b""
 
     @property

@@ -103,9 +103,7 @@ def _times(log: AuditLog, others: Collection[VerifierKey], ends: list[int]) -> I
     """The first cosigned time over each of these entries that the file of checkpoints has, and the newest ones."""
     newest: deque[bytes] = deque(maxlen=_NEWEST)
     at = 0
-    for size, _, signatures, note_text in NoteFile(log.folder / CHECKPOINTS).heads():
-        if signatures < 2:
-            continue
+    for size, note_text in NoteFile(log.folder / CHECKPOINTS).cosigned():
         newest.append(note_text)
         if at < len(ends) and size > ends[at] and (times := list(_valid(log, note_text, others))):
             yield from times

@@ -41,6 +41,8 @@ class TileVerifier(Frontier):
         self._root, self._published = b"", 0
         self._rows: list[list[bytes]] = [[]]
         """Nodes of the tile that is not full yet, by level."""
+        self._entries: list[bytes | None] = []
+        """Entries under the nodes of level 0; None for one that has expired, or is too long for a bundle."""
         self._fault: VerdictPart | None = None
         try:
             self._note = published_note(self._home)
@@ -50,11 +52,12 @@ class TileVerifier(Frontier):
             checkpoint = Checkpoint.parse(self._note.text)
             self._published, self._root = checkpoint.size, checkpoint.root
 
-    def append(self, leaf: bytes) -> list[bytes]:
+    def append(self, leaf: bytes, entry: bytes | None = None) -> list[bytes]:
         """Like `Frontier.append`, and also compares the tiles that this leaf completes."""
         complete = super().append(leaf)
         if self.size <= self._published and self._fault is None:
             self._rows[0].append(leaf)
+            self._entries.append(entry if entry and len(entry) <= MAX_ENTRY else None)
             if len(self._rows[0]) == WIDTH:
                 self._compare_full(complete)
             if self.size == self._published:
@@ -111,10 +114,13 @@ class TileVerifier(Frontier):
             self._set_tile_fault(level, index, len(row), index * WIDTH << HEIGHT * level)
         if level == 0:
             self._compare_bundle(index, row)
+            self._entries.clear()
 
     def _compare_bundle(self, index: int, leaves: list[bytes]) -> None:
         try:
             entries = read_bundle(self._home, index, len(leaves))
+            if entries == self._entries:
+                return
             digests = [sha256(b"\0" + entry).digest() for entry in entries]
         except FileNotFoundError:
             digests = leaves if self._may_lack(index, leaves) else []

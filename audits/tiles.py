@@ -14,6 +14,7 @@ from pathlib import Path
 
 from audits.bounded_files import read_bounded
 from audits.checkpoint import Checkpoint
+from audits.entry import hashed_bytes
 from audits.errors import LogError, NoteError
 from audits.log_files import first_entry, segments
 from audits.signed_note import MAX_NOTE, Note
@@ -66,7 +67,7 @@ def tile_of(nodes: Nodes, level: int, index: int, width: int) -> bytes:
 
 def entry_of(line: bytes, leaf: bytes) -> bytes | None:
     """The bytes of a line that its leaf hash is over; None if the hash is not of this line."""
-    entry = line.removesuffix(b"\n").replace(b'"leaf_hash":"%s",' % leaf.hex().encode(), b"", 1)
+    entry = hashed_bytes(line, leaf.hex())
     return entry if sha256(b"\0" + entry).digest() == leaf else None
 
 
@@ -77,13 +78,13 @@ def bundle_of(entries: Iterable[bytes]) -> bytes:
 
 def entries_in(bundle: bytes) -> Iterator[bytes]:
     """The entries of a bundle. Raises `ValueError` if it ends within one."""
-    at = 0
-    while at < len(bundle):
-        end = at + 2 + int.from_bytes(bundle[at : at + 2], "big")
-        if end > len(bundle):
+    at, size = 0, len(bundle)
+    while at < size:
+        begin = at + 2
+        at = begin + int.from_bytes(bundle[at:begin])
+        if at > size:
             raise ValueError("the bundle ends within an entry")
-        yield bundle[at + 2 : end]
-        at = end
+        yield bundle[begin:at]
 
 
 def read_tile(home: Path, level: int, index: int, width: int) -> bytes:

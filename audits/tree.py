@@ -39,8 +39,11 @@ class Frontier:
         levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
         return cls(size, [nodes(level, (size >> level) - 1) for level in levels])
 
-    def append(self, leaf: bytes) -> list[bytes]:
-        """Adds a leaf; the nodes that are whole with it, from the leaf upwards."""
+    def append(self, leaf: bytes, entry: bytes | None = None) -> list[bytes]:
+        """Adds a leaf; the nodes that are whole with it, from the leaf upwards.
+
+        `entry`: what the leaf is the hash of, for trees that compare it; None if only the leaf is known.
+        """
         complete, size = [leaf], self.size
         while size & 1:
             leaf = sha256(b"\1" + self._edge.pop() + leaf).digest()

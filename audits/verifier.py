@@ -103,7 +103,7 @@ class Walk:
                     raise LogError(f"entry number {self.entries} is due, and number {line.seq} stands there")
                 if line.prev_hash != self.head:
                     raise LogError("the entry does not follow the one before it")
-                self.tree.append(bytes.fromhex(line.leaf_hash))
+                self.tree.append(bytes.fromhex(line.leaf_hash), line.entry)
                 self.entries, self.head = self.entries + 1, line.leaf_hash
                 if line.newer and self.newer is None:
                     self.newer = line.seq

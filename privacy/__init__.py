@@ -57,6 +57,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = [
     "Account",
     "AccountingError",

@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_verifier import BLANK, sealed
@@ -89,11 +90,19 @@ def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.Dat
     line = bytearray(sealed(BLANK | PLACE | record))
     place = data.draw(st.integers(0, len(line) - 1))
     byte = data.draw(
-        st.sampled_from([b"", b'"', b"\\", b"0", b"1", b" ", b"{", b"}", b",", b"\n", b"\xff", b"-", b"e"])
+        st.sampled_from([b"", b'"', b"\\", b"0", b"1", b" ", b"{", b"}", b",", b"\n", b"\x00", b"\xff", b"-", b"e"])
     )
     line[place : place + data.draw(st.integers(0, 2))] = byte
     assert not alike(bytes(line)) or line == sealed(BLANK | PLACE | record)
     alike(rehashed(bytes(line)))
+
+
+@pytest.mark.parametrize("byte", [*range(32), 34, 92])
+def test_a_text_holds_no_byte_that_json_escapes(byte: int) -> None:
+    """Where the hash is made to fit, too; the same text without it is taken."""
+    line = sealed(BLANK | PLACE | {"format": 1, "reason": "some text"})
+    assert alike(line)
+    assert not alike(rehashed(line.replace(b"some text", b"some%c text" % byte)))
 
 
 def rehashed(line: bytes) -> bytes:

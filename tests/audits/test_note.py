@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from audits import AuditKey, NoteError, VerifierKey
 from audits.checkpoint import Checkpoint, NoteFile, signed_checkpoint
-from audits.signed_note import Note
+from audits.signed_note import MAX_NOTE, Note
 from audits.tree import EMPTY_ROOT
 
 SEED = bytes(range(32))
@@ -135,6 +135,25 @@ def test_notes_in_a_file_read_back_and_what_a_crash_tore_is_cut_off(tmp_path: Pa
         assert list(file) == notes[:2] and file.latest() == notes[1]
         file.append(notes[2:])
         assert list(NoteFile(tmp_path / "notes")) == notes and file.latest() == notes[2]
+
+
+def test_heads_and_cosigned_notes_are_those_in_the_file(tmp_path: Path, key: AuditKey) -> None:
+    """Over several blocks of the file, wherever the cosigned ones stand; a note that is none among them is an error."""
+    other = AuditKey.at(tmp_path / "other.key", "other")
+    notes = [signed_checkpoint(key, size, EMPTY_ROOT) for size in range(900)]
+    for size in (0, 1, 300, 301, 899):
+        notes[size] = notes[size].joined(other.cosign(notes[size], 1_800_000_000))
+    file = NoteFile(tmp_path / "notes")
+    file.append(notes)
+    assert file.path.stat().st_size > 3 * MAX_NOTE
+    assert list(file.heads()) == [(size, EMPTY_ROOT) for size in range(900)]
+    assert [(size, Note.parse(note.decode())) for size, note in file.cosigned()] == [
+        (size, notes[size]) for size in (0, 1, 300, 301, 899)
+    ]
+    file.path.write_bytes(file.path.read_bytes().replace(b"\n500\n", b"\n0500\n"))
+    for read in (file.heads, file.cosigned):
+        with pytest.raises(NoteError, match="no note of a checkpoint"):
+            list(read())
 
 
 def test_an_absent_file_holds_no_note_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from tlog_client import opened
 
 from audits import AuditKey, AuditLog, Event, LogError, VerdictPart, VerdictState, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, signed_checkpoint
+from audits.entry import hashed_bytes
 from audits.log_files import segments
-from audits.tiles import PUBLIC, tile_path
+from audits.tiles import PUBLIC, bundle_of, tile_path
 from audits.tree import nodes_before
 from audits.witness import replace_durably
 
@@ -231,6 +232,12 @@ def test_an_entry_too_long_for_a_bundle_leaves_its_bundle_out(tmp_path: Path) ->
     bundles = tmp_path / "audit" / PUBLIC / "tile/entries"
     assert sorted(str(path.relative_to(bundles)) for path in bundles.rglob("*")) == ["000", "002.p", "002.p/89"]
     assert_published(tmp_path, 601)
+    kept = [hashed_bytes(line, json.loads(line)["leaf_hash"]) for line in lines(tmp_path)[256:512]]
+    for instead in (b"", kept[44][:65_535]):
+        (bundles / "001").write_bytes(bundle_of([*kept[:44], instead, *kept[45:]]))
+        part = tiles_part(tmp_path)
+        assert part and part.state is VerdictState.BROKEN and part.entry == 300
+    (bundles / "001").unlink()
     (bundles / "000").unlink()
     part = tiles_part(tmp_path)
     assert part and part.state is VerdictState.BROKEN and part.entry == 0
