@@ -26,6 +26,7 @@ from medfedvqa.installed_code import (
     owner_of,
     root_of,
     sources,
+    without_type_imports,
 )
 from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files
 
@@ -188,7 +189,7 @@ def _imported(modules: frozenset[str]) -> set[str]:
         if module in seen or module not in files:
             continue
         seen.add(module)
-        for name in imports(files[module].read_bytes()):
+        for name in imports(without_type_imports(files[module].read_bytes())):
             if _is_project(name):
                 parts = name.split(".")
                 todo += (".".join(parts[: end + 1]) for end in range(len(parts)))

@@ -29,6 +29,7 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _RENAMED = re.compile(rb"\bas[ \t]+\w+|#[^\r\n]*")
+_TYPE_IMPORTS = re.compile(rb"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
 _NEEDS = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
 _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 """The digest of each file that was read, with its size and times then."""
@@ -46,6 +47,11 @@ def imports(source: bytes) -> Iterator[str]:
             yield from (f"{base.decode()}.{name.decode()}" for name in re.findall(rb"\w+", _RENAMED.sub(b"", names)))
         else:
             yield from (name.decode() for name in re.findall(rb"\w[\w.]*", _RENAMED.sub(b"", modules)))
+
+
+def without_type_imports(source: bytes) -> bytes:
+    """A source without its blocks `if TYPE_CHECKING:`, which never run unless a module defines that name itself."""
+    return _TYPE_IMPORTS.sub(b"", source)
 
 
 def root_of(dotted: str) -> Path | None:

@@ -17,7 +17,7 @@ from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
 from medfedvqa.core import registry
-from medfedvqa.installed_code import imports, owner_of
+from medfedvqa.installed_code import imports, owner_of, without_type_imports
 
 pytestmark = pytest.mark.xdist_group("plug-in")
 OURS = ("acme", "bare")
@@ -218,6 +218,12 @@ def test_the_project_alone_has_no_part_from_outside_and_the_same_digest_each_tim
 def test_imports_are_read_as_python_reads_them(source: bytes, named: set[str]) -> None:
     """On one line or several, behind a colon, renamed; relative ones are the package's own."""
     assert set(imports(source)) == named
+
+
+def test_imports_for_type_checkers_alone_are_left_out() -> None:
+    """What only a type checker reads brings no distribution to a site; what follows the block does."""
+    source = b"if TYPE_CHECKING:\n    from a import b\n\n    import c\n\nimport d\nif True:\n    import e\n"
+    assert set(imports(without_type_imports(source))) == {"d", "e"}
 
 
 def test_a_record_of_code_is_read_strictly() -> None:

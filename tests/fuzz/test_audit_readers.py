@@ -128,7 +128,7 @@ def test_mutated_notes_and_keys_are_read_or_refused(tmp_path: Path) -> None:
             path.write_bytes(original)
     note = originals[files[2]].decode().removesuffix("\n")
     key = str(key_of(tmp_path).public)
-    assert VerifierKey.parse(key).sign_report(Note.parse(note))
+    assert VerifierKey.parse(key).signed(Note.parse(note))
     for bad in ("\ud800", "\udfff", "9" * 4400, "1" + "0" * 400, "\x00"):
         for whole in (
             note.replace("\n7\n", f"\n{bad}\n"),
@@ -143,7 +143,7 @@ def test_mutated_notes_and_keys_are_read_or_refused(tmp_path: Path) -> None:
 def told(report_bytes: str, key: VerifierKey) -> None:
     note = Note.parse(report_bytes)
     Checkpoint.parse(note.text)
-    assert not key.sign_report(note) or key.cosigned(note) is None
+    assert not key.signed(note) or key.cosigned(note) is None
 
 
 def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None
     log.append(Event.OPEN, job="j")
     key, note = key_of(tmp_path).public, log.checkpoint()
     hash = bytes(32)
-    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).indented_json()
-    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).indented_json()
+    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).encoded()
+    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).encoded()
     for name, message, read in (("down", down, Down.read), ("up", up, Up.read)):
         with bounded():
             refusals = 0
@@ -165,7 +165,7 @@ def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None
 
 def heard(message: Up | Down, key: VerifierKey) -> None:
     for note in (*message.cosigned, *([message.note] if isinstance(message, Up) else [])):
-        key.sign_report(note), Checkpoint.parse(note.text)
+        key.signed(note), Checkpoint.parse(note.text)
 
 
 def test_mutated_envelopes_are_opened_or_refused(tmp_path: Path) -> None:

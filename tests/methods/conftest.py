@@ -36,8 +36,10 @@ class Federation:
     def uploads(self, task: str, round: int) -> dict[str, Tensors]:
         return {site: tensors for name, number, site, tensors in self.sent if (name, number) == (task, round)}
 
-    def _call(self, task, round, messages, answered, excused=None):
-        return {name: Reply(self._answer(task, round, name, down), 0.0) for name, down in messages.items()}
+    def _call(self, call):
+        return {
+            name: Reply(self._answer(call.task, call.round, name, down), 0.0) for name, down in call.messages.items()
+        }
 
     def _answer(self, task: str, round: int, name: str, down: Tensors) -> Tensors:
         site = self.sites[name]

@@ -12,7 +12,7 @@ from audits import Kind
 from medfedvqa.core import Method, Site, State, create
 from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods import creamfl
+from medfedvqa.methods.creamfl import method as creamfl_method
 from medfedvqa.methods.creamfl.ensemble import aggregate
 from medfedvqa.methods.creamfl.server_model import EnsembleServer
 from medfedvqa.models import Backbone, load_backbone, shape_of
@@ -41,7 +41,7 @@ def cream(dp: DPSettings | None = None, **options: object) -> Method:
 @pytest.fixture(autouse=True)
 def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of all tests share the weights that never change."""
-    monkeypatch.setattr(creamfl, "load_backbone", trunk)
+    monkeypatch.setattr(creamfl_method, "load_backbone", trunk)
 
 
 @cache
