@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tiny_clip import TINY
 
 from audits import Event, Refusal, read
 from medfedvqa.data import Split
@@ -41,7 +42,7 @@ def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(
     changes: dict[str, object] = {}
     if empty == "no patient with an answer of the list":
         changes = {"split": vars(Split()), "options": QUICK | OPTIONS[method] | {"answers": ["never", "nothing"]}}
-    job = job_of(method, "medclip@random", **changes)
+    job = job_of(method, TINY, **changes)
     configs = sites("chest", "head", methods=[method], kinds=["parameters", "statistic", "public"])
     with closing(LocalEngine(configs, job, "job")) as engine:
         results = serve_job(job, ("chest", "head"), engine.call, tmp_path / "out", "local")
@@ -53,7 +54,7 @@ def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(
 
 def test_without_privacy_such_a_site_says_that_it_cannot_run_the_job(sites: Sites, tmp_path: Path) -> None:
     """The control: a plain job has nothing to hide behind."""
-    job = job_of("prompt_pfl", "medclip@random", dp=None)
+    job = job_of("prompt_pfl", TINY, dp=None)
     configs = sites("chest", "head")
     with closing(LocalEngine(configs, job, "job")) as engine, pytest.raises(FederationError, match="train rows"):
         serve_job(job, ("chest", "head"), engine.call, tmp_path / "out", "local")

@@ -33,6 +33,16 @@ SiteFiles = Callable[..., dict[str, Path]]
 
 
 @pytest.fixture
+def quick_job(quick_job: Job) -> Job:
+    """The short job, on a backbone that a site's process can load."""
+
+    def make(**options: object) -> JobSpec:
+        return quick_job(**options).model_copy(update={"backbone": "medclip@random"})
+
+    return make
+
+
+@pytest.fixture
 def site_files(tmp_path: Path, random_backbone: Path) -> SiteFiles:
     """Writes the `site.yml` of phantom sites; keywords change what they say."""
 

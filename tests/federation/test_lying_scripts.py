@@ -11,6 +11,7 @@ from lying_views import COMMON, OWN, Equations, Exchange, Row, input_of
 from mean_scripts import MeanScript
 from mix_scripts import MixScript
 from random_scripts import METHODS, NAMES, Federation
+from tiny_clip import TINY
 
 from medfedvqa.core import registry
 from medfedvqa.federation.secure_site import SecureSite
@@ -34,7 +35,7 @@ def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation
         monkeypatch.setitem(registry._METHODS, method.name, method)
     # Members that wait for each other's words look at a clock of their own.
     monkeypatch.setattr(pairwise_masks, "time", CLOCK)
-    return Federation(introduced(*NAMES, organ="chest"), "medclip@random")
+    return Federation(introduced(*NAMES, organ="chest"), TINY)
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ Job = Callable[..., JobSpec]
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), random_backbone) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery"), tiny_backbone) as nursery:
         yield nursery
 
 

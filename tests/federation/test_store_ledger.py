@@ -117,12 +117,12 @@ def test_sites_of_one_store_keep_their_parts_of_a_job_apart(organ_sites: Sites, 
 
 
 def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
-    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+    store: Path, private_job: Job, tiny_backbone: Path, tmp_path: Path
 ) -> None:
     """As `medfedvqa run --data STORE` does: the ledger beside the store, which the next run continues."""
     job = private_job()
     for name in ("one", "two"):
-        launch = plan(job, store, tmp_path / name, (), 1, {job.backbone: random_backbone})
+        launch = plan(job, store, tmp_path / name, (), 1, {job.backbone: tiny_backbone})
         run(launch, "local", lambda event: None)
     assert not list(tmp_path.glob("*/sites/*/ledger"))
     with closing(Ledger(default_ledger(store), "chest")) as ledger:
@@ -134,10 +134,10 @@ def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
 
 
 def test_a_run_on_a_copied_store_asks_for_its_ledger(
-    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+    store: Path, private_job: Job, tiny_backbone: Path, tmp_path: Path
 ) -> None:
     """Before anything is written, with the option that names it; a ledger is nothing for data that are no store."""
-    job, files = private_job(), {private_job().backbone: random_backbone}
+    job, files = private_job(), {private_job().backbone: tiny_backbone}
     open_ledger(store, default_ledger(store), "chest").close()
     copy = shutil.copytree(store, tmp_path / "copy")
     with pytest.raises(ConfigError, match="give it by --ledger"):
