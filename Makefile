@@ -29,7 +29,7 @@ test: $(VENV)/ready
 
 # The whole matrix: also the slow tests, and the property tests with all their examples.
 test-all: test
-	$(PYTEST) -m "(slow or hypothesis) and not release" --hypothesis-profile=full
+	$(PYTEST) -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
 
 # Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
 test-release: $(VENV)/ready verify-wheel-test

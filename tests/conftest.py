@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tiers  # noqa: F401  (registers the profiles before pytest reads which one to take)
 import torch
 from open_clip.model import CLIP
 from tiny_clip import TINY, write_random

@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from privacy import DPEvent, Laplace, SampledGaussian, Use, spent
 from privacy.accounting import PRV_ERROR, PRV_RELATIVE_ERROR
@@ -60,7 +61,7 @@ def test_both_accountants_bound_googles_loss_distributions(events: list[DPEvent]
 
 
 @given(events=few_events, data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """The same mechanisms cost the same to the last bit, whatever they were applied to."""
     single = [event.times(1) for event in events for _ in range(event.steps)]
@@ -69,7 +70,7 @@ def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.Da
 
 
 @given(few_events, st.integers(1, 5))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_more_steps_cost_no_less(events: list[DPEvent], more: int) -> None:
     """By either accountant, whichever mechanism is repeated."""
     before = spent(events, DELTA)

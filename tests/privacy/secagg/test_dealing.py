@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tiers import examples
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
@@ -33,7 +34,7 @@ SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
 LAYOUT = TensorLayout.of({"p": (2, 3)})
 SMALL = TensorLayout.of({"p": (1,)})
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=examples(10), deadline=None)
 
 Parts = dict[str, bytes]
 Bend = Callable[[Parts], Parts]
