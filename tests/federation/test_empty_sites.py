@@ -15,8 +15,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 
-pytestmark = pytest.mark.slow
-
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK: dict[str, object] = {"rounds": 2, "local_epochs": 1, "batch_rows": 4, "answers": "closed"}
 UNIFORM = {"weighting": "uniform"}
@@ -33,6 +31,7 @@ def job_of(method: str, backbone: str, **changes: object) -> JobSpec:
     return JobSpec.from_dict({**facts, "split": vars(NOBODY), **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIONS)
 @pytest.mark.parametrize("empty", ["no patient in train", "no patient with an answer of the list"])
 def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(

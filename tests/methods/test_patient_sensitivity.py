@@ -146,7 +146,7 @@ def test_a_patient_moves_a_step_by_at_most_the_clipping_norm(
     check_all(small, name, options, rate)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @each_rate
 @each_large_case
 def test_a_patient_of_a_large_site_moves_a_step_by_at_most_the_clipping_norm(

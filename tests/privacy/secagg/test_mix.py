@@ -170,7 +170,7 @@ def sent_bytes(site: Any) -> int:
     return sum(map(len, site.relayed))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_hundred_sites_with_a_committee_of_three(together: Any) -> None:
     """Right for every site; who is no member sends and receives as much among 200 sites as among 50, members linearly.
 
