@@ -142,15 +142,16 @@ def proved(neighbours: Neighbours, name: str, rate: float, share_of_noise: float
     return lower_bound(scores(None), scores(patient), epsilon), epsilon
 
 
-PRIVATE_JOBS = [(name, rate) for rate in (0.25, 1.0) for name in ("fedavg", "prompt_pfl", "feddat")]
+IN_TEST_ALL = ("fedavg", 0.25)
 each_private_job = pytest.mark.parametrize(
     ("name", "rate"),
     [
-        pytest.param(*job, marks=pytest.mark.release if number else pytest.mark.slow)
-        for number, job in enumerate(PRIVATE_JOBS)
+        pytest.param(name, rate, marks=pytest.mark.slow if (name, rate) == IN_TEST_ALL else pytest.mark.release)
+        for rate in (0.25, 1.0)
+        for name in ("fedavg", "prompt_pfl", "feddat")
     ],
 )
-"""Hundreds of trainings each: all but the first are for releases."""
+"""Hundreds of trainings each: all but one are for releases."""
 
 
 @each_private_job
