@@ -17,7 +17,7 @@ endif
 # The tests come in three tiers; tests/README.md says what each holds.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-all test-release test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
+.PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
@@ -34,6 +34,10 @@ test-all: test
 # Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
 test-release: $(VENV)/ready verify-wheel-test
 	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -m release --hypothesis-profile=full
+
+# Counts by tier, and the claims that `make test` leaves to the other tiers.
+tiers: $(VENV)/ready
+	@$(BIN)/python tests/list_tiers.py
 
 # The tests of all that reaches into FLARE, with another version of it: `make test-flare VERSION=2.9.1rc5`. That version
 # goes into an environment of its own, which takes everything else from the usual one. No tier holds it.

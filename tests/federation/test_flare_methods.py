@@ -1,6 +1,6 @@
 """Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte.
 
-`make test` runs five of the jobs: a mean, a mixture, a split model, a private job and one on shares.
+`make test` runs four of the jobs: a mean, a private mixture, a split model, and a mean on shares.
 """
 
 import json
@@ -15,9 +15,11 @@ import pytest
 from audits import Kind, Outcome, TensorSpec, read, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
+from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import site_yaml
 from medfedvqa.models import shape_of
 from privacy import DPSettings
@@ -51,9 +53,8 @@ CASES: list[Case] = [
 ]
 IN_EVERY_TIER: set[Case] = {
     ("fedavg", IN_CLEAR),  # a mean
-    ("prompt_pfl", IN_CLEAR),  # a mixture for each site
+    ("prompt_pfl", WITH_PRIVACY),  # a mixture for each site
     ("unicon", ON_SHARES),  # a split model
-    ("prompt_pfl", WITH_PRIVACY),
     ("fedavg", ON_SHARES),
 }
 
@@ -111,7 +112,9 @@ def submitted(
     @cache
     def submit(method: str, protection: str) -> str:
         job = folder / f"{method} {protection}".replace(" ", "-")
-        export_job(job_of(method, protection), job)
+        # A site takes a private job once only, by its terms.
+        terms = Terms.fresh(federation_of(federation.admin_kit / "startup" / "rootCA.pem"), sites_of(protection))
+        export_job(job_of(method, protection).model_copy(update={"terms": terms}), job)
         meta = job / "meta.json"
         deployed = {"deploy_map": {"app": ["server", *sites_of(protection)]}}
         meta.write_text(json.dumps(json.loads(meta.read_text()) | deployed))

@@ -110,6 +110,7 @@ def test_counts_get_the_mechanism_whose_noise_deviates_least(epsilon: float, job
     assert chosen.mechanism == ("laplace" if job.counts < 6 else "sampled_gaussian")
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_in_another_process() -> None:
     """Server and sites arrive at the same figures, whatever their hash seeds."""
     code = "from privacy import *; print(DPSettings(epsilon=3.0).levels(Cost(40, 5)))"

@@ -173,6 +173,7 @@ def test_a_dealer_that_bends_two_dealings_is_always_caught() -> None:
     assert not any(accepted(twice, seeds, index, SMALL) for index in range(SETS))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_measured_soundness_is_the_stated_one() -> None:
     """100 attempts with fresh seeds, coins and bends: the dealer passes as often as 1 / SETS allows, by the exact
     binomial distribution's central interval of 1 - 1e-4."""
