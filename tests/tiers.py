@@ -7,6 +7,6 @@ settings.register_profile("full", max_examples=100)
 settings.load_profile("quick")  # unless pytest is given --hypothesis-profile
 
 
-def examples(full: int) -> int:
-    """`full` under the profile of that name, else a fifth of it, but five at least."""
-    return full if settings.get_current_profile_name() == "full" else min(full, max(5, full // 5))
+def examples(full: int, least: int = 5) -> int:
+    """`full` under the profile of that name, else a fifth of it, but not fewer than `least`."""
+    return full if settings.get_current_profile_name() == "full" else min(full, max(least, full // 5))

@@ -102,6 +102,7 @@ def reuse(server: LyingServer, heard: list[tuple[str, str, bytes]], reused: Coll
     return again
 
 
+@pytest.mark.slow
 def test_tuples_that_were_dealt_before_serve_no_second_mixture(
     mixing: LyingServer, heard: list[tuple[str, str, bytes]]
 ) -> None:

@@ -65,7 +65,6 @@ def test_a_job_on_shares_goes_as_the_plain_one(job_on_shares: Make, tmp_path: Pa
         assert (np.abs(total.astype(np.float64)) > 2.0**53).sum() >= len(total) - 1  # sums of the inputs are below 2^40
 
 
-@pytest.mark.slow
 def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: Path) -> None:
     """Of what three sites trained, weighted by their training rows, to 2^-22."""
     configs = introduced(*THREE, methods=["fedavg"])

@@ -19,7 +19,6 @@ Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 
 
-@pytest.mark.slow
 def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, tiny_backbone: Path, tmp_path: Path) -> None:
     """One call gives results.json keyed by site, a table, plots, a transcript and a log at every site."""
     job = quick_job(local_baseline=True)
@@ -40,7 +39,6 @@ def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, tiny_backbone
     assert len(seen) == 3 * 3
 
 
-@pytest.mark.slow
 def test_a_stopped_run_is_evaluated_with_what_it_reached(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """After a stop the round is finished, every site is scored, and the results say 'stopped'."""
     configs, job = sites("chest", "head"), quick_job(rounds=5)
@@ -51,7 +49,6 @@ def test_a_stopped_run_is_evaluated_with_what_it_reached(sites: Sites, quick_job
     assert all(facts["accuracy"] is not None for facts in results["sites"].values())
 
 
-@pytest.mark.slow
 def test_a_site_that_refuses_is_named_with_its_reason(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """One site's policy does not allow the method: the job ends, and results name the site and why."""
     configs = sites("chest") | sites("head", methods=["another"])
