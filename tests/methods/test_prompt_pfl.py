@@ -62,7 +62,7 @@ def test_shapes_that_travel_do_not_tell_the_answer_space(sites: Sites, quick_job
     """Every tensor's shape depends on the backbone and the options alone."""
     exchange = create("prompt_pfl", quick_job().options).exchange(shape_of(TINY))
     shapes = {spec.shape for task in exchange.tasks for spec in task.up}
-    assert shapes == {(2, 4, 256), ()}
+    assert shapes == {(2, 4, 32), ()}
 
 
 @pytest.mark.slow
