@@ -15,7 +15,8 @@ ifneq ($(FOUND),$(or $(filter $(KNOWN),$(WANTED)),$(filter $(KNOWN),$(FOUND))))
 endif
 
 # The tests come in three tiers; tests/README.md says what each holds.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
 

@@ -236,6 +236,7 @@ class TestResults:
         mv.run(job, mv.load("phantom"), out=tmp_path / "quiet", **places)
         assert capsys.readouterr().out == ""
 
+    @pytest.mark.slow
     def test_the_ten_lines_of_the_readme_train_and_plot(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -81,7 +81,7 @@ def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: 
     assert_alike(found, expected)
 
 
-@pytest.mark.parametrize("committee", [5, 3])
+@pytest.mark.parametrize("committee", [pytest.param(5, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("moment", ["before mean", "after mean", "before unmask", "after unmask"])
 def test_a_site_may_die_at_every_step(
     job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, committee: int
