@@ -14,19 +14,34 @@ ifneq ($(FOUND),$(or $(filter $(KNOWN),$(WANTED)),$(filter $(KNOWN),$(FOUND))))
 .PHONY: $(VENV)/ready
 endif
 
-.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
+# The tests come in three tiers; tests/README.md says what each holds.
+# A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
 
-test: $(VENV)/ready lint wheel-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+# Every claim once: under ten minutes on two cores.
+test: $(VENV)/ready
+	$(MAKE) --jobs=2 lint wheel-test
+	$(PYTEST) -m "not slow and not release"
 
-test-fast: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+# The whole matrix: also the slow tests, and the property tests with all their examples.
+test-all: test
+	$(PYTEST) -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
+
+# Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
+test-release: $(VENV)/ready verify-wheel-test
+	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -m release --hypothesis-profile=full
+
+# Counts by tier, and the claims that `make test` leaves to the other tiers.
+tiers: $(VENV)/ready
+	@$(BIN)/python tests/list_tiers.py
 
 # The tests of all that reaches into FLARE, with another version of it: `make test-flare VERSION=2.9.1rc5`. That version
-# goes into an environment of its own, which takes everything else from the usual one. Not part of `make test`: slow.
+# goes into an environment of its own, which takes everything else from the usual one. No tier holds it.
 FLARE_ENV   := build/flare-$(VERSION)
 FLARE_TESTS := $(addprefix tests/federation/test_,patches.py hardening.py server_guard.py connections.py job_schema.py \
 	flare_streams.py flare_egress.py flare_hostile.py flare_hostile_jobs.py flare_steering.py flare_server_guard.py)
@@ -47,7 +62,7 @@ lint: $(VENV)/ready
 wheel-test: $(VENV)/ready
 	$(BIN)/python tests/wheel.py
 
-# Not part of `test`: it installs the verifier's dependencies from the package index.
+# Part of `test-release` only: it installs the verifier's dependencies from the package index.
 verify-wheel-test: $(VENV)/ready
 	$(BIN)/python tests/verify_wheel.py
 

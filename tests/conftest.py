@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tiers  # noqa: F401  (registers the profiles before pytest reads which one to take)
 import torch
 from open_clip.model import CLIP
+from tiny_clip import TINY, write_random
 
 from medfedvqa.data import Row, Split, VQAData, build_site
 from medfedvqa.federation.aggregation_attempt import load_identity
@@ -29,7 +31,7 @@ from medfedvqa.training import Site
 from privacy import RepeatableRandomness
 
 RANDOM = "medclip@random"
-"""Name of a backbone with random weights, for tests of everything but accuracy."""
+"""Name of a backbone of the bundled architecture with random weights, for jobs in processes of their own."""
 VILT = "vilt-tiny@random"
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -197,10 +199,18 @@ def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sites_in(random_backbone: Path) -> Sites:
+def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the very small CLIP with random weights."""
+    path = tmp_path_factory.mktemp("backbone") / "tiny.safetensors"
+    write_random(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def sites_in(random_backbone: Path, tiny_backbone: Path) -> Sites:
     """As `sites`, below a folder that is given first."""
 
-    random = {RANDOM: str(random_backbone)}
+    random = {RANDOM: str(random_backbone), TINY: str(tiny_backbone)}
 
     def make(place: Path, *names: str, **changes: object) -> dict[str, SiteConfig]:
         configs = {}
@@ -228,7 +238,7 @@ def quick_job() -> Callable[..., JobSpec]:
     def make(**options: object) -> JobSpec:
         small = {"rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
         settings = {**small, "local_baseline": False, **options}
-        return JobSpec.from_dict({"method": "prompt_pfl", "options": settings, "data": "phantom", "backbone": RANDOM})
+        return JobSpec.from_dict({"method": "prompt_pfl", "options": settings, "data": "phantom", "backbone": TINY})
 
     return make
 
@@ -246,13 +256,13 @@ def introduced(sites: Sites) -> Sites:
 
 
 @pytest.fixture(scope="session")
-def private_run(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Path:
+def private_run(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path) -> Path:
     """The folder of a finished job of three phantom sites, under differential privacy and on shares."""
     out = tmp_path_factory.mktemp("runs") / "study-1"
     options = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
     options |= {"local_baseline": False, "answers": "closed"}
     job = {"method": "prompt_pfl", "options": options, "data": "phantom"}
-    private = {"dp": {"noise": 1.5, "count_noise": 10.0}, "secagg": True, "backbone": RANDOM}
-    launch = plan(JobSpec.from_dict(job | private), None, out, (), 1, {RANDOM: random_backbone})
+    private = {"dp": {"noise": 1.5, "count_noise": 10.0}, "secagg": True, "backbone": TINY}
+    launch = plan(JobSpec.from_dict(job | private), None, out, (), 1, {TINY: tiny_backbone})
     run(launch, "local", lambda event: None)
     return out

@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib.figure
 import pytest
+from tiny_clip import TINY
 
 import medfedvqa as mv
 from medfedvqa.cli import main
@@ -20,7 +21,6 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.library import run_job
 
 ROOT = Path(__file__).parents[1]
-RANDOM = "medclip@random"
 SITES = ("site-001", "site-002")
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -35,15 +35,15 @@ SMALL: dict[str, Any] = {
 
 def train(backbone: Path, out: Path, sites: tuple[str, ...] = SITES, **settings: Any) -> mv.Results:
     """A run on small phantom sites, with a backbone of random weights."""
-    job = mv.Job("prompt_pfl", backbone=RANDOM, **SMALL, **settings)
-    return mv.run(job, mv.load("phantom"), sites=sites, out=out, backbone_files={RANDOM: backbone})
+    job = mv.Job("prompt_pfl", backbone=TINY, **SMALL, **settings)
+    return mv.run(job, mv.load("phantom"), sites=sites, out=out, backbone_files={TINY: backbone})
 
 
 @pytest.fixture(scope="module")
-def results(random_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> mv.Results:
+def results(tiny_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> mv.Results:
     """A finished run under differential privacy whose sites release their accuracies."""
     out = tmp_path_factory.mktemp("library") / "run"
-    return train(random_backbone, out, answers="closed", dp={"noise": 1.5, "count_noise": 10.0})
+    return train(tiny_backbone, out, answers="closed", dp={"noise": 1.5, "count_noise": 10.0})
 
 
 class TestSurface:
@@ -127,12 +127,12 @@ class TestData:
         inside, above = mv.load("vqa-rad", data_folder / "vqa-rad"), mv.load("vqa-rad", data_folder)
         assert inside == above and sum(site.test for site in inside.counts().values()) == 272
 
-    def test_your_own_function_reads_your_own_folder(self, own_data: mv.Data, random_backbone: Path) -> None:
+    def test_your_own_function_reads_your_own_folder(self, own_data: mv.Data, tiny_backbone: Path) -> None:
         """The set trains under its own name, which the log and the results tell."""
-        job = mv.Job("fedavg", tuning="bias", rounds=1, local_epochs=1, hidden=8, backbone=RANDOM, split="patient")
+        job = mv.Job("fedavg", tuning="bias", rounds=1, local_epochs=1, hidden=8, backbone=TINY, split="patient")
         assert own_data.counts(split="patient")["chest"].train > 0
         out = own_data.root and own_data.root / "run"
-        results = mv.run(job, own_data, out=out, backbone_files={RANDOM: random_backbone})
+        results = mv.run(job, own_data, out=out, backbone_files={TINY: tiny_backbone})
         assert results.document["data"] == "tiny" and results.sites["chest"].verdicts()["integrity"] == "shown"
 
 
@@ -155,7 +155,6 @@ def read_tiny(folder: Path) -> VQAData:
     return VQAData("tiny", ("chest",), rows, drawn.load)
 
 
-@pytest.mark.slow
 class TestResults:
     """A run, and what it returns."""
 
@@ -197,9 +196,9 @@ class TestResults:
         assert site.epsilon is not None and account.spent.epsilon == pytest.approx(site.epsilon)
         assert site.totals().bytes_out > 0 and str(results.folder) not in repr(site)
 
-    def test_a_changed_log_is_broken(self, random_backbone: Path, tmp_path: Path) -> None:
+    def test_a_changed_log_is_broken(self, tiny_backbone: Path, tmp_path: Path) -> None:
         """The verdicts are those of the file as it is now."""
-        site = train(random_backbone, tmp_path / "run").sites[SITES[1]]
+        site = train(tiny_backbone, tmp_path / "run").sites[SITES[1]]
         assert site.epsilon is None and site.spent() == ()
         log = site.folder / "audit" / "log.jsonl"
         log.write_text(log.read_text().replace('"round":1', '"round":7', 1))
@@ -227,16 +226,17 @@ class TestResults:
         assert job.cost is not None and job.cost.epsilon == pytest.approx(results.sites[SITES[0]].epsilon)
 
     def test_progress_is_a_line_per_round(
-        self, random_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tiny_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """And one for the evaluation; without `progress` nothing is printed."""
-        job = mv.Job("prompt_pfl", backbone=RANDOM, **SMALL)
-        places: dict[str, Any] = {"sites": SITES, "backbone_files": {RANDOM: random_backbone}}
+        job = mv.Job("prompt_pfl", backbone=TINY, **SMALL)
+        places: dict[str, Any] = {"sites": SITES, "backbone_files": {TINY: tiny_backbone}}
         mv.run(job, mv.load("phantom"), out=tmp_path / "loud", progress=True, **places)
         assert capsys.readouterr().out.splitlines() == ["round 1 of 2", "round 2 of 2", "evaluation"]
         mv.run(job, mv.load("phantom"), out=tmp_path / "quiet", **places)
         assert capsys.readouterr().out == ""
 
+    @pytest.mark.slow
     def test_the_ten_lines_of_the_readme_train_and_plot(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -11,7 +11,6 @@ from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, ori
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.site_state import StateFile
 
 LATE = "the site closed the job: its process had ended without doing so"
 
@@ -33,6 +32,9 @@ def settle(config: SiteConfig, job_id: str) -> None:
         if _left_something(config.audit, job_id):
             ledger.free(job_id)
         elif ledger.holds(job_id):
+            # It imports torch, which takes seconds; most jobs are closed without.
+            from medfedvqa.federation.site_state import StateFile
+
             StateFile(config.state, job_id).forget()
             ledger.take_back(job_id)
 

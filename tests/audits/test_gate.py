@@ -12,6 +12,7 @@ import pytest
 from borders import CONTEXT, EXCHANGE, POLICY, PROMPT, ROWS, Site, border
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from audits import (
     AuditError,
@@ -288,7 +289,7 @@ ARRAYS = st.builds(
 
 
 @given(SPECS, st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), ARRAYS, max_size=2), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_the_gate_passes_exactly_the_declared_messages(
     specs: list[TensorSpec], replaced: dict[str, np.ndarray], data: st.DataObject
 ) -> None:

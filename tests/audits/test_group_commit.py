@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiers import examples
 
 import audits
 from audits import AuditKey, AuditLog, Entry, Event, LogError, VerdictState, examine, origin_of, read, verify
@@ -212,9 +213,10 @@ def append(number):
 for number in range(16):
     threading.Thread(target=append, args=(number,)).start()
 """
-WAVES = 12
+WAVES = examples(12, least=4)
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(300)
 def test_what_was_acknowledged_outlasts_a_kill_in_the_middle_of_a_group(tmp_path: Path) -> None:
     """16 threads append one by one and 30 at a time, and sign, and SIGKILL hits their process; a line is torn after.

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_verifier import BLANK, sealed
+from tiers import examples
 
 from audits import LogError
 from audits.entry import parse_line
@@ -84,7 +85,7 @@ def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.DataObject) -> None:
     """With any byte changed, left out or doubled, also where the hash is made to fit."""
     line = bytearray(sealed(BLANK | PLACE | record))

@@ -9,6 +9,7 @@ from clocks import Hospital, days
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_examine import states
+from tiers import examples
 
 from audits import Event, LogError, VerdictState, examine, read, verify
 from audits.checkpoint import NoteFile
@@ -174,7 +175,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, DAYS, st.sampled_from([400, 1200, 2192]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_whatever_the_clocks_say_no_line_goes_before_others_show_its_age(
     steps: list[tuple[int, str | None, int]], clock: int, most: int
 ) -> None:

@@ -108,6 +108,7 @@ def test_vqa_rad_patients_do_not_depend_on_each_other(vqa_rad: VQAData, split: S
     check_all(vqa_rad, split, len({row.patient for row in vqa_rad.rows if row.closed}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.kind)
 def test_slake_patients_do_not_depend_on_each_other(slake: VQAData, split: Split) -> None:
     """All images with closed rows: the image is the patient."""

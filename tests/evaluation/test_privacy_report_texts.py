@@ -12,6 +12,7 @@ from fpdf.fonts import TTFFont
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
+from tiers import examples
 
 from audits.escaping import NAME, bounded
 from medfedvqa.report.blocks import MOST, Document, Section, Table, row
@@ -63,7 +64,7 @@ class Cells(HTMLParser):
             self.cells[-1] += data
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.text(PLAIN | HIDDEN | LACKED, min_size=1, max_size=60))
 @example("{nb}\x1b[2J\u202egnitset")
 def test_the_pdf_shows_what_hides_by_its_number(text: str) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fate import Fate
+from tiny_clip import TINY
 from untrained import METHODS
 
 from medfedvqa.core import Tensors, registry
@@ -127,7 +128,10 @@ class Nursery:
 
     def __init__(self, folder: Path, backbone: Path) -> None:
         self._address = str(folder / "nursery")
-        self._process = subprocess.Popen([sys.executable, __file__, self._address, str(backbone)])
+        tests = str(Path(__file__).parents[1])  # of `tiny_clip`
+        path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, __file__, self._address, str(backbone)]
+        self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
 
     def __enter__(self) -> "Nursery":
         while not Path(self._address).exists():
@@ -287,7 +291,7 @@ def _nursery(address: str, backbone: str) -> None:
     # CrypTen takes seconds to import.
     import privacy.secagg.protocol  # noqa: F401
 
-    loaded = load_backbone("medclip@random", {"medclip@random": Path(backbone)}, "cpu")
+    loaded = load_backbone(TINY, {TINY: Path(backbone)}, "cpu")
     with Listener(address, "AF_UNIX", backlog=64) as listener:
         while True:
             connection = listener.accept()

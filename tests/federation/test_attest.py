@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import _BACKBONES
+from tiny_clip import TINY
 from untrained import Averaged
 
 from audits import (
@@ -80,10 +81,10 @@ class Federation:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, sites_in: Any, random_backbone: Path) -> Iterator[Federation]:
+def finished(tmp_path_factory: pytest.TempPathFactory, sites_in: Any) -> Iterator[Federation]:
     """A federation after one job of two rounds; tests take copies of it."""
     place = tmp_path_factory.mktemp("federation")
-    facts = {"options": {"rounds": 2, "local_baseline": False}, "data": "phantom", "backbone": "medclip@random"}
+    facts = {"options": {"rounds": 2, "local_baseline": False}, "data": "phantom", "backbone": TINY}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._METHODS, Averaged.name, Averaged)
         job = JobSpec.from_dict({"method": Averaged.name, **facts})

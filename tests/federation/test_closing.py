@@ -15,8 +15,6 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from privacy import DPSettings, Ledger
 
-pytestmark = pytest.mark.slow
-
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)

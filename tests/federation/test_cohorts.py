@@ -59,7 +59,7 @@ def assert_refused(configs: Configs, job: JobSpec, sites: Collection[str], name:
     assert all(verify(configs[site].audit).ok for site in sites)
 
 
-@pytest.mark.parametrize("method", [Averaged, AveragedAtSites, Mixed])
+@pytest.mark.parametrize("method", [Averaged, pytest.param(AveragedAtSites, marks=pytest.mark.slow), Mixed])
 @pytest.mark.parametrize(("first", "second"), [("abcd", "abc"), ("abc", "abcd")])
 def test_a_job_whose_sites_differ_by_one_from_those_of_an_earlier_one_is_refused(
     job_on_shares: Make, tmp_path: Path, method: type[Mixed], first: str, second: str

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tiny_clip import TINY
 
 from audits import Event, Refusal, read
 from medfedvqa.data import Split
@@ -13,8 +14,6 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-
-pytestmark = pytest.mark.slow
 
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK: dict[str, object] = {"rounds": 2, "local_epochs": 1, "batch_rows": 4, "answers": "closed"}
@@ -32,6 +31,7 @@ def job_of(method: str, backbone: str, **changes: object) -> JobSpec:
     return JobSpec.from_dict({**facts, "split": vars(NOBODY), **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIONS)
 @pytest.mark.parametrize("empty", ["no patient in train", "no patient with an answer of the list"])
 def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(
@@ -41,7 +41,7 @@ def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(
     changes: dict[str, object] = {}
     if empty == "no patient with an answer of the list":
         changes = {"split": vars(Split()), "options": QUICK | OPTIONS[method] | {"answers": ["never", "nothing"]}}
-    job = job_of(method, "medclip@random", **changes)
+    job = job_of(method, TINY, **changes)
     configs = sites("chest", "head", methods=[method], kinds=["parameters", "statistic", "public"])
     with closing(LocalEngine(configs, job, "job")) as engine:
         results = serve_job(job, ("chest", "head"), engine.call, tmp_path / "out", "local")
@@ -53,7 +53,7 @@ def test_a_private_job_ends_as_usual_at_sites_without_a_patient_to_train_on(
 
 def test_without_privacy_such_a_site_says_that_it_cannot_run_the_job(sites: Sites, tmp_path: Path) -> None:
     """The control: a plain job has nothing to hide behind."""
-    job = job_of("prompt_pfl", "medclip@random", dp=None)
+    job = job_of("prompt_pfl", TINY, dp=None)
     configs = sites("chest", "head")
     with closing(LocalEngine(configs, job, "job")) as engine, pytest.raises(FederationError, match="train rows"):
         serve_job(job, ("chest", "head"), engine.call, tmp_path / "out", "local")

@@ -24,7 +24,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
@@ -202,6 +201,7 @@ def test_a_job_whose_id_names_another_folder_of_the_kit_harms_nothing(attacked: 
     assert not (attacked.federation.kits / "elsewhere").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "told"), [("extra key", Refusal.FAILED.sentence), ("exception", "")])
 def test_a_result_or_an_exception_with_data_in_it_ends_the_job_without_the_data(
     attacked: Attacked, job_folder: Path, order: str, told: str
@@ -245,6 +245,7 @@ def _by_reference(app: Path) -> None:
     _config(app, np_download_chunk_size=1 << 10, tensor_download_chunk_size=1 << 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

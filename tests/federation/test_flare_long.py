@@ -15,7 +15,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.xdist_group("flare-one"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.

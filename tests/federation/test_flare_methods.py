@@ -1,4 +1,7 @@
-"""Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte."""
+"""Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte.
+
+`make test` runs four of the jobs: a mean, a private mixture, a split model, and a mean on shares.
+"""
 
 import json
 import subprocess
@@ -12,15 +15,17 @@ import pytest
 from audits import Kind, Outcome, TensorSpec, read, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
+from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import site_yaml
 from medfedvqa.models import shape_of
+from privacy import DPSettings
 from privacy.secagg import Identity
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("flare-one"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
@@ -33,7 +38,25 @@ QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
     "steps": 2, "public_pairs": 8, "trunk": "medclip-slake",
 }  # fmt: skip
+PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
+PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)
+IN_CLEAR, WITH_PRIVACY, ON_SHARES = "in clear", "differential privacy", "secure aggregation"
+"""Protections of a job, by the names of the privacy matrix."""
 PATIENCE = 300.0  # seconds
+
+Case = tuple[str, str]
+"""A method and its protection."""
+CASES: list[Case] = [
+    *((name, IN_CLEAR if refusal(name, IN_CLEAR) is None else ON_SHARES) for name in method_names()),
+    ("prompt_pfl", WITH_PRIVACY),
+    ("fedavg", ON_SHARES),
+]
+IN_EVERY_TIER: set[Case] = {
+    ("fedavg", IN_CLEAR),  # a mean
+    ("prompt_pfl", WITH_PRIVACY),  # a mixture for each site
+    ("unicon", ON_SHARES),  # a split model
+    ("fedavg", ON_SHARES),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,57 +77,75 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         yield federation
 
 
-def job_of(method: str) -> JobSpec:
-    """A short job; on shares where the method does not run without."""
+def job_of(method: str, protection: str) -> JobSpec:
+    """A short job."""
     known = method_type(method).config_type.model_fields
-    options = {name: value for name, value in QUICK.items() if name in known}
-    secagg = refusal(method, "in clear") is not None
-    return JobSpec(method=method, options=options, data="phantom", backbone=BACKBONE, secagg=secagg)
+    private = protection == WITH_PRIVACY
+    options = {name: value for name, value in (QUICK | (PRIVATE if private else {})).items() if name in known}
+    job = {"method": method, "options": options, "data": "phantom", "backbone": BACKBONE}
+    return JobSpec(**job, dp=PRIVACY if private else None, secagg=protection == ON_SHARES)
 
 
-def sites_of(method: str) -> tuple[str, ...]:
+def sites_of(protection: str) -> tuple[str, ...]:
     """Two, or the three that aggregating on shares needs."""
-    return SITES if job_of(method).secagg else SITES[:2]
+    return SITES if protection == ON_SHARES else SITES[:2]
+
+
+def selected(session: pytest.Session) -> list[Case]:
+    """The cases of this module that the session runs, in its order."""
+    return [
+        (item.callspec.params["method"], item.callspec.params["protection"])
+        for item in session.items
+        if isinstance(item, pytest.Function) and item.function is test_a_submitted_job_runs_and_logs_the_declared_bytes
+    ]
 
 
 @pytest.fixture(scope="module")
-def submitted(federation: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The id of a method's job. The next method's is submitted behind it: while one ends, another begins."""
+def submitted(
+    request: pytest.FixtureRequest, federation: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], str]:
+    """The id of a case's job. The next case's is submitted behind it: while one ends, another begins."""
     folder = tmp_path_factory.mktemp("jobs")
     nvflare = Path(sys.executable).with_name("nvflare")
+    order = selected(request.session)
 
     @cache
-    def submit(method: str) -> str:
-        export_job(job_of(method), folder / method)
-        meta = folder / method / "meta.json"
-        deployed = {"deploy_map": {"app": ["server", *sites_of(method)]}}
+    def submit(method: str, protection: str) -> str:
+        job = folder / f"{method} {protection}".replace(" ", "-")
+        # A site takes a private job once only, by its terms.
+        terms = Terms.fresh(federation_of(federation.admin_kit / "startup" / "rootCA.pem"), sites_of(protection))
+        export_job(job_of(method, protection).model_copy(update={"terms": terms}), job)
+        meta = job / "meta.json"
+        deployed = {"deploy_map": {"app": ["server", *sites_of(protection)]}}
         meta.write_text(json.dumps(json.loads(meta.read_text()) | deployed))
-        command = [nvflare, "job", "submit", "-j", folder / method, "--startup-kit", federation.admin_kit]
+        command = [nvflare, "job", "submit", "-j", job, "--startup-kit", federation.admin_kit]
         answer = subprocess.run(
             [*command, "--format", "json"], capture_output=True, text=True, check=True, timeout=PATIENCE
         )
         return str(json.loads(answer.stdout)["data"]["job_id"])
 
-    def job_and_next(method: str) -> str:
-        names = method_names()
-        ids = [submit(name) for name in names[names.index(method) :][:2]]
+    def job_and_next(method: str, protection: str) -> str:
+        ids = [submit(*case) for case in order[order.index((method, protection)) :][:2]]
         return ids[0]
 
     return job_and_next
 
 
-@pytest.mark.parametrize("method", method_names())
-def test_a_submitted_job_runs_and_logs_the_bytes_that_are_declared(
-    method: str, federation: LoopbackFederation, submitted: Callable[[str], str]
+@pytest.mark.parametrize(
+    ("method", "protection"),
+    [pytest.param(*case, marks=() if case in IN_EVERY_TIER else pytest.mark.slow) for case in CASES],
+)
+def test_a_submitted_job_runs_and_logs_the_declared_bytes(
+    method: str, protection: str, federation: LoopbackFederation, submitted: Callable[[str, str], str]
 ) -> None:
     """It finishes, beside another job at the same sites; every log verifies, and each release and message is as large
     as the exchange says."""
-    job, job_id = job_of(method), submitted(method)
+    job, job_id = job_of(method, protection), submitted(method, protection)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = json.loads((federation.results(job_id) / "results.json").read_text())
     assert (results["status"], results["method"]) == ("finished", method)
     exchange = job.build().final_exchange(shape_of(BACKBONE))
-    for site in sites_of(method):
+    for site in sites_of(protection):
         folder = federation.kits / site / "audit"
         assert verify(folder).ok
         log = [entry for entry in read(folder) if entry.job == job_id]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_clip import TINY
 
 from audits import Kind, read
 from medfedvqa.core import create, method_names, method_type
@@ -20,7 +21,6 @@ from medfedvqa.federation.serve import score_of
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
 
-RANDOM = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 1, "local_unit": "batches", "tuning": "classifier", "weighting": "uniform",
     "head": "local", "answers": "closed", "finish_epochs": 2, "hidden": 16, "learning_rate": 0.01,
@@ -29,12 +29,12 @@ PRIVATE = {"noise": 1.5, "count_noise": 10.0}
 
 
 @pytest.fixture
-def launched(random_backbone: Path, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Path]]:
+def launched(tiny_backbone: Path, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Path]]:
     """Runs a job of two phantom sites that keep a model; the results and the run's folder."""
 
     def make(**settings: object) -> tuple[dict[str, Any], Path]:
-        job = {"method": "local", "options": QUICK, "data": "phantom", "backbone": RANDOM, **settings}
-        launch = plan(JobSpec.from_dict(job), None, tmp_path / "run", ("chest", "head"), 1, {RANDOM: random_backbone})
+        job = {"method": "local", "options": QUICK, "data": "phantom", "backbone": TINY, **settings}
+        launch = plan(JobSpec.from_dict(job), None, tmp_path / "run", ("chest", "head"), 1, {TINY: tiny_backbone})
         return run(launch, "local", lambda event: None), tmp_path / "run"
 
     return make
@@ -121,5 +121,5 @@ def test_without_finishing_no_method_declares_a_kept_model() -> None:
     for name in method_names():
         if name == "unicon":
             continue
-        for task in create(name, {}).exchange(shape_of(RANDOM)).tasks:
+        for task in create(name, {}).exchange(shape_of(TINY)).tasks:
             assert {"finished_correct", "alone_equal_correct", "kept_finished"}.isdisjoint(s.name for s in task.up)

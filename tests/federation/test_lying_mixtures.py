@@ -110,6 +110,7 @@ def test_tuples_that_were_dealt_before_serve_no_second_mixture(
     reuse(mixing, heard, range(SETS))
 
 
+@pytest.mark.slow
 def test_tuples_that_were_dealt_before_are_found_by_each_member_in_the_set_that_is_used(
     job_on_shares: Make, heard: list[tuple[str, str, bytes]]
 ) -> None:

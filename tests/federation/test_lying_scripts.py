@@ -11,6 +11,8 @@ from lying_views import COMMON, OWN, Equations, Exchange, Row, input_of
 from mean_scripts import MeanScript
 from mix_scripts import MixScript
 from random_scripts import METHODS, NAMES, Federation
+from tiers import examples
+from tiny_clip import TINY
 
 from medfedvqa.core import registry
 from medfedvqa.federation.secure_site import SecureSite
@@ -20,7 +22,7 @@ from privacy.secagg import pairwise_masks
 from privacy.secagg.channel import Session
 
 Sites = Callable[..., dict[str, SiteConfig]]
-SCRIPTS = int(os.environ.get("MEDFEDVQA_SCRIPTS", "4"))
+SCRIPTS = int(os.environ.get("MEDFEDVQA_SCRIPTS", examples(4, least=1)))
 """How many are played against each protocol."""
 MEMORY = Path("/dev/shm")
 FIRST = int(os.environ.get("MEDFEDVQA_FIRST_SCRIPT", "0"))
@@ -34,7 +36,7 @@ def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation
         monkeypatch.setitem(registry._METHODS, method.name, method)
     # Members that wait for each other's words look at a clock of their own.
     monkeypatch.setattr(pairwise_masks, "time", CLOCK)
-    return Federation(introduced(*NAMES, organ="chest"), "medclip@random")
+    return Federation(introduced(*NAMES, organ="chest"), TINY)
 
 
 @pytest.fixture
@@ -47,6 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.mark.sampled
 def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
     federation: Federation, folder: Path
 ) -> None:
@@ -55,6 +58,7 @@ def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
         MeanScript(seed, federation, folder / f"mean-{seed}").run()
 
 
+@pytest.mark.sampled
 def test_no_random_dealer_and_members_of_a_mixture_learn_an_input_or_spend_beyond_the_plan(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +101,7 @@ def test_the_equations_of_an_exchange_know_a_mask_by_a_threshold_of_shares() -> 
     assert exposed(exchange.equations(0, ())) == ["d"]
 
 
+@pytest.mark.slow
 def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

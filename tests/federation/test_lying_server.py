@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from lying_server import LyingServer, numbers
 from lying_sums import ROWS, averaged_shapes, mean_of
+from tiny_clip import TINY
 
 from audits import Event, read, verify
 from medfedvqa.core import Tensors
@@ -28,7 +29,7 @@ def averaging(introduced: Sites) -> Iterator[LyingServer]:
     """Four sites that average what they train in two rounds, under policies that allow sums only."""
     configs = introduced(*FOUR, methods=["fedavg"], require_secagg=True, min_sites=3)
     options = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
-    job = {"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip@random", "secagg": True}
+    job = {"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY, "secagg": True}
     server = LyingServer(configs, JobSpec.from_dict(job))
     yield server
     server.close()

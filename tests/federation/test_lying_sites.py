@@ -15,6 +15,7 @@ from audits.errors import ReleaseFault
 from audits.exchange import clip_to_norm, joint_norm
 from medfedvqa.core import ACCURACY, create, method_names
 from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_site import SecureSite
@@ -217,9 +218,10 @@ class Inflated(Averaged):
 
 @pytest.mark.parametrize("secagg", [False, True])
 def test_a_sites_own_gate_stops_a_figure_outside_of_its_bounds(
-    job_on_shares: Make, tmp_path: Path, secagg: bool
+    job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secagg: bool
 ) -> None:
     """In clear and before anything is put under masks, where nobody else could; the site's log says why."""
+    monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 1.0)
     configs, job = job_on_shares(Inflated, THREE, secagg=secagg)
     engine = Engine(configs, job)
     with pytest.raises(FederationError, match=f"site '{LIAR}' stopped the job"):

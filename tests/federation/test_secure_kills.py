@@ -50,8 +50,8 @@ Job = Callable[..., JobSpec]
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), random_backbone) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery"), tiny_backbone) as nursery:
         yield nursery
 
 
@@ -203,8 +203,10 @@ def failed(run: RunJob, method: type[Mixed], cases: list[tuple[str, str, Any]]) 
         return [sentence for sentence in pool.map(one, cases) if sentence]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=pytest.mark.slow if each is Averaged else pytest.mark.release) for each in METHODS],
+)
 def test_a_site_that_is_killed_at_any_step_is_left_out_and_the_job_finishes_with_the_rest(
     run: RunJob, method: type[Mixed]
 ) -> None:
@@ -213,7 +215,7 @@ def test_a_site_that_is_killed_at_any_step_is_left_out_and_the_job_finishes_with
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("method", ONE_OF_EACH)
 def test_it_does_not_matter_which_site_is_killed(run: RunJob, method: type[Mixed]) -> None:
     """The first, and those that others wait for last: after some of its messages of each exchange, and at the end."""
@@ -223,7 +225,7 @@ def test_it_does_not_matter_which_site_is_killed(run: RunJob, method: type[Mixed
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("method", ONE_OF_EACH)
 def test_a_site_that_halts_is_left_out_and_does_no_harm_when_it_goes_on(run: RunJob, method: type[Mixed]) -> None:
     """SIGSTOP at some steps of an attempt, SIGCONT during the next round: its late messages and answers are dropped,
@@ -241,7 +243,7 @@ def goes_on(engine: ProcessEngine) -> None:
     when(lambda: any(task == "train" for task, *_ in engine.said), lambda: os.kill(engine.pids["c"], signal.SIGCONT))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("moment", [1, 9])
 def test_a_site_that_comes_back_in_the_attempt_takes_no_further_part(

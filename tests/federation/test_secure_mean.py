@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import Engine
+from tiny_clip import TINY
 from untrained import Averaged, AveragedAtSites, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
@@ -64,12 +65,11 @@ def test_a_job_on_shares_goes_as_the_plain_one(job_on_shares: Make, tmp_path: Pa
         assert (np.abs(total.astype(np.float64)) > 2.0**53).sum() >= len(total) - 1  # sums of the inputs are below 2^40
 
 
-@pytest.mark.slow
 def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: Path) -> None:
     """Of what three sites trained, weighted by their training rows, to 2^-22."""
     configs = introduced(*THREE, methods=["fedavg"])
     options = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
-    plain = JobSpec.from_dict({"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip@random"})
+    plain = JobSpec.from_dict({"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY})
     runs = {}
     for name, spec in (("plain", plain), ("secure", JobSpec.from_dict(plain.to_dict() | {"secagg": True}))):
         (tmp_path / name).mkdir()
@@ -81,7 +81,7 @@ def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: 
     assert_alike(found, expected)
 
 
-@pytest.mark.parametrize("committee", [5, 3])
+@pytest.mark.parametrize("committee", [pytest.param(5, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("moment", ["before mean", "after mean", "before unmask", "after unmask"])
 def test_a_site_may_die_at_every_step(
     job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, committee: int

@@ -27,8 +27,6 @@ from medfedvqa.models import shape_of
 from medfedvqa.training import Privacy, Trainer, answer_losses
 from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
 
-pytestmark = pytest.mark.slow
-
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
@@ -141,6 +139,7 @@ def test_a_job_that_tries_to_lower_a_demand_is_refused_and_logged(
     assert refusals(config) == [reason]
 
 
+@pytest.mark.slow
 def test_two_jobs_compose_and_a_third_is_refused_before_any_picture_is_opened(
     sites: Sites, private_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +178,7 @@ def test_delta_above_one_over_the_number_of_patients_is_refused(sites: Sites, pr
         run(config, job, "job")
 
 
+@pytest.mark.slow
 def test_a_task_that_died_is_charged_and_its_repetition_too(
     sites: Sites, private_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +213,7 @@ def test_a_task_outside_of_the_plan_is_refused(sites: Sites, private_job: Job) -
         runtime.handle("train", 9, {name: reply[name] for name in ("prompt.image", "prompt.text")})
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_set_back_is_noticed(sites: Sites, private_job: Job, tmp_path: Path) -> None:
     """The audit log knows a head that the older copy lacks: no job runs until it is put right."""
     config, job = sites("chest")["chest"], private_job()
@@ -252,6 +253,7 @@ def test_what_a_job_reserved_and_never_began_is_given_back_when_it_ends(sites: S
     assert before.authorised.epsilon > before.spent.epsilon == after.spent.epsilon == after.authorised.epsilon
 
 
+@pytest.mark.slow
 def test_repeatable_noise_repeats_and_is_marked_void_wherever_it_is_recorded(
     sites: Sites, private_job: Job, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def test_repeatable_noise_repeats_and_is_marked_void_wherever_it_is_recorded(
         assert [one.void for account in ledger.accounts(DP.delta) for one in account.jobs] == [True]
 
 
+@pytest.mark.slow
 def test_without_that_flag_the_same_job_with_the_same_seed_gives_other_bytes(
     sites: Sites, private_job: Job, tmp_path: Path
 ) -> None:
@@ -294,6 +297,7 @@ def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, p
         torch.testing.assert_close(value.grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_federation_under_differential_privacy_tells_its_epsilon_and_no_score(
     sites: Sites, private_job: Job, tmp_path: Path
 ) -> None:

@@ -29,8 +29,6 @@ from medfedvqa.ingest import ledger_binding
 from medfedvqa.ingest.ledger_binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
 from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, PlannedTask, SampledGaussian, spent
 
-pytestmark = pytest.mark.slow
-
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
@@ -116,13 +114,14 @@ def test_sites_of_one_store_keep_their_parts_of_a_job_apart(organ_sites: Sites, 
         assert [row.record["site"] for row in ledger.rows() if row.record["event"] == "bound"] == ["chest", "abdomen"]
 
 
+@pytest.mark.slow
 def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
-    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+    store: Path, private_job: Job, tiny_backbone: Path, tmp_path: Path
 ) -> None:
     """As `medfedvqa run --data STORE` does: the ledger beside the store, which the next run continues."""
     job = private_job()
     for name in ("one", "two"):
-        launch = plan(job, store, tmp_path / name, (), 1, {job.backbone: random_backbone})
+        launch = plan(job, store, tmp_path / name, (), 1, {job.backbone: tiny_backbone})
         run(launch, "local", lambda event: None)
     assert not list(tmp_path.glob("*/sites/*/ledger"))
     with closing(Ledger(default_ledger(store), "chest")) as ledger:
@@ -134,10 +133,10 @@ def test_a_run_over_the_organs_of_a_store_charges_one_ledger(
 
 
 def test_a_run_on_a_copied_store_asks_for_its_ledger(
-    store: Path, private_job: Job, random_backbone: Path, tmp_path: Path
+    store: Path, private_job: Job, tiny_backbone: Path, tmp_path: Path
 ) -> None:
     """Before anything is written, with the option that names it; a ledger is nothing for data that are no store."""
-    job, files = private_job(), {private_job().backbone: random_backbone}
+    job, files = private_job(), {private_job().backbone: tiny_backbone}
     open_ledger(store, default_ledger(store), "chest").close()
     copy = shutil.copytree(store, tmp_path / "copy")
     with pytest.raises(ConfigError, match="give it by --ledger"):
@@ -196,6 +195,7 @@ def test_a_copied_store_names_the_same_ledger(
     assert_refused(organ_sites(**changed)["abdomen"], job, "third", "with those before it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [0, 20])
 def test_a_copied_ledger_that_went_its_own_way_is_refused(
     organ_sites: Sites, private_job: Job, tmp_path: Path, records: int
@@ -365,6 +365,7 @@ print(granted, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_processes_of_several_sites_together_never_grant_more_than_the_limit(store: Path, tmp_path: Path) -> None:
     """Four sites bind a new ledger and reserve at once: one ledger, as many grants as fit, no head is lost."""
     events = [event for one in PLAN for event in one.events]

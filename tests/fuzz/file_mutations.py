@@ -10,9 +10,11 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
+from tiers import examples
+
 MARKER = "PLANTED marker 9f31"
 """Planted in every input: an error that holds it repeats what an input says."""
-SHORT = 500
+SHORT = examples(500)
 PATIENCE = 30.0
 """Seconds for one input."""
 MEMORY = 512 << 20

@@ -41,6 +41,8 @@ from privacy.report import SourceReport, join, read_report, report_of, verify_re
 from privacy.report.report_evidence import ReportEvidence
 from privacy.report.report_files import ENVELOPE, JSON, indented_json, sign_report
 
+pytestmark = pytest.mark.sampled
+
 Reads = Callable[[], object]
 ENTRY = BLANK | {"seq": 0, "prev_hash": "0" * 64, "round": 1, "monotonic": 5}
 

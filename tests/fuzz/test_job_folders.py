@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from mutations import FILE_CHANGES, MARKER, Files, mutated, seeds
+from tiers import examples
 
 from audits import AuditKey, Refusal, origin_of, read
 from medfedvqa.errors import MedfedvqaError
@@ -28,7 +29,9 @@ from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
 from privacy import PrivacyError
 
-COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", "1000"))
+pytestmark = pytest.mark.sampled
+
+COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", examples(1000)))
 SECRET = "planted-secret-of-the-site"
 SENTENCES = {"", *(f"refused: {code}: {code.sentence}" for code in (Refusal.FOLDER, Refusal.SCHEMA))}
 MEMORY = 512 * 1024

@@ -25,6 +25,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import fobs as packing
 from nvflare.fuel.utils.fobs import lobs
+from tiers import examples
 from untrained import Averaged
 
 from audits import Refusal, read
@@ -38,7 +39,9 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.server_receipts import Notary
 from medfedvqa.federation.site_runtime import SiteRuntime
 
-COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", "500"))
+pytestmark = pytest.mark.sampled
+
+COUNT = int(os.environ.get("MEDFEDVQA_FUZZ", examples(500)))
 GROWTH = 300 * 1024  # KiB, of a process that has run one message of each kind
 SITE = "chest"
 TASKS = (("start", 1), ("train", 2), ("evaluate", 2))

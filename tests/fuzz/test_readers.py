@@ -30,6 +30,8 @@ from privacy import DPSettings
 from privacy.report import report_of, verify_report
 from privacy.report.report_files import JSON, indented_json
 
+pytestmark = pytest.mark.sampled
+
 SITE_YML = site_yaml(
     reader="phantom", organ="chest", root=f"/{MARKER}", methods=["prompt_pfl"], answers=["yes", "no", MARKER.lower()],
     max_epsilon=3.0, require_dp=True, peers={"head": MARKER}, backbones={MARKER: MARKER}, committee=[MARKER],

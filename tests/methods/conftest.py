@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_clip import TINY
 
 from medfedvqa.core import Method, Site, State, Tensors, create
 from medfedvqa.data import Split, load_site
@@ -79,9 +80,9 @@ Rounds = Callable[..., list[Tensors]]
 
 
 @pytest.fixture(scope="session")
-def phantom_site(random_backbone: Path) -> Site:
-    """A phantom site of twelve patients, on a random backbone."""
-    backbone = load_backbone("medclip@random", {"medclip@random": random_backbone}, "cpu")
+def phantom_site(tiny_backbone: Path) -> Site:
+    """A phantom site of twelve patients, on a very small random backbone."""
+    backbone = load_backbone(TINY, {TINY: tiny_backbone}, "cpu")
     data = load_site("phantom", None, "site-001", Split(), 0)
     return Site("site-001", data, backbone, "cpu", 0, RepeatableRandomness(0))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_clip import TINY
 
 from audits import Kind, read, verify
 from medfedvqa.cli.privacy_matrix import CELLS, markdown_matrix, refusal
@@ -39,7 +40,7 @@ def quick(name: str, **options: object) -> dict[str, object]:
 
 
 def job_of(name: str, dp: DPSettings | None = None, **options: object) -> JobSpec:
-    settings = {"method": name, "options": quick(name, **options), "data": "phantom", "backbone": "medclip@random"}
+    settings = {"method": name, "options": quick(name, **options), "data": "phantom", "backbone": TINY}
     return JobSpec.from_dict({**settings, "dp": dp})
 
 
@@ -132,7 +133,7 @@ def test_under_differential_privacy_every_upload_carries_it_or_the_job_is_refuse
     except ConfigError as refusal:
         assert "differential privacy" in str(refusal)
         return
-    exchange = method.final_exchange(shape_of("medclip@random"))
+    exchange = method.final_exchange(shape_of(TINY))
     for spec in (spec for task in exchange.tasks for spec in task.up):
         assert spec.protection.private or spec.kind == "public"
     assert method.plan()

@@ -54,7 +54,9 @@ def after_two_rounds(method: Any, site: Site) -> tuple[dict[str, Any], Tensors]:
     return state, received
 
 
-@pytest.mark.parametrize("dp", [None, PRIVATE], ids=["plain", "private"])
+@pytest.mark.parametrize(
+    "dp", [pytest.param(None, id="plain", marks=pytest.mark.slow), pytest.param(PRIVATE, id="private")]
+)
 @pytest.mark.parametrize(("name", "options"), PERSONAL, ids=[f"{n}-{i}" for i, (n, _) in enumerate(PERSONAL)])
 def test_a_site_finishes_its_model_after_the_last_release_and_keeps_the_best(
     site: Make, name: str, options: dict[str, Any], dp: DPSettings | None

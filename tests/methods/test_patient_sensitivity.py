@@ -67,10 +67,24 @@ LARGE = (
 """The cases that a large site is tried with; all of them take half an hour."""
 
 
+IN_EVERY_TIER = {"prompt_pfl", "fedavg", "feddat"}
+"""Methods that `make test` tries with their defaults: one that mixes, one that averages, one with a teacher."""
+
+
 def cases(chosen: list[tuple[str, Options]]) -> pytest.MarkDecorator:
     """A test for each of these cases, named by method and options."""
-    ids = ["-".join([name, *map(str, options.values())]) for name, options in chosen]
-    return pytest.mark.parametrize("name, options", chosen, ids=ids)
+    return pytest.mark.parametrize(
+        "name, options",
+        [
+            pytest.param(
+                name,
+                options,
+                id="-".join([name, *map(str, options.values())]),
+                marks=() if name in IN_EVERY_TIER and not options else pytest.mark.slow,
+            )
+            for name, options in chosen
+        ],
+    )
 
 
 each_case, each_large_case = cases(CASES), cases(LARGE)
@@ -132,7 +146,7 @@ def test_a_patient_moves_a_step_by_at_most_the_clipping_norm(
     check_all(small, name, options, rate)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @each_rate
 @each_large_case
 def test_a_patient_of_a_large_site_moves_a_step_by_at_most_the_clipping_norm(
@@ -172,7 +186,10 @@ PRIVACY = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("name", PRIVATE_METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "prompt_pfl" else pytest.mark.slow) for name in PRIVATE_METHODS],
+)
 @settings(
     max_examples=40 if ALL_PATIENTS else 4,
     deadline=None,

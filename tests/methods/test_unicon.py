@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_clip import TINY
 
 from audits import JobRefused, Kind, Protection, read, verify
 from medfedvqa.core import Method, Site, Tensors, create
@@ -33,7 +34,7 @@ CUT = {"v_mha", "v_apn"}
 def job(secagg: bool = False, **options: object) -> JobSpec:
     """A small job; each site keeps its own part unless it is on shares."""
     settings = {**SMALL, "aggregate": "sites" if secagg else "none", **options}
-    facts = {"method": "unicon", "options": settings, "data": "phantom", "backbone": "medclip@random"}
+    facts = {"method": "unicon", "options": settings, "data": "phantom", "backbone": TINY}
     return JobSpec.from_dict({**facts, "secagg": secagg})
 
 
@@ -91,9 +92,9 @@ class Drawn:
 
 
 @pytest.fixture
-def site(random_backbone: Path) -> Iterator[Site]:
+def site(tiny_backbone: Path) -> Iterator[Site]:
     """A site with eight rows, all in float64."""
-    backbone = load_backbone("medclip@random", {"medclip@random": random_backbone})
+    backbone = load_backbone(TINY, {TINY: tiny_backbone})
     backbone.clip.double()
     rows = torch.arange(8)
     examples = Examples(("is it?", "where?") * 4, rows % 3, rows, rows)

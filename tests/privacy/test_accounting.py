@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy import integrate, optimize, stats
+from tiers import examples
 
 from privacy import DPEvent, SampledGaussian
 from privacy.accounting import (
@@ -158,7 +159,7 @@ def test_an_accountant_made_anew_each_round_understates() -> None:
 
 
 @given(events=few_events, data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_order_and_grouping_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """Live or replayed, merged or step by step, the same events cost the same to the last bit."""
     single = [SampledGaussian(event.rate, event.noise) for event in events for _ in range(event.steps)]
@@ -167,7 +168,7 @@ def test_order_and_grouping_do_not_matter(events: list[DPEvent], data: st.DataOb
 
 
 @given(few_events)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_events_survive_json(events: list[DPEvent]) -> None:
     """An event read back from its record is the event."""
     assert [DPEvent.from_dict(json.loads(json.dumps(event.to_dict()))) for event in events] == events

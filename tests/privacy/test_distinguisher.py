@@ -142,18 +142,26 @@ def proved(neighbours: Neighbours, name: str, rate: float, share_of_noise: float
     return lower_bound(scores(None), scores(patient), epsilon), epsilon
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [1.0, 0.25])
-@pytest.mark.parametrize("name", ["prompt_pfl", "fedavg", "feddat"])
+IN_TEST_ALL = ("fedavg", 0.25)
+each_private_job = pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        pytest.param(name, rate, marks=pytest.mark.slow if (name, rate) == IN_TEST_ALL else pytest.mark.release)
+        for rate in (0.25, 1.0)
+        for name in ("fedavg", "prompt_pfl", "feddat")
+    ],
+)
+"""Hundreds of trainings each: all but one are for releases."""
+
+
+@each_private_job
 def test_nobody_tells_more_than_the_charged_epsilon(neighbours: Neighbours, name: str, rate: float) -> None:
     """The lower bound of epsilon, of the strongest observer, is never above what the patient is charged."""
     bound, epsilon = proved(neighbours, name, rate)
     assert bound <= epsilon <= EPSILON
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [1.0, 0.25])
-@pytest.mark.parametrize("name", ["prompt_pfl", "fedavg", "feddat"])
+@each_private_job
 def test_a_quarter_of_the_noise_is_found_out(neighbours: Neighbours, name: str, rate: float) -> None:
     """The test before this one can fail: with too little noise the lower bound is above the charged epsilon."""
     bound, epsilon = proved(neighbours, name, rate, share_of_noise=0.25)

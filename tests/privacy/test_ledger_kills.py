@@ -136,7 +136,7 @@ def check(folder: Path, lines: list[list[str]], epsilon: float) -> float:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_process_loses_nothing_that_was_acknowledged(nursery: subprocess.Popen[str], tmp_path: Path) -> None:
     """50 processes in turn reserve, begin and settle in one ledger until SIGKILL, the first ones while they open it.
 

@@ -94,7 +94,9 @@ def test_a_task_that_costs_nothing_has_no_events() -> None:
     assert dp.events(Cost(3, 4), NoiseLevels(1.0, laplace)) == (training, Laplace(2.0, 4, Use.COUNTS))
 
 
-@pytest.mark.parametrize(("epsilon", "job"), [(3.0, Cost(40, 2)), (3.0, Cost(40, 12)), (0.5, Cost(0, 3))])
+@pytest.mark.parametrize(
+    ("epsilon", "job"), [(3.0, Cost(40, 2)), (3.0, Cost(40, 12)), pytest.param(0.5, Cost(0, 3), marks=pytest.mark.slow)]
+)
 def test_counts_get_the_mechanism_whose_noise_deviates_least(epsilon: float, job: Cost) -> None:
     """Laplace for few releases, Gaussian for many; the other one would deviate more at the same share of epsilon."""
     dp = DPSettings(epsilon=epsilon)
@@ -110,6 +112,7 @@ def test_counts_get_the_mechanism_whose_noise_deviates_least(epsilon: float, job
     assert chosen.mechanism == ("laplace" if job.counts < 6 else "sampled_gaussian")
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_in_another_process() -> None:
     """Server and sites arrive at the same figures, whatever their hash seeds."""
     code = "from privacy import *; print(DPSettings(epsilon=3.0).levels(Cost(40, 5)))"

@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from privacy import DPEvent, Laplace, SampledGaussian, Use, spent
 from privacy.accounting import PRV_ERROR, PRV_RELATIVE_ERROR
@@ -49,7 +50,7 @@ def google(events: Sequence[DPEvent], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+@pytest.mark.parametrize("delta", [1e-5, pytest.param(1e-7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("events", MIXED.values(), ids=MIXED)
 def test_both_accountants_bound_googles_loss_distributions(events: list[DPEvent], delta: float) -> None:
     """Neither is below, but for Google's own error; PRV is above by no more than its stated error each way."""
@@ -60,7 +61,7 @@ def test_both_accountants_bound_googles_loss_distributions(events: list[DPEvent]
 
 
 @given(events=few_events, data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """The same mechanisms cost the same to the last bit, whatever they were applied to."""
     single = [event.times(1) for event in events for _ in range(event.steps)]
@@ -69,7 +70,7 @@ def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.Da
 
 
 @given(few_events, st.integers(1, 5))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_more_steps_cost_no_less(events: list[DPEvent], more: int) -> None:
     """By either accountant, whichever mechanism is repeated."""
     before = spent(events, DELTA)

@@ -22,7 +22,7 @@ def rounded_probability(value: int, halves: int) -> float:
     return math.exp(-2 * abs(value) / halves) * math.sinh(1 / halves)
 
 
-@pytest.mark.parametrize("halves", [1, 2, 5, 12])
+@pytest.mark.parametrize("halves", [1, 5, *(pytest.param(halves, marks=pytest.mark.slow) for halves in (2, 12))])
 def test_noise_is_a_rounded_laplace_variable(halves: int) -> None:
     """Frequencies of whole numbers on a grid that is as coarse as the noise, where a wrong step would show."""
     randomness, draws = RepeatableRandomness(halves), 12_000

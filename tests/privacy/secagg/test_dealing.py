@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tiers import examples
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
@@ -33,7 +34,7 @@ SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
 LAYOUT = TensorLayout.of({"p": (2, 3)})
 SMALL = TensorLayout.of({"p": (1,)})
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=examples(10), deadline=None)
 
 Parts = dict[str, bytes]
 Bend = Callable[[Parts], Parts]
@@ -172,6 +173,7 @@ def test_a_dealer_that_bends_two_dealings_is_always_caught() -> None:
     assert not any(accepted(twice, seeds, index, SMALL) for index in range(SETS))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_measured_soundness_is_the_stated_one() -> None:
     """100 attempts with fresh seeds, coins and bends: the dealer passes as often as 1 / SETS allows, by the exact
     binomial distribution's central interval of 1 - 1e-4."""

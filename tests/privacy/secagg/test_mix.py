@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from privacy.aggregation import Reliability, mix
 from privacy.secagg import Group, RangeError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 shapes = st.dictionaries(st.sampled_from("abc"), st.tuples(*[st.integers(1, 4)] * 3), min_size=1)
 
 
@@ -169,7 +170,7 @@ def sent_bytes(site: Any) -> int:
     return sum(map(len, site.relayed))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_hundred_sites_with_a_committee_of_three(together: Any) -> None:
     """Right for every site; who is no member sends and receives as much among 200 sites as among 50, members linearly.
 

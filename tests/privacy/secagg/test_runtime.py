@@ -11,6 +11,7 @@ import torch
 from crypten.communicator import Communicator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch.distributed import ReduceOp
 
 from privacy.secagg import SecureAggregationError
@@ -18,7 +19,7 @@ from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party, ring, tensor
 from privacy.secagg.masked_opening import open_masked, product, truncate
 
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT = torch.int64
 
 
