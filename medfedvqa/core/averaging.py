@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import MOST_LAYERS, MOST_LENGTH, MOST_RANK, MOST_SITES, MOST_WIDTH, SiteName
+from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, Share, SiteName, Width
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import MethodConfig, State
@@ -32,12 +32,10 @@ class TunedConfig(MethodConfig, frozen=True):
     """Options of methods that tune a backbone."""
 
     tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
-    blocks: int | None = Field(
-        None, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
-    )
-    rank: int = Field(16, ge=1, le=MOST_RANK, description="rank of low-rank updates")
-    reduction: int = Field(16, ge=1, le=MOST_WIDTH, description="a token's width over that of an adapter's bottleneck")
-    length: int = Field(4, ge=2, le=MOST_LENGTH, description="tokens of a prompt per block, half keys, half values")
+    blocks: Blocks = Field(None, description="how many of each tower's last blocks are tuned; null is all")
+    rank: Rank = Field(16, description="rank of low-rank updates")
+    reduction: Width = Field(16, description="a token's width over that of an adapter's bottleneck")
+    length: PromptLength = Field(4, description="tokens of a prompt per block, half keys, half values")
 
     @property
     def tuned(self) -> TuningConfig:
@@ -48,8 +46,8 @@ class TunedConfig(MethodConfig, frozen=True):
 class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     """Options that all of these methods have."""
 
-    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer")
-    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
+    hidden: Width = Field(512, description="width of the answer head's hidden layer")
+    dropout: Share = Field(0.2, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(

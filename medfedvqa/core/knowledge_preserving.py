@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import MOST_ROUNDS, MOST_WEIGHT
+from medfedvqa.bounds import Rounds, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.models import AnswerModel, Values
@@ -37,12 +37,8 @@ def outputs(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, 
 class PreservingConfig(AveragingConfig, frozen=True):
     """Options that all of these methods have."""
 
-    weight: float = Field(
-        1.0, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (lambda); 0 is FedAvg"
-    )
-    start_round: int = Field(
-        2, ge=1, le=MOST_ROUNDS, description="first round with a teacher; in round 1 its head is untrained"
-    )
+    weight: Weight = Field(1.0, description="weight of what the teacher says (lambda); 0 is FedAvg")
+    start_round: Rounds = Field(2, description="first round with a teacher; in round 1 its head is untrained")
 
 
 Config = TypeVar("Config", bound=PreservingConfig)

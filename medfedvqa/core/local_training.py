@@ -12,7 +12,18 @@ import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, TaskSpec, Tensors
-from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
+from medfedvqa.bounds import (
+    MOST_ANSWERS,
+    MOST_VIEWS,
+    BatchRows,
+    ExtraPasses,
+    Factor,
+    Passes,
+    Rate,
+    Rounds,
+    Text,
+    WeightDecay,
+)
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
@@ -28,25 +39,20 @@ from privacy import Cost, DPSettings
 class AloneConfig(MethodConfig, frozen=True):
     """Options of local training."""
 
-    rounds: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds of local training")
-    local_epochs: int = Field(2, ge=1, le=MOST_PASSES, description="passes over the site's rows per round")
+    rounds: Rounds = Field(10, description="rounds of local training")
+    local_epochs: Passes = Field(2, description="passes over the site's rows per round")
     local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
-    batch_rows: int = Field(32, ge=1, le=MOST_ROWS, description="rows per batch, whole patients")
+    batch_rows: BatchRows = Field(32, description="rows per batch, whole patients")
     views: int = Field(
         1, ge=1, le=MOST_VIEWS, description="fixed augmented views of each picture to train on, itself included"
     )
     optimizer: Optimizer = Field("adamw", description="local optimiser, new in every round")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="first learning rate")
-    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
-    decay_every: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds between decays")
-    weight_decay: float = Field(
-        1e-2, ge=0, le=MOST_RATE, description="decay of weights per step, times the learning rate"
-    )
-    finish_epochs: int = Field(
-        0,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    learning_rate: Rate = Field(1e-3, description="first learning rate")
+    decay: Factor = Field(0.1, description="factor on the learning rate")
+    decay_every: Rounds = Field(10, description="rounds between decays")
+    weight_decay: WeightDecay = Field(1e-2, description="decay of weights per step, times the learning rate")
+    finish_epochs: ExtraPasses = Field(
+        0, description="passes that a site trains on by itself after its last release, without noise; 0 is none"
     )
 
     answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import Temperature, Weight
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
@@ -17,9 +17,7 @@ from medfedvqa.training import Rows
 class SoftTargetsConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    temperature: float = Field(
-        2.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both models' answers (tau)"
-    )
+    temperature: Temperature = Field(2.0, description="of both models' answers (tau)")
 
 
 @register
@@ -37,9 +35,9 @@ class SoftTargets(Preserving[SoftTargetsConfig]):
 class DKDConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    temperature: float = Field(4.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both models' answers")
-    target: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the part about the right answer")
-    others: float = Field(8.0, ge=0, le=MOST_WEIGHT, description="weight of the part about all other answers")
+    temperature: Temperature = Field(4.0, description="of both models' answers")
+    target: Weight = Field(1.0, description="weight of the part about the right answer")
+    others: Weight = Field(8.0, description="weight of the part about all other answers")
 
 
 @register
@@ -67,9 +65,7 @@ def decoupled(logits: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor
 class SPConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    weight: float = Field(
-        3000.0, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (gamma); 0 is FedAvg"
-    )
+    weight: Weight = Field(3000.0, description="weight of what the teacher says (gamma); 0 is FedAvg")
 
 
 @register
@@ -94,8 +90,8 @@ def likeness(features: torch.Tensor) -> torch.Tensor:
 class CRDConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    weight: float = Field(0.8, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (beta); 0 is FedAvg")
-    temperature: float = Field(0.07, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of cosines")
+    weight: Weight = Field(0.8, description="weight of what the teacher says (beta); 0 is FedAvg")
+    temperature: Temperature = Field(0.07, description="of cosines")
 
 
 @register

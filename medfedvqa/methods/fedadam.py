@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from audits import Tensors
-from medfedvqa.bounds import MOST_RATE
+from medfedvqa.bounds import MOST_RATE, Rate, Share
 from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
 from medfedvqa.core.registry import register
 
@@ -25,9 +25,9 @@ Array = NDArray[np.float64]
 class FedAdamConfig(AveragingConfig, frozen=True):
     """Options; the paper tunes `server_rate` and `tau` by task on powers of ten."""
 
-    server_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="the server's learning rate (eta)")
-    beta_1: float = Field(0.9, ge=0, lt=1, description="share of the first moment that is kept")
-    beta_2: float = Field(0.99, ge=0, lt=1, description="share of the second moment that is kept")
+    server_rate: Rate = Field(0.01, description="the server's learning rate (eta)")
+    beta_1: Share = Field(0.9, description="share of the first moment that is kept")
+    beta_2: Share = Field(0.99, description="share of the second moment that is kept")
     tau: float = Field(1e-3, ge=1e-9, le=MOST_RATE, description="adaptivity: added to the root of the second moment")
 
 

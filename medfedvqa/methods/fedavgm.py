@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from audits import Tensors
-from medfedvqa.bounds import MOST_RATE
+from medfedvqa.bounds import Rate, Share
 from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
 from medfedvqa.core.registry import register
 
@@ -21,10 +21,8 @@ from medfedvqa.core.registry import register
 class FedAvgMConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    momentum: float = Field(
-        0.9, ge=0, lt=1, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg"
-    )
-    server_rate: float = Field(1.0, gt=0, le=MOST_RATE, description="the server's learning rate")
+    momentum: Share = Field(0.9, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg")
+    server_rate: Rate = Field(1.0, description="the server's learning rate")
 
 
 @register

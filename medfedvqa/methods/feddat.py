@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ROUNDS, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import MOST_ROUNDS, Temperature, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -32,14 +32,12 @@ class FedDATConfig(AveragingConfig, frozen=True):
     weighting: Literal["rows", "uniform"] = Field(
         "uniform", description="the weight of a site in the mean (paper: rows in Eq. 3, uniform in Algorithm 1)"
     )
-    alpha: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the teacher in the student's loss (code: 1)")
-    beta: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the student in the teacher's loss (code: 1)")
+    alpha: Weight = Field(1.0, description="weight of the teacher in the student's loss (code: 1)")
+    beta: Weight = Field(1.0, description="weight of the student in the teacher's loss (code: 1)")
     ramp_rounds: int = Field(
         0, ge=0, le=MOST_ROUNDS, description="rounds in which alpha and beta grow exponentially; 0 is constant"
     )
-    temperature: float = Field(
-        3.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both distillations (code: 3; paper: unsaid)"
-    )
+    temperature: Temperature = Field(3.0, description="of both distillations (code: 3; paper: unsaid)")
     direction: Literal["reference", "paper"] = Field(
         "reference", description="KL(teacher || student), as the code has it, or the paper's KL(student || teacher)"
     )

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors
-from medfedvqa.bounds import MOST_WEIGHT
+from medfedvqa.bounds import Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -17,9 +17,7 @@ from medfedvqa.training import Penalty, Site, Trainer
 class FedDCConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    alpha: float = Field(
-        0.01, ge=0, le=MOST_WEIGHT, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg"
-    )
+    alpha: Weight = Field(0.01, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg")
 
 
 @register

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import MOST_LAYERS, MOST_WEIGHT
+from medfedvqa.bounds import Blocks, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.knowledge_preserving import Outputs, outputs
 from medfedvqa.core.method import State
@@ -27,10 +27,8 @@ class FedKDConfig(AveragingConfig, frozen=True):
     """Options; those of FedAvg describe the mentee, and `evaluated` 'personal' tests the mentor."""
 
     mentor: TuningKind = Field("blocks", description="what the mentor trains beside its answer head")
-    mentor_blocks: int | None = Field(3, ge=1, le=MOST_LAYERS, description="as `blocks`, of the mentor")
-    distil: float = Field(
-        1.0, ge=0, le=MOST_WEIGHT, description="weight of what they learn from each other; 0 is FedAvg"
-    )
+    mentor_blocks: Blocks = Field(3, description="as `blocks`, of the mentor")
+    distil: Weight = Field(1.0, description="weight of what they learn from each other; 0 is FedAvg")
     form: Literal["paper", "reference"] = Field(
         "paper", description="whether each learns from the other, held constant, or all gradients flow into both"
     )

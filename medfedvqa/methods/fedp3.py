@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ANSWERS, MOST_LAYERS, MOST_RATE, MOST_ROUNDS, MOST_TEMPERATURE
+from medfedvqa.bounds import MOST_ANSWERS, Blocks, Rate, Rounds, Temperature
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
@@ -19,14 +19,12 @@ Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
 class FedP3Config(PreservingConfig, frozen=True):
     """Options; the defaults are the paper's, Sec. 4.2."""
 
-    rounds: int = Field(5, ge=1, le=MOST_ROUNDS, description="rounds of local training and averaging")
-    learning_rate: float = Field(1e-4, gt=0, le=MOST_RATE, description="first learning rate")
+    rounds: Rounds = Field(5, description="rounds of local training and averaging")
+    learning_rate: Rate = Field(1e-4, description="first learning rate")
     tuning: TuningKind = Field("blocks", description="what is trained beside the answer head")
-    blocks: int | None = Field(
-        3, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
-    )
+    blocks: Blocks = Field(3, description="how many of each tower's last blocks are tuned; null is all")
     preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
-    temperature: float = Field(2.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of preserve 'kl'")
+    temperature: Temperature = Field(2.0, description="of preserve 'kl'")
     filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
     top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), at most all")
     clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from audits import Exchange, Tensors
-from medfedvqa.bounds import MOST_HOPS, MOST_PASSES, MOST_PIXELS, MOST_SPACE, MOST_WEIGHT
+from medfedvqa.bounds import MOST_HOPS, MOST_PIXELS, MOST_SPACE, ExtraPasses, Share, Weight
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -33,7 +33,7 @@ class MedicalConfig(AloneConfig, frozen=True):
         128, ge=16, le=MOST_PIXELS, multiple_of=16, description="side of a picture; a region is 16 pixels"
     )
     width: int = Field(128, ge=2, le=MOST_SPACE, multiple_of=2, description="of the question's state and of attention")
-    dropout: float = Field(0.5, ge=0, lt=1, description="before the answer layer")
+    dropout: Share = Field(0.5, description="before the answer layer")
 
 
 class AttentionConfig(MedicalConfig, frozen=True):
@@ -50,17 +50,11 @@ class AttentionConfig(MedicalConfig, frozen=True):
 class DenoisingConfig(MedicalConfig, frozen=True):
     """Options of networks with an auto-encoder."""
 
-    pretraining: int = Field(
-        5,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes over the site's own pictures, before round 1, that train the auto-encoder alone",
+    pretraining: ExtraPasses = Field(
+        5, description="passes over the site's own pictures, before round 1, that train the auto-encoder alone"
     )
-    reconstruction: float = Field(
-        0.001,
-        ge=0,
-        le=MOST_WEIGHT,
-        description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)",
+    reconstruction: Weight = Field(
+        0.001, description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)"
     )
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import Temperature, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -15,8 +15,8 @@ from medfedvqa.training import RowLoss, Rows, Trainer
 class MoonConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    mu: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
-    temperature: float = Field(0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of cosines (tau)")
+    mu: Weight = Field(1.0, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
+    temperature: Temperature = Field(0.5, description="of cosines (tau)")
 
 
 @register

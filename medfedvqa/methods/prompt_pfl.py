@@ -12,16 +12,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import (
-    MOST_LAYERS,
-    MOST_LENGTH,
-    MOST_PASSES,
-    MOST_RATE,
-    MOST_ROUNDS,
-    MOST_ROWS,
-    MOST_WEIGHT,
-    MOST_WIDTH,
-)
+from medfedvqa.bounds import BatchRows, Blocks, Passes, PromptLength, Rate, Rounds, Share, Weight, WeightDecay, Width
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.core.local_training import Alone, AloneConfig
@@ -57,46 +48,31 @@ ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 class PromptPFLConfig(AloneConfig, frozen=True):
     """Options; the defaults are the paper's where it gives one (section 3.1)."""
 
-    rounds: int = Field(30, ge=1, le=MOST_ROUNDS, description="exchanges of prompts (paper: 30)")
-    local_epochs: int = Field(
-        5, ge=1, le=MOST_PASSES, description="passes over the site's rows per round (paper: 5 'iterations')"
-    )
-    batch_rows: int = Field(64, ge=1, le=MOST_ROWS, description="rows per batch, whole patients (paper: unsaid)")
+    rounds: Rounds = Field(30, description="exchanges of prompts (paper: 30)")
+    local_epochs: Passes = Field(5, description="passes over the site's rows per round (paper: 5 'iterations')")
+    batch_rows: BatchRows = Field(64, description="rows per batch, whole patients (paper: unsaid)")
     optimizer: Optimizer = Field("adam", description="optimiser, whose memory lasts over rounds (paper: unsaid)")
-    learning_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="first learning rate (paper: 0.01)")
-    weight_decay: float = Field(
-        0.0, ge=0, le=MOST_RATE, description="decay of weights per step (paper: none; see beta)"
-    )
-    alpha: float = Field(0.5, ge=0, le=MOST_WEIGHT, description="weight of the distance loss L_d (paper: 0.5)")
-    beta: float = Field(0.001, ge=0, le=MOST_WEIGHT, description="weight of ||w_mlp||^2 (paper: 0.001)")
-    blocks: int | None = Field(
-        None, ge=1, le=MOST_LAYERS, description="r: prompts in the last r blocks; null is all (paper: 12)"
-    )
-    length: int = Field(
-        4, ge=2, le=MOST_LENGTH, description="L: tokens per block and prompt, half keys, half values (paper: 4)"
-    )
+    learning_rate: Rate = Field(0.01, description="first learning rate (paper: 0.01)")
+    weight_decay: WeightDecay = Field(0.0, description="decay of weights per step (paper: none; see beta)")
+    alpha: Weight = Field(0.5, description="weight of the distance loss L_d (paper: 0.5)")
+    beta: Weight = Field(0.001, description="weight of ||w_mlp||^2 (paper: 0.001)")
+    blocks: Blocks = Field(None, description="r: prompts in the last r blocks; null is all (paper: 12)")
+    length: PromptLength = Field(4, description="L: tokens per block and prompt, half keys, half values (paper: 4)")
     joining: Joining = Field("concatenate", description="how local and shared prompts join")
     placing: Placing = Field("before", description="prompts join before or after W^K, W^V")
     features: Features = Field("concat", description="what the answer head sees")
-    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer (paper: 512)")
-    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head (paper: 0.2)")
-    prompt_std: float = Field(0.02, gt=0, le=MOST_RATE, description="deviation of new prompts (paper: unsaid)")
+    hidden: Width = Field(512, description="width of the answer head's hidden layer (paper: 512)")
+    dropout: Share = Field(0.2, description="dropout in the answer head (paper: 0.2)")
+    prompt_std: Rate = Field(0.02, description="deviation of new prompts (paper: unsaid)")
     mode: Literal["clamped", "paper"] = Field("clamped", description="reliability with cosines clamped at 0, or Eq. 11")
     similarity: Literal["prompt", "block"] = Field("prompt", description="cosine of whole prompts, or per block")
     order: Literal["synchronous", "sequential"] = Field(
         "synchronous", description="all sites from one snapshot, or one after the other (Algorithm 1)"
     )
     ablation: ABLATIONS = Field(
-        "none",
-        description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt",
+        "none", description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt"
     )
     local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'alone'")
-    finish_epochs: int = Field(
-        0,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
-    )
 
     @property
     def sharing(self) -> bool:

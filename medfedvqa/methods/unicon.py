@@ -12,15 +12,17 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
-    LEAST_TEMPERATURE,
     MOST_DECAYS,
     MOST_LENGTH,
     MOST_PASSES,
-    MOST_RATE,
     MOST_ROUNDS,
     MOST_ROWS,
-    MOST_SPACE,
-    MOST_TEMPERATURE,
+    Factor,
+    Passes,
+    Rate,
+    Rounds,
+    Space,
+    Temperature,
 )
 from medfedvqa.core.averaging import TunedConfig
 from medfedvqa.core.hub import Hub
@@ -54,20 +56,18 @@ _OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 class UniConConfig(TunedConfig, frozen=True):
     """Options; `variant` and `averaged` say `paper` or `reference` where the paper and its released code differ."""
 
-    rounds: int = Field(
-        10, ge=1, le=MOST_ROUNDS, description="rounds, each ended by averaging (paper: 20, one epoch each)"
-    )
-    steps: int = Field(30, ge=1, le=MOST_PASSES, description="batches per round, the same number at all sites")
+    rounds: Rounds = Field(10, description="rounds, each ended by averaging (paper: 20, one epoch each)")
+    steps: Passes = Field(30, description="batches per round, the same number at all sites")
     batch_rows: int = Field(64, ge=2, le=MOST_ROWS, description="rows per batch, exactly (paper: 128)")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="Adam's, on both sides (paper: 0.0001)")
+    learning_rate: Rate = Field(1e-3, description="Adam's, on both sides (paper: 0.0001)")
     warmup: int = Field(
         0, ge=0, le=MOST_ROUNDS * MOST_PASSES, description="steps of linear warm-up (paper: 10000 of 69340)"
     )
-    decay: float = Field(0.2, gt=0, le=1, description="factor on the learning rate (paper: 0.2)")
+    decay: Factor = Field(0.2, description="factor on the learning rate (paper: 0.2)")
     decay_after: tuple[Annotated[int, Field(ge=0, le=MOST_ROUNDS)], ...] = Field(
         (10, 15), max_length=MOST_DECAYS, description="rounds after which it decays (paper: 10 and 15)"
     )
-    temperature: float = Field(0.07, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="tau (paper: 0.07)")
+    temperature: Temperature = Field(0.07, description="tau (paper: 0.07)")
     variant: Literal["reference", "paper"] = Field(
         "reference", description="InfoNCE: cosine, own key included, mean (code); or dot product, excluded, sum"
     )
@@ -82,8 +82,8 @@ class UniConConfig(TunedConfig, frozen=True):
         "sites", description="the sites' parts: averaged among them on shares, or each stays its own"
     )
     words: int = Field(8, ge=1, le=MOST_LENGTH, description="tokens of an answer (paper: 8)")
-    width: int = Field(512, ge=1, le=MOST_SPACE, description="width of v_MHA and v_APN (paper: 512)")
-    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of v_NHA and v_LTA (paper: 256)")
+    width: Space = Field(512, description="width of v_MHA and v_APN (paper: 512)")
+    space: Space = Field(256, description="width of v_NHA and v_LTA (paper: 256)")
 
     def rate(self, round: int, step: int) -> float:
         """The learning rate of a step, both from 1."""

@@ -12,14 +12,7 @@ from medfedvqa.models.backbone import (
     TowerShape,
     Tuning,
 )
-from medfedvqa.models.backbones import (
-    bundled_for,
-    is_bundled,
-    load_backbone,
-    outside_architecture,
-    seen_by,
-    shape_of,
-)
+from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart

@@ -15,20 +15,19 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
-    LEAST_TEMPERATURE,
-    MOST_LAYERS,
     MOST_PAIRS,
-    MOST_PASSES,
-    MOST_RANK,
-    MOST_RATE,
     MOST_ROWS,
     MOST_SITES,
-    MOST_SPACE,
-    MOST_TEMPERATURE,
-    MOST_WEIGHT,
-    MOST_WIDTH,
     BackboneName,
+    Blocks,
+    Passes,
+    Rank,
+    Rate,
     SiteName,
+    Space,
+    Temperature,
+    Weight,
+    Width,
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
@@ -65,10 +64,10 @@ class SiteModelConfig(MethodConfig, frozen=True):
 
     sees: Sees | None = None
     tuning: TuningKind | None = None
-    blocks: int | None = Field(default=None, ge=1, le=MOST_LAYERS)
-    reduction: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
-    rank: int | None = Field(default=None, ge=1, le=MOST_RANK)
-    hidden: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
+    blocks: Blocks = None
+    reduction: Width | None = None
+    rank: Rank | None = None
+    hidden: Width | None = None
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
@@ -81,38 +80,21 @@ class CreamFLConfig(AveragingConfig, frozen=True):
         description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
     )
     public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
-    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of representations (code: 256)")
-    gamma: float = Field(
-        0.5, ge=0, le=MOST_WEIGHT, description="weight of the contrast (code: 0.5); 0 is local training"
-    )
-    temperature: float = Field(
-        0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the sites' contrast (code: 0.5)"
-    )
+    space: Space = Field(256, description="width of representations (code: 256)")
+    gamma: Weight = Field(0.5, description="weight of the contrast (code: 0.5); 0 is local training")
+    temperature: Temperature = Field(0.5, description="of the sites' contrast (code: 0.5)")
     order: Literal["alternating", "joint"] = Field(
         "alternating", description="private rows and public pairs in turn, epoch by epoch (code), or in every step"
     )
-    gca_temperature: float = Field(
-        1.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the scores that weigh sites (paper: none)"
-    )
+    gca_temperature: Temperature = Field(1.0, description="of the scores that weigh sites (paper: none)")
     positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
-    kd: float = Field(
-        0.3, ge=0, le=MOST_WEIGHT, description="weight of the ensemble in the server's training (code: 0.3); 0 is none"
-    )
+    kd: Weight = Field(0.3, description="weight of the ensemble in the server's training (code: 0.3); 0 is none")
     distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
     public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
-    server_hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the server's hidden layers")
-    server_epochs: int = Field(
-        5, ge=1, le=MOST_PASSES, description="the server's own passes over the public pairs per round (code: 1)"
-    )
-    server_rate: float = Field(
-        1e-3, gt=0, le=MOST_RATE, description="the server's learning rate, Adam (code: 0.0002, AdamP)"
-    )
-    server_temperature: float = Field(
-        0.07,
-        ge=LEAST_TEMPERATURE,
-        le=MOST_TEMPERATURE,
-        description="of the server's contrast between pictures and captions",
-    )
+    server_hidden: Width = Field(512, description="width of the server's hidden layers")
+    server_epochs: Passes = Field(5, description="the server's own passes over the public pairs per round (code: 1)")
+    server_rate: Rate = Field(1e-3, description="the server's learning rate, Adam (code: 0.0002, AdamP)")
+    server_temperature: Temperature = Field(0.07, description="of the server's contrast between pictures and captions")
     trunk: BackboneName | None = Field(
         None, description="the server's frozen backbone, one that needs no file; null is the job's"
     )
