@@ -8,7 +8,7 @@ of its own, as in ViLT. Regions or grids of a picture, and a recurrent reader, a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.prompts import JoinedPrompts
@@ -87,18 +88,66 @@ class Update:
     values: Callable[[torch.Tensor], torch.Tensor]
 
 
+Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+"""Functions that are applied to the output of blocks, [..., width], by block."""
+
+
+@dataclass(frozen=True)
+class TowerTuning:
+    """What is tuned in the blocks of one tower, in one forward pass. Blocks are counted from 0."""
+
+    prompts: JoinedPrompts | None = None
+    """Prompts for the last blocks."""
+    adapters: Adapters = field(default_factory=dict)
+    updates: Mapping[int, Update] = field(default_factory=dict)
+    """Low-rank updates of the queries and values of blocks, by block."""
+
+    def above(self, first: int) -> "TowerTuning":
+        """The same tuning, with blocks counted from the block `first`. Raises `ConfigError` for a block below it."""
+        if any(block < first for block in (*self.adapters, *self.updates)):
+            raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
+        adapters = {block - first: adapter for block, adapter in self.adapters.items()}
+        return replace(self, adapters=adapters, updates={block - first: u for block, u in self.updates.items()})
+
+
+UNTUNED = TowerTuning()
+
+
 @dataclass(frozen=True)
 class Tuning:
-    """What stands beside a frozen backbone in one forward pass; its tensors may require gradients."""
+    """What is tuned in a frozen backbone, in one forward pass. The tensors may require gradients."""
 
     prompts: Mapping[str, JoinedPrompts] = field(default_factory=dict)
-    """By tower, for its last blocks."""
+    """Prompts for the last blocks, by tower."""
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """In the place of the backbone's own, by name."""
-    adapters: Mapping[str, Mapping[int, Callable[[torch.Tensor], torch.Tensor]]] = field(default_factory=dict)
-    """By tower and block, from 0: applied to what the block gives, [..., width]."""
-    updates: Mapping[str, Mapping[int, "Update"]] = field(default_factory=dict)
-    """By tower and block, from 0: added to the block's queries and values."""
+    """Weights that replace the backbone's, by name."""
+    adapters: Mapping[str, Adapters] = field(default_factory=dict)
+    """Adapters by tower and block."""
+    updates: Mapping[str, Mapping[int, Update]] = field(default_factory=dict)
+    """Low-rank updates by tower and block."""
+
+    def tower(self, name: str) -> TowerTuning:
+        """What is tuned in the blocks of one tower."""
+        return TowerTuning(self.prompts.get(name), self.adapters.get(name, NOTHING), self.updates.get(name, NOTHING))
+
+    def call(self, function: Callable[..., torch.Tensor], network: nn.Module, *arguments: Any) -> torch.Tensor:
+        """`function(network, *arguments)`, where the tuned weights replace the network's."""
+        if not self.weights:
+            return function(network, *arguments)
+        weights = {f"network.{name}": weight for name, weight in self.weights.items()}
+        result: torch.Tensor = functional_call(_Call(network, function), weights, arguments)
+        return result
+
+
+class _Call(nn.Module):
+    """A function of a network as a module, which is what torch can call with other weights."""
+
+    def __init__(self, network: nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.network, self._function = network, function
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        return self._function(self.network, *arguments)
 
 
 @dataclass(frozen=True)
@@ -109,20 +158,6 @@ class TokenEmbeddings:
     """The frozen embeddings, [texts, tokens, width], zeros beyond a text's end."""
     present: torch.Tensor
     """bool [texts, tokens]."""
-
-
-def looked_at(
-    queries: torch.Tensor, keys: torch.Tensor, patches: int, visible: torch.Tensor | None = None
-) -> torch.Tensor:
-    """How much of its attention each position gives to each of the last keys, a picture's: [items, positions, patches].
-
-    Queries and keys are [items, heads, positions, width]; a mean over heads. `visible`: which keys may be looked at,
-    broadcast to the scores.
-    """
-    scores: torch.Tensor = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
-    return scores.softmax(dim=-1).mean(dim=1)[..., -patches:]
 
 
 class Batch(Protocol):

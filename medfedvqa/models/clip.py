@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
@@ -81,10 +79,10 @@ class ClipBackbone(Backbone):
         return ClipCache(self, depth, pictures, questions)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        return _with(tuning, _WholeClip(self.clip), batch, tuning, join)
+        return tuning.call(_features, self.clip, batch, tuning, join)
 
     def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
-        return _with(tuning, _ClipLooking(self.clip), batch, tuning)
+        return tuning.call(_attention, self.clip, batch, tuning)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -96,54 +94,30 @@ class ClipBackbone(Backbone):
         return (grey.to(self.device).expand(-1, 3, -1, -1) - mean) / std
 
 
-def _with(tuning: Tuning, module: nn.Module, *arguments: Any) -> torch.Tensor:
-    """What a module over CLIP gives, with other weights in the place of CLIP's where they are tuned."""
-    weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
-    found: torch.Tensor = functional_call(module, weights, arguments) if weights else module(*arguments)
-    return found
+def _features(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
+    """The features of a batch's rows, [rows, width]."""
+    image, text = towers(clip, batch.depth)
+    pictures, questions = batch.pictures.start, batch.questions.start
+    if batch.depth[IMAGE]:
+        with owned(batch.pictures.owner):
+            pictures = image.features(_hidden(image, batch), tuning.tower(IMAGE))
+    if batch.depth[TEXT]:
+        with owned(batch.words.owners):
+            raw = _raw(text.layers, batch.depth[TEXT])
+            hidden = text.trunk(questions, batch.words) if raw else questions
+            questions = text.features(hidden, batch.words, tuning.tower(TEXT))
+    parts = [pictures[batch.pictures.item], questions[batch.questions.item]]
+    if join == "product":
+        parts.append(image.embed(pictures)[batch.pictures.item] * text.embed(questions)[batch.questions.item])
+    return torch.cat(parts, dim=-1)
 
 
-class _OverClip(nn.Module):
-    """A module that holds CLIP, so that other weights can stand in for CLIP's."""
-
-    def __init__(self, clip: "CLIP | CustomTextCLIP") -> None:
-        super().__init__()
-        self.clip = clip
-
-
-class _WholeClip(_OverClip):
-    """All that is computed for a batch."""
-
-    def forward(self, batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
-        image, text = towers(self.clip, batch.depth)
-        seen, read = batch.pictures.start, batch.questions.start
-        if batch.depth[IMAGE]:
-            with owned(batch.pictures.owner):
-                seen = image.features(_hidden(image, batch), *_beside(tuning, IMAGE))
-        if batch.depth[TEXT]:
-            with owned(batch.words.owners):
-                hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
-                read = text.features(hidden, batch.words, *_beside(tuning, TEXT))
-        parts = [seen[batch.pictures.item], read[batch.questions.item]]
-        if join == "product":
-            parts.append(image.embed(seen)[batch.pictures.item] * text.embed(read)[batch.questions.item])
-        return torch.cat(parts, dim=-1)
-
-
-class _ClipLooking(_OverClip):
-    """How the picture's pooled position looks at its patches in the last block: the same for every question."""
-
-    def forward(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
-        if not batch.depth[IMAGE]:
-            raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
-        image, _ = towers(self.clip, batch.depth)
-        seen = image.attention(_hidden(image, batch), *_beside(tuning, IMAGE))
-        return seen[batch.pictures.item]
-
-
-def _beside(tuning: Tuning, tower: str) -> tuple[Any, ...]:
-    """What is tuned beside a tower's weights: prompts, adapters, low-rank updates."""
-    return tuning.prompts.get(tower), tuning.adapters.get(tower, NOTHING), tuning.updates.get(tower, NOTHING)
+def _attention(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
+    """The attention of a picture's pooled position to its patches in the last block: the same for every question."""
+    if not batch.depth[IMAGE]:
+        raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
+    image, _ = towers(clip, batch.depth)
+    return image.attention(_hidden(image, batch), tuning.tower(IMAGE))[batch.pictures.item]
 
 
 def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
@@ -224,7 +198,7 @@ def _see(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tens
     pixels = backbone.normalised(grey)
     if _raw(tower.layers, depth):
         return pixels
-    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels), None)
+    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels))
 
 
 def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
@@ -235,7 +209,7 @@ def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) ->
     layouts = [Packed(of, chunk) for chunk in chunks]
     hidden = [tower.trunk(tokens[chunk], layout) for chunk, layout in zip(chunks, layouts, strict=True)]
     if not depth:
-        return torch.cat([tower.features(*pair, None) for pair in zip(hidden, layouts, strict=True)])
+        return torch.cat([tower.features(*pair) for pair in zip(hidden, layouts, strict=True)])
     start = hidden[0].new_empty(of.count, hidden[0].shape[-1])
     for part, layout in zip(hidden, layouts, strict=True):
         start[layout.states] = part

@@ -10,20 +10,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
 from medfedvqa.models.backbone import (
-    NOTHING,
+    UNTUNED,
     Backbone,
     BackboneShape,
     Depth,
     Features,
     TokenEmbeddings,
+    TowerTuning,
     Tuning,
     Update,
-    looked_at,
 )
 from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.prompts import JoinedPrompts
@@ -85,12 +84,12 @@ class ViltBackbone(Backbone):
     def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         if join != "concat":
             raise ConfigError("ViLT has no common space of images and texts; join its features by 'concat'")
-        return _with(tuning, _WholeVilt(self.vilt), batch)
+        return tuning.call(_features, self.vilt, batch, tuning.tower(JOINT))
 
     def attention(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
         if not batch.depth:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
-        return _with(tuning, _ViltLooking(self.vilt), batch)
+        return tuning.call(_attention, self.vilt, batch, tuning.tower(JOINT))
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -101,40 +100,33 @@ class ViltBackbone(Backbone):
         return TokenEmbeddings(embedding(pieces) * present[..., None], present)
 
 
-def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
-    """What a module over ViLT gives, with other weights in the place of ViLT's where they are tuned."""
-    weights = {f"vilt.{name}": weight for name, weight in tuning.weights.items()}
-    found: torch.Tensor = functional_call(module, weights, (batch, tuning))
-    return found
+def _features(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> torch.Tensor:
+    """The features of a batch's rows, [rows, width]."""
+    embeddings = _embeddings(vilt, batch, tuning)
+    return encoded(vilt, *embeddings, batch.lengths, tuning) if batch.depth else batch.pictures
 
 
-class _WholeVilt(nn.Module):
-    """All that is computed for a batch, as one module, so that other weights can stand in for ViLT's."""
-
-    def __init__(self, vilt: Any) -> None:
-        super().__init__()
-        self.vilt = vilt
-
-    def forward(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
-        layers = len(self.vilt.encoder.layer)
-        adapters, updates = tuning.adapters.get(JOINT, NOTHING), tuning.updates.get(JOINT, NOTHING)
-        if any(block < layers - batch.depth for block in (*adapters, *updates)):
-            raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
-        if not batch.depth:
-            return batch.pictures
-        words, patches = batch.questions, batch.pictures
-        if batch.depth > layers:
-            words, patches = embedded_words(self.vilt, words), embedded_patches(self.vilt, patches)
-        return self.last(words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters, updates)
-
-    def last(self, *arguments: Any) -> torch.Tensor:
-        """What is wanted of the embeddings."""
-        return encoded(self.vilt, *arguments)
+def _attention(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> torch.Tensor:
+    """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]; sums to 1."""
+    words, patches = _embeddings(vilt, batch, tuning)
+    hidden, visible = _below(vilt, words, patches, batch.lengths, tuning)
+    last = len(vilt.encoder.layer) - 1
+    tokens = _tokens(vilt, tuning.prompts, last)
+    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, tuning.updates.get(last))
+    # The picture's own first position stands for no patch.
+    asking = hidden.shape[1] - patches.shape[1]
+    weights = attention_to_patches(queries[:, :, :asking], keys, patches.shape[1] - 1, seen)
+    weights = (weights * visible[:, 0, 0, :asking, None]).sum(dim=1)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
-class _ViltLooking(_WholeVilt):
-    def last(self, *arguments: Any) -> torch.Tensor:
-        return looked(self.vilt, *arguments)
+def _embeddings(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> tuple[torch.Tensor, torch.Tensor]:
+    """The embeddings of a batch's words and patches. Raises `ConfigError` for tuning below the cache."""
+    layers = len(vilt.encoder.layer)
+    tuning.above(layers - batch.depth)
+    if batch.depth <= layers:
+        return batch.questions, batch.pictures
+    return embedded_words(vilt, batch.questions), embedded_patches(vilt, batch.pictures)
 
 
 def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -154,88 +146,47 @@ def embedded_words(vilt: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None = None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = NOTHING,
-    updates: Mapping[int, Update] = NOTHING,
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning = UNTUNED
 ) -> torch.Tensor:
     """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
+    hidden, visible = _below(vilt, words, patches, lengths, tuning)
     last = len(vilt.encoder.layer) - 1
-    tokens = _tokens(vilt, prompts, last)
-    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, updates.get(last))
-    hidden = adapters[last](hidden) if last in adapters else hidden
+    tokens = _tokens(vilt, tuning.prompts, last)
+    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, tuning.updates.get(last))
+    hidden = tuning.adapters[last](hidden) if last in tuning.adapters else hidden
     pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
     return pooled
 
 
-def looked(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
-    updates: Mapping[int, Update],
-) -> torch.Tensor:
-    """How a question's tokens, all alike, look at each patch in the last block, [rows, patches]; sums to 1."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
-    last = len(vilt.encoder.layer) - 1
-    tokens = _tokens(vilt, prompts, last)
-    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, updates.get(last))
-    # The picture's own first position stands for no patch.
-    asked = hidden.shape[1] - patches.shape[1]
-    found = looked_at(queries[:, :, :asked], keys, patches.shape[1] - 1, seen)
-    found = (found * visible[:, 0, 0, :asked, None]).sum(dim=1)
-    return found / found.sum(dim=1, keepdim=True)
-
-
 def _below(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
-    updates: Mapping[int, Update],
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings up to the last block, and which positions may be looked at, bool [rows, 1, 1, tokens]."""
+    """Embeddings up to the last block, and the positions that may be looked at, bool [rows, 1, 1, tokens]."""
     words = words[:, : int(lengths.max())]
     hidden = torch.cat([words, patches], dim=1)
     visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
     visible = F.pad(visible, (0, patches.shape[1]), value=True)[:, None, None]
     for index, block in enumerate(vilt.encoder.layer[:-1]):
-        hidden = _block(block, hidden, visible, _tokens(vilt, prompts, index), False, updates.get(index))
-        hidden = adapters[index](hidden) if index in adapters else hidden
+        tokens = _tokens(vilt, tuning.prompts, index)
+        hidden = _block(block, hidden, visible, tokens, False, tuning.updates.get(index))
+        hidden = tuning.adapters[index](hidden) if index in tuning.adapters else hidden
     return hidden, visible
 
 
-def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> Tokens | None:
     """The prompt tokens of one block; None where it has none."""
     blocks = vilt.encoder.layer
     if prompts is None or index < len(blocks) - prompts.keys.shape[-3]:
         return None
-    return _projected(blocks[index], prompts, index - len(blocks))
-
-
-def _projected(block: Any, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One block's prompt tokens as projected keys and values, each [1 or rows, tokens, width]."""
-    keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
-    if prompts.placing == "before":
-        keys, values = block.attention.attention.key(keys), block.attention.attention.value(values)
-    if prompts.owner is None:
-        return keys[None], values[None]
-    return keys.index_select(0, prompts.owner), values.index_select(0, prompts.owner)
+    attention = blocks[index].attention.attention
+    return projected(prompts, index - len(blocks), attention.key, attention.value)
 
 
 def _block(
     block: Any,
     hidden: torch.Tensor,
     visible: torch.Tensor,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     pool: bool,
     update: Update | None = None,
 ) -> torch.Tensor:
@@ -254,7 +205,7 @@ def _heads(
     block: Any,
     hidden: torch.Tensor,
     visible: torch.Tensor,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     pool: bool,
     update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -266,16 +217,8 @@ def _heads(
     if update is not None:
         queries, values = queries + update.queries(asking), values + update.values(normed)
     if prompts is not None:
-        keys, values = (
-            torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
-            for tokens, own in zip(prompts, (keys, values), strict=True)
-        )
         visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
-    queries, keys, values = (
-        torch.unflatten(part, -1, (attention.num_attention_heads, -1)).transpose(1, 2)
-        for part in (queries, keys, values)
-    )
-    return queries, keys, values, visible
+    return *by_head(attention.num_attention_heads, queries, keys, values, prompts), visible
 
 
 class ViltCache:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Cache, HeadConfig, TunedModel, TuningConfig, Values
+from medfedvqa.models.backbone import TowerTuning
 from medfedvqa.models.clip import towers
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import join
@@ -200,8 +201,8 @@ def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(
     tokens = backbone.tokenize(list(QUESTIONS))
     words = Packed(text.beginnings(tokens), torch.arange(7))
     joined = {name: join(prompt, None, "concatenate", "before") for name, prompt in made.prompts.items()}
-    seen = image.features(image.trunk(normalised(backbone)), joined["prompt.image"])
-    read = text.features(text.trunk(tokens, words), words, joined["prompt.text"])
+    seen = image.features(image.trunk(normalised(backbone)), TowerTuning(joined["prompt.image"]))
+    read = text.features(text.trunk(tokens, words), words, TowerTuning(joined["prompt.text"]))
     expected = made.model.answer(made.values, torch.cat([seen, read, image.embed(seen) * text.embed(read)], dim=1))
     assert torch.allclose(made.logits(gather(made.cache)), expected, rtol=0, atol=1e-10)
 
