@@ -1,7 +1,7 @@
-"""What methods have in common whose sites train a model each, for some rounds, and test it at the end.
+"""The base of methods whose sites each train a model for some rounds and test it at the end.
 
-By itself nothing is shared; `averaging` adds a mean. A method is a model, a local loss (`row_loss`, `penalty`), or a
-local round of its own (`local`).
+Nothing is shared here; `averaging` adds a mean. A method overrides the model, the local loss (`row_loss`, `penalty`) or
+the whole local round (`local`).
 """
 
 from abc import abstractmethod
@@ -63,19 +63,19 @@ class AloneConfig(MethodConfig, frozen=True):
 
     @field_validator("answers")
     @classmethod
-    def _can_be_told_apart(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    def _are_distinct(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
         return public_list(answers) if isinstance(answers, tuple) else answers
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The list that the job brings."""
+        """The job's list of answers, or the bundled one that it names."""
         if self.answers == "closed":
             return CLOSED_ANSWERS
         return self.answers if isinstance(self.answers, tuple) else None
 
     @property
     def training(self) -> TrainingConfig:
-        """The site's local training."""
+        """The options of the site's trainer."""
         return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__dataclass_fields__})
 
 
@@ -83,7 +83,7 @@ Config = TypeVar("Config", bound=AloneConfig)
 
 
 class Alone(Method[Config]):
-    """Local training of a model for the site's own answers, without any exchange."""
+    """Local training of a model on the site's answers, without any exchange."""
 
     separable: ClassVar[bool] = True
     """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
@@ -103,22 +103,22 @@ class Alone(Method[Config]):
 
     @property
     def passes(self) -> int:
-        """How many steps are taken where plain training takes one: under differential privacy each is paid for."""
+        """Steps for each step of plain training. Under differential privacy each of them costs epsilon."""
         return 1
 
     @property
     def answers(self) -> tuple[str, ...] | None:
-        """The model's answer space; None is each site's own."""
+        """The model's answer space; None means each site's own list."""
         return self.config.listed
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Nothing until the counts of test answers."""
+        """Nothing travels except the counts of test answers at the end."""
         evaluate = TaskSpec("evaluate", counts(*self.scores), ())
         return Exchange(self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), evaluate))
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """What `evaluate` counts."""
+        """The names of the counts that `evaluate` releases."""
         return (*SCORED, *FINISHED) if self.config.finish_epochs else SCORED
 
     def tasks(self) -> Iterator[tuple[str, int]]:
@@ -126,13 +126,13 @@ class Alone(Method[Config]):
         return trained_by_rounds(self.config.rounds)
 
     def cost(self, task: str) -> Cost:
-        """Local steps; nothing else depends on data."""
+        """The local steps; nothing else depends on data."""
         if self.dp is None or task == "evaluate":
             return Cost()
         return Cost(steps=self.passes * self.config.training.private_steps(self.dp))
 
     def setup(self, site: Site) -> State:
-        """A model of the site's own. Raises `ConfigError` for a site without the list of answers that privacy needs."""
+        """Initial values of the site's model. Raises `ConfigError` if privacy needs a missing list of answers."""
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
@@ -142,7 +142,7 @@ class Alone(Method[Config]):
         return self.train(site, state, received, round)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A round, from what was received in the place of the site's own values of the same names."""
+        """One round. Received values replace the site's values of the same names before it."""
         trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(trainer, state, start, round, site.task_seed("train", round))
@@ -150,13 +150,13 @@ class Alone(Method[Config]):
         return state, self.reply(trainer, state)
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
-        """What the site sends after a round."""
+        """The site's upload after a round."""
         return {}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows that the model answers right, and what the free baselines score; then a model for the site.
+        """Counts of test rows that the model and the free baselines answer right; then the model that the site keeps.
 
-        Whatever is trained here is trained after the last release, without noise, and never leaves.
+        Training here happens after the last release, without noise, and its model never leaves the site.
         """
         right = self.answered(site, state, received, site.data.test)
         if not self.config.finish_epochs:
@@ -170,7 +170,7 @@ class Alone(Method[Config]):
         return self.right(self.trainer(site), tested, examples)
 
     def begun_anew(self, state: State, values: Values) -> State:
-        """A state from which training continues with these values, and without what noise has left in an optimiser."""
+        """A state to continue training from, with these values and without an optimiser's memory of noise."""
         return {**state, "values": values}
 
     def used(self, received: Tensors) -> Tensors:
@@ -178,9 +178,9 @@ class Alone(Method[Config]):
         return {}
 
     def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
-        """The same method for a site by itself, without noise; `local_epochs` if other than the method's own."""
-        own = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
-        return type(self)(self.config.model_copy(update=own))
+        """The same method for one site, without noise. `local_epochs` replaces the method's own number."""
+        changes = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
+        return type(self)(self.config.model_copy(update=changes))
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
@@ -208,8 +208,8 @@ class Alone(Method[Config]):
         return hub.collect("evaluate")
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """See `Method.attention`: that of the site's own last model."""
-        # Attention is computed in the last block: what is kept of a picture must lie below it.
+        """See `Method.attention`: the attention of the site's last model."""
+        # Attention is computed in the last block, so the cache must end below it.
         trainer = self.trainer(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
         with torch.no_grad():
             return trainer.model.attention(state["values"], trainer.all_rows(examples).batch)
@@ -224,32 +224,32 @@ class Alone(Method[Config]):
 
     @property
     def public_answers(self) -> tuple[str, ...] | None:
-        """See `Method`."""
+        """See `Method.public_answers`."""
         return self.answers
 
     def check_answers(self, declared: bool) -> None:
-        """Raises `ConfigError` if the answer space would follow from the rows of a site under differential privacy."""
+        """Raises `ConfigError` if a private job would derive its answer space from a site's rows."""
         if self.dp is not None and self.answers is None and not declared:
             raise ConfigError("the job takes each site's own list of answers: give 'data' in site.yml its 'answers'")
 
     def answer_count(self, site: Site) -> int:
-        """How many answers the model chooses from."""
+        """The number of answers that the model chooses from."""
         return len(self.answers or site.data.answers)
 
     def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
-        """The site's trainer; `depth` if other than the method's own."""
+        """The site's trainer. `depth` replaces the method's own depth."""
         depth = depth or self.depth(site)
         return Trainer(site, self.model(site), self.config.training, self.answers, self.privacy, depth)
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """A site's round: its new state, with the trained values under "values"."""
+        """One local round: the new state, with the trained values under "values"."""
         loss, penalty = self.row_loss(trainer, state, start), self.penalty(state, start)
         return {**state, "values": trainer.train(start, loss, round, seed, penalty).trained()}
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
+        """The loss of each row. `start`: the values at the start of the round; `state`: the site's state before it."""
         return answer_losses(trainer.model)
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """Terms of the loss that depend on no data."""
+        """The terms of the loss that depend on no data."""
         return None

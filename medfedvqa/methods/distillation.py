@@ -28,7 +28,7 @@ class SoftTargets(Preserving[SoftTargetsConfig]):
     config_type = SoftTargetsConfig
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """The divergence of each row's answers."""
+        """The divergence of the answers to each row."""
         return divergence(teacher.logits, student.logits, self.config.temperature)
 
 
@@ -48,15 +48,16 @@ class DKD(Preserving[DKDConfig]):
     config_type = DKDConfig
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Divergence of "the right answer or not", and divergence among the wrong ones."""
+        """The divergence of "right or wrong", plus the divergence among the wrong answers."""
         config = self.config
-        taught, learnt = (decoupled(each.logits / config.temperature, rows.answers) for each in (teacher, student))
-        parts = config.target * divergence(taught[0], learnt[0]) + config.others * divergence(taught[1], learnt[1])
+        of_teacher, of_student = (decoupled(m.logits / config.temperature, rows.answers) for m in (teacher, student))
+        target, others = (divergence(*pair) for pair in zip(of_teacher, of_student, strict=True))
+        parts = config.target * target + config.others * others
         return config.temperature**2 * parts
 
 
 def decoupled(logits: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the right answer and of all others together, [rows, 2]; those of the others, [rows, answers - 1]."""
+    """Two sets of logits: right answer against all others, [rows, 2]; among the others, [rows, answers - 1]."""
     right = F.one_hot(answers, logits.shape[1]).bool()
     others = logits[~right].view(len(logits), -1)
     return torch.stack([logits[right], others.logsumexp(dim=1)], dim=1), others
@@ -79,11 +80,11 @@ class SP(Preserving[SPConfig]):
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
         """Each row's share of `|G_T - G_S|^2 / rows^2`, whose mean over rows is the paper's loss."""
-        return (likeness(teacher.features) - likeness(student.features)).square().mean(dim=1)
+        return (similarity(teacher.features) - similarity(student.features)).square().mean(dim=1)
 
 
-def likeness(features: torch.Tensor) -> torch.Tensor:
-    """G: products of the features of all rows, each row of length 1, [rows, rows]."""
+def similarity(features: torch.Tensor) -> torch.Tensor:
+    """G: the products of the features of all rows, each row scaled to length 1, [rows, rows]."""
     return F.normalize(features @ features.T, dim=1)
 
 
@@ -104,12 +105,12 @@ class CRD(Preserving[CRDConfig]):
     compares_features = True
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Each row of the student tells its own row of the teacher from those with other answers."""
+        """The student's row must match the teacher's same row, and not the teacher's rows with other answers."""
         return contrast(student.features, teacher.features, rows.answers, self.config.temperature)
 
 
 def contrast(student: torch.Tensor, teacher: torch.Tensor, answers: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Noise-contrastive loss of each row, [rows]: -log h of its own pair, -log(1 - h) of its N negatives.
+    """The noise-contrastive loss of each row, [rows]: -log h of its own pair, -log(1 - h) of its N negatives.
 
     h = e / (e + N Z), where e = exp(cosine / temperature), and Z, the mean of e in the batch, is held constant. A row
     without negatives costs nothing.

@@ -1,7 +1,7 @@
 """FedAvgM: federated averaging with momentum at the server (T.-M. H. Hsu et al., arXiv:1909.06335, 2019).
 
 Sites train as in `fedavg`. The server keeps a velocity v and sends w + r v, where v = momentum v + (mean - w) and w is
-what it sent before.
+the model that it sent before.
 
 | paper | here | why |
 |---|---|---|
@@ -33,10 +33,10 @@ class FedAvgM(Averaging[FedAvgMConfig]):
     config_type = FedAvgMConfig
 
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
-        """w + r v, in float64."""
+        """The model w + r v, in float64."""
         before = state.get("velocity", {name: np.zeros(array.shape) for name, array in held.items()})
         velocity = {
             name: self.config.momentum * before[name] + (mean[name] - held[name].astype(np.float64)) for name in held
         }
-        sent = {name: held[name] + self.config.server_rate * velocity[name] for name in held}
-        return {name: array.astype(np.float32) for name, array in sent.items()}, {"velocity": velocity}
+        model = {name: held[name] + self.config.server_rate * velocity[name] for name in held}
+        return {name: array.astype(np.float32) for name, array in model.items()}, {"velocity": velocity}

@@ -44,21 +44,21 @@ class FedP3(Preserving[FedP3Config]):
         config = self.config
         if config.preserve == "kl":
             return divergence(teacher.logits, student.logits, config.temperature)
-        taught, learnt = teacher.logits, student.logits
+        scores = [teacher.logits, student.logits]
         if config.space == "probability":
-            taught, learnt = taught.softmax(dim=1), learnt.softmax(dim=1)
+            scores = [logits.softmax(dim=1) for logits in scores]
         if config.filter != "all":
-            kept = self.kept(student, teacher, rows)
-            taught, learnt = taught.gather(1, kept), learnt.gather(1, kept)
-        apart = (matchups(taught) - matchups(learnt)).abs()
-        return apart.sum((1, 2)) if config.pairs == "sum" else apart.mean((1, 2))
+            chosen = self.chosen(student, teacher, rows)
+            scores = [values.gather(1, chosen) for values in scores]
+        differences = (matchups(scores[0]) - matchups(scores[1])).abs()
+        return differences.sum((1, 2)) if config.pairs == "sum" else differences.mean((1, 2))
 
     @torch.no_grad()
-    def kept(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """The answers whose preferences count, int64 [rows, N]: each row's own."""
+    def chosen(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """The answers whose preferences count for each row, int64 [rows, N]."""
         config, logits = self.config, teacher.logits
         if config.filter == "random":
-            # Who looks at losses without training (`Method.probe`) sees one fixed filter.
+            # Losses without training (`Method.probe`) use one fixed filter.
             chance = rows.chance or SeededChance(0)
             scores = chance.apart("filter").uniform(logits.shape).to(logits.device)
         else:
@@ -72,24 +72,24 @@ def matchups(values: torch.Tensor) -> torch.Tensor:
 
 
 def forgotten(teacher: torch.Tensor, student: torch.Tensor, by: Filter, clamp: bool = False) -> torch.Tensor:
-    """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and what replaces them).
+    """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and the ablations).
 
     Eq. 12 weighs each row's log p_S by log(H_T / H_S), as printed: only so is r = p_T while both models agree.
     """
-    taught, learnt = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
+    of_teacher, of_student = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     match by:
         case "teacher":
-            return taught
+            return of_teacher
         case "student":
-            return learnt
+            return of_student
         case "eq11":
-            return taught - learnt
-    gain = torch.log(entropy(taught) / entropy(learnt))
-    return taught - (gain.clamp(min=0) if clamp else gain) * learnt
+            return of_teacher - of_student
+    gain = torch.log(entropy(of_teacher) / entropy(of_student))
+    return of_teacher - (gain.clamp(min=0) if clamp else gain) * of_student
 
 
 def entropy(logarithms: torch.Tensor) -> torch.Tensor:
-    """Of distributions given by their logarithms, in nats, at least 1e-8: [rows, answers] to [rows, 1]."""
+    """The entropy of distributions from their logarithms, in nats, at least 1e-8: [rows, answers] to [rows, 1]."""
     return (-logarithms.exp() * logarithms).sum(dim=1, keepdim=True).clamp(min=_LEAST_ENTROPY)
 
 

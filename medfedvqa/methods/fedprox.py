@@ -25,7 +25,7 @@ class FedProx(Averaging[FedProxConfig]):
     config_type = FedProxConfig
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """The proximal term; none for mu = 0, which then is FedAvg bit for bit."""
+        """The proximal term; none for mu = 0, which is FedAvg bit for bit."""
         mu = self.config.mu
         if not mu:
             return None

@@ -28,7 +28,7 @@ class Moon(Averaging[MoonConfig]):
     compares_features = True
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """Cross-entropy plus mu times the contrast; until there is a mean, both models are one."""
+        """Cross-entropy plus mu times the contrast. Until there is a mean, both models of the contrast are the same."""
         model, mu, last = trainer.model, self.config.mu, state["values"]
         if not mu:
             return super().row_loss(trainer, state, start)
@@ -36,15 +36,15 @@ class Moon(Averaging[MoonConfig]):
         def loss(values: Values, rows: Rows) -> torch.Tensor:
             features = model.features(values, rows.batch)
             with torch.no_grad():
-                shared, own = (model.features(frozen, rows.batch) for frozen in (start, last))
+                shared, local = (model.features(frozen, rows.batch) for frozen in (start, last))
             logits = model.answer(values, features, rows.chance)
             answers = F.cross_entropy(logits, rows.answers, reduction="none")
-            return answers + mu * contrast(features, shared, own, self.config.temperature)
+            return answers + mu * contrast(features, shared, local, self.config.temperature)
 
         return loss
 
 
-def contrast(features: torch.Tensor, shared: torch.Tensor, own: torch.Tensor, temperature: float) -> torch.Tensor:
-    """-log of the mean model's share of exp(cosine / temperature), [rows], between it and the last own model."""
-    cosines = [F.cosine_similarity(features, other) / temperature for other in (own, shared)]
+def contrast(features: torch.Tensor, shared: torch.Tensor, local: torch.Tensor, temperature: float) -> torch.Tensor:
+    """-log of the mean model's share of exp(cosine / temperature), [rows], against the site's last model."""
+    cosines = [F.cosine_similarity(features, other) / temperature for other in (local, shared)]
     return F.softplus(cosines[0] - cosines[1])
