@@ -1,9 +1,9 @@
-"""What a method sees of a backbone: pictures and questions in, features out, and places where it can be tuned.
+"""The interface of a backbone: pictures and questions in, features out, and the places where it can be tuned.
 
-A trunk is one module here that implements `Backbone`, and its shape; CLIP has two towers that meet in the head, ViLT
-has one for both. A trunk with co-attention (MCAN, BAN, BUTD) has two towers whose blocks look at each other: its cache,
-made with the depth of both, keeps a tower only up to where anything tuned in the other comes in; a row is then an item
-of its own, as in ViLT. Regions or grids of a picture, and a recurrent reader, are the parts below the blocks.
+Each backbone is one module that implements `Backbone` and gives its shape. CLIP has two towers that meet in the head;
+ViLT has one for both. A backbone with co-attention (MCAN, BAN, BUTD) has two towers whose blocks attend to each other.
+Its cache takes the depth of both and ends in each tower below the first input of a tuned block of the other, so that
+each row is an item of its own, as in ViLT. Regions or grids of a picture and a recurrent reader lie below the blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ Features = Literal["concat", "product"]
 """`concat`: the towers' features side by side; `product` adds their product in a space that they have in common."""
 
 Depth = Mapping[str, int]
-"""By tower, how many of its last blocks something is tuned in: 0 for none, layers + 1 for the embedding as well."""
+"""The number of each tower's last blocks with tuned parts: 0 for none, layers + 1 for the embedding as well."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -45,8 +45,10 @@ class TowerShape:
 
 @dataclass(frozen=True)
 class BackboneShape:
-    """What can be said of a backbone without its weights. `embed` is the width of the towers' common space, 0 if
-    there is none; `image_size` in pixels, `context` in tokens."""
+    """The facts of a backbone without its weights.
+
+    `embed` is the width of the towers' common space, 0 if there is none; `image_size` counts pixels, `context` tokens.
+    """
 
     towers: Mapping[str, TowerShape]
     embed: int
@@ -55,13 +57,13 @@ class BackboneShape:
     words: int = field(default=0, compare=False)
     """The width of a token's embedding; 0 if the backbone gives none."""
     build: Callable[[], nn.Module] = field(default=nn.Module, compare=False, repr=False)
-    """The module with any weights: only names and shapes are taken from it."""
+    """Builds the module with arbitrary weights, for its names and shapes."""
     aside: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that features do not depend on."""
 
     @property
     def width(self) -> int:
-        """Of the features, side by side."""
+        """The width of the features, side by side."""
         return sum(tower.width for tower in self.towers.values())
 
     @cached_property
@@ -79,9 +81,9 @@ class BackboneShape:
 
 @dataclass(frozen=True)
 class Update:
-    """What low-rank matrices add to the projections of a block's normalised states, each [..., width] to [..., width].
+    """The low-rank additions to the projections of a block's normalised states, each [..., width] to [..., width].
 
-    It is a path beside the frozen layer, not a sum of weights, so that each matrix is used where a layer is.
+    An update is a path beside the frozen layer, not a sum of weights, so each matrix acts as a layer.
     """
 
     queries: Callable[[torch.Tensor], torch.Tensor]
@@ -152,16 +154,16 @@ class _Call(nn.Module):
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
-    """Some texts as tokens, before any of the backbone's blocks."""
+    """Some texts as tokens, below the backbone's blocks."""
 
     values: torch.Tensor
-    """The frozen embeddings, [texts, tokens, width], zeros beyond a text's end."""
+    """The frozen embeddings, [texts, tokens, width], with zeros beyond a text's end."""
     present: torch.Tensor
     """bool [texts, tokens]."""
 
 
 class Batch(Protocol):
-    """Rows of a site as one kind of backbone takes them; made by its cache."""
+    """Rows of a site as one kind of backbone takes them. Its cache makes them."""
 
     @property
     def answers(self) -> torch.Tensor:
@@ -169,17 +171,17 @@ class Batch(Protocol):
 
     @property
     def owners(self) -> Mapping[str, torch.Tensor | None]:
-        """By tower, whose each of its items is, int64 [items], if the batch was gathered with owners."""
+        """The owner of each item, int64 [items], by tower, in a batch with owners."""
 
 
 class Cache(Protocol):
-    """What a site computes once: the part of a backbone below everything that is tuned, for all its rows.
+    """The outputs of the frozen part of a backbone for all rows of a site, which the site computes once.
 
-    It is derived from the site's data, as personal as the data itself, and stays where they are.
+    They are as personal as the data, and stay where the data stay.
     """
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """The cache's numbers of these questions, int64 [rows]. Raises `ConfigError` if one was never given."""
+        """The cache's numbers of these questions, int64 [rows]. Raises `ConfigError` for a question that it lacks."""
 
     def batch(
         self,
@@ -190,16 +192,16 @@ class Cache(Protocol):
     ) -> Any:
         """Rows as a `Batch`; all arguments int64 [rows], `questions` from `question_ids`.
 
-        With `owners` (0, 1, ... in this batch; a patient each), no item is shared by two owners, so that each owner
-        can have prompts of its own.
+        With `owners` (0, 1, ... in this batch, one for each patient), two owners share no item, so each owner can have
+        its own prompts.
         """
 
 
 class Architecture(Protocol):
-    """What an entry point of `medfedvqa.backbones` names: a kind of backbone from outside, in jobs `NAME@label`."""
+    """The target of an entry point of `medfedvqa.backbones`: a backbone from outside, `NAME@label` in jobs."""
 
     def shape(self) -> BackboneShape:
-        """The shape, without any file: server and sites agree by it on what travels."""
+        """The shape, without any file. From it, server and sites derive what travels."""
 
     def load(self, name: str, path: Path, device: str) -> "Backbone":
         """The backbone of this name from the file or folder that the site gives. Raises `BackboneError`."""
@@ -211,36 +213,36 @@ class Backbone(ABC):
     name: str
     shape: BackboneShape
     seen: tuple[str, ...] | None
-    """Data sets that the weights were trained on; None where that is not known."""
+    """Data sets that the weights were trained on; None if unknown."""
     digest: str
     """SHA-256 over the weights as used, in hexadecimal."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
 
     @abstractmethod
     def parameter(self, name: str) -> torch.Tensor:
-        """A weight as it is, frozen."""
+        """A frozen weight."""
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
         """`pictures`: grey, float32 [pictures, 1, size, size] in 0..1; `questions`: of all rows, repeated or not.
 
-        Raises `ConfigError` if the pictures have another size, or a tower fewer blocks than `depth` says.
+        Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
         """
 
     @abstractmethod
     def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        """Features of the rows of a batch, [rows, width]. Raises `ConfigError` where there is no common space."""
+        """The features of a batch's rows, [rows, width]. Raises `ConfigError` without the space that `join` needs."""
 
     @abstractmethod
     def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
-        """How much of the last block's attention to the picture each of its patches has, [rows, patches], line by line.
+        """The last block's attention to each patch of the picture, [rows, patches], line by line.
 
-        A mean over attention heads; the weights of a row sum to 1. Raises `ConfigError` for a batch of a cache that
-        holds features, since nothing is tuned in the blocks, and for a picture that no position stands for.
+        It is the mean over attention heads, and a row sums to 1. Raises `ConfigError` for a batch from a cache of
+        finished features, and for a backbone without a position that stands for the picture.
         """
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:

@@ -1,7 +1,7 @@
-"""open_clip's towers, frozen, with something tuned in their last blocks. Exact; nothing is computed twice or in vain.
+"""open_clip's frozen towers with tuned parts in their last blocks. They are exact, and compute nothing twice.
 
-- The *trunk* is everything below the first block with prompts or adapters: nothing in it is trained, so that a site
-  computes it once per picture and question (`ClipCache`), and nothing of it is kept for the backward pass.
+- The *trunk* is everything below the first block with prompts or adapters. Nothing in it is trained, so a site
+  computes it once per picture and question (`ClipCache`), and the backward pass needs nothing of it.
 - Questions are cut at their end token and share the states of common beginnings (`layouts`).
 - In the last block only the position that is pooled has a query.
 - Prompts are projected once for the batch, or once for each owner of items in it.
@@ -40,7 +40,7 @@ class ImageTower:
 
     @property
     def layers(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self.visual.transformer.resblocks)
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
@@ -91,12 +91,12 @@ class TextTower:
 
     @property
     def layers(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self._text.transformer.resblocks)
 
     @property
     def _text(self) -> "CLIP | TextTransformer":
-        """Where this kind of CLIP keeps its text tower."""
+        """The module with the text tower: CLIP itself, or its part `text`."""
         return getattr(self.clip, "text", self.clip)
 
     def beginnings(self, tokens: torch.Tensor) -> Beginnings:
@@ -119,7 +119,7 @@ class TextTower:
                 return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
 
     def words(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Between start and end of token ids [n, context]: embeddings [n, count, width], and which there are.
+        """The embeddings between start and end of token ids [n, context], [n, count, width], and which are present.
 
         Raises `ConfigError` if this tower's texts have no end token.
         """
@@ -180,7 +180,7 @@ def _run(
 
 
 def _owners(layout: Layout, pool: bool) -> torch.Tensor | None:
-    """Whose the states that a block gives are."""
+    """The owners of a block's output states."""
     return layout.pooled_owners(current_owners()) if pool else current_owners()
 
 
@@ -205,8 +205,8 @@ def _block(
     attended = attended if pool else layout.pack(attended)
     with owned(_owners(layout, pool)):
         hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
-        grown: torch.Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
-    return grown
+        output: torch.Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    return output
 
 
 def _heads(
@@ -218,7 +218,7 @@ def _heads(
     pool: bool,
     update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Queries, keys and values, each [items, heads, positions, width], and what is added to their scores."""
+    """Queries, keys and values, each [items, heads, positions, width], and the mask that is added to their scores."""
     attention, normed = block.attn, block.ln_1(hidden)
     weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, hidden.shape[-1]
     if pool:

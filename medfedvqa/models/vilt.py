@@ -1,7 +1,7 @@
 """ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021).
 
-Each row is an item of its own, since every block mixes its words with its picture: only the embeddings of distinct
-pictures and questions are computed once, and with nothing tuned the features of each pair.
+Each row is an item of its own, since every block mixes its words with its picture. Only the embeddings of distinct
+pictures and questions are computed once, and the features of each pair if nothing is tuned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from medfedvqa.models.prompts import JoinedPrompts
 
 JOINT = "joint"
 WORDS, PATCHES = 0, 1
-"""Which embedding says that a token is a word, or a part of a picture."""
+"""The indices of the embeddings that mark a token as a word or as a patch."""
 
 CHUNK = 32
 """Pictures, questions or pairs that go through the frozen part together."""
@@ -39,8 +39,8 @@ CHUNK = 32
 class ViltBatch:
     """Rows of a site, each an item of its own.
 
-    With nothing tuned, `pictures` are the rows' features [rows, width] and `questions` are not looked at. With
-    everything tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else embeddings
+    If nothing is tuned, `pictures` are the rows' features [rows, width] and `questions` have no effect. If everything
+    is tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else embeddings
     [rows, tokens, width] each.
     """
 
@@ -71,12 +71,12 @@ class ViltBackbone(Backbone):
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self.vilt.embeddings.cls_token.device
-        return found
+        device: torch.device = self.vilt.embeddings.cls_token.device
+        return device
 
     def parameter(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self.vilt.get_parameter(name)
-        return found
+        parameter: torch.Tensor = self.vilt.get_parameter(name)
+        return parameter
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ViltCache":
         return ViltCache(self, depth, pictures, questions)
@@ -161,7 +161,7 @@ def encoded(
 def _below(
     vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings up to the last block, and the positions that may be looked at, bool [rows, 1, 1, tokens]."""
+    """Embeddings up to the last block, and the visible positions, bool [rows, 1, 1, tokens]."""
     words = words[:, : int(lengths.max())]
     hidden = torch.cat([words, patches], dim=1)
     visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
@@ -190,15 +190,15 @@ def _block(
     pool: bool,
     update: Update | None = None,
 ) -> torch.Tensor:
-    """One block, as transformers' own but for prompts; with `pool` only its first position, [rows, 1, width].
+    """One block like that of transformers, with prompts; with `pool` only its first position, [rows, 1, width].
 
-    `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
+    `visible`: the positions that others may attend to, bool [rows, 1, 1, tokens].
     """
     queries, keys, values, visible = _heads(block, hidden, visible, prompts, pool, update)
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible).transpose(1, 2).flatten(2)
     hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
-    grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
-    return grown
+    output: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
+    return output
 
 
 def _heads(
@@ -209,7 +209,7 @@ def _heads(
     pool: bool,
     update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values, each [rows, heads, positions, width], and which keys may be looked at."""
+    """Queries, keys and values, each [rows, heads, positions, width], and the visible keys."""
     attention, normed = block.attention.attention, block.layernorm_before(hidden)
     keys, values = attention.key(normed), attention.value(normed)
     asking = normed[:, :1] if pool else normed
@@ -224,8 +224,8 @@ def _heads(
 class ViltCache:
     """Embeddings of every distinct picture and question of a site; see `Cache`.
 
-    States above the embeddings belong to pairs of them, too many and too large to keep; only with nothing tuned the
-    features of each pair are kept, computed when a batch first holds it.
+    States above the embeddings belong to pairs, which are too many and too large to cache. Only if nothing is tuned,
+    the cache holds the features of each pair, computed for the first batch with the pair.
     """
 
     def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
@@ -234,23 +234,23 @@ class ViltCache:
         if depth[JOINT] > layers + 1:
             raise ConfigError(f"ViLT has {layers} blocks: tune fewer")
         self._vilt, self._depth, self._device = backbone.vilt, depth[JOINT], backbone.device
-        self._asked = DistinctQuestions(questions, backbone.tokenize)
-        tokens = self._asked.tokens
+        self._distinct = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._distinct.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
-            self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
-            self._questions = torch.cat([self._read(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
+            self._pictures = torch.cat([self._patches(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
+            self._questions = torch.cat([self._words(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
         self._pairs: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory that the cache takes, bytes."""
+        """The memory of the cache, bytes."""
         pairs = sum(features.nbytes for features in self._pairs.values())
         return self._pictures.nbytes + self._questions.nbytes + pairs
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._asked.ids(questions)
+        return self._distinct.ids(questions)
 
     def batch(
         self,
@@ -260,33 +260,39 @@ class ViltCache:
         owners: torch.Tensor | None = None,
     ) -> ViltBatch:
         """See `Cache`."""
-        shown, asked = pictures.to(self._device), questions.to(self._device)
-        seen = self._pictures[shown] if self._depth else self._features(shown, asked)
+        pictures, questions = pictures.to(self._device), questions.to(self._device)
+        start = self._pictures[pictures] if self._depth else self._features(pictures, questions)
         owner = None if owners is None else owners.to(self._device)
         return ViltBatch(
-            seen, self._questions[asked], self._lengths[asked], answers.to(self._device), self._depth, owner
+            start,
+            self._questions[questions],
+            self._lengths[questions],
+            answers.to(self._device),
+            self._depth,
+            owner,
         )
 
-    def _see(self, grey: torch.Tensor) -> torch.Tensor:
+    def _patches(self, grey: torch.Tensor) -> torch.Tensor:
         pixels = (grey.expand(-1, 3, -1, -1) - 0.5) / 0.5
         return pixels if self._raw else embedded_patches(self._vilt, pixels)
 
-    def _read(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _words(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens if self._raw else embedded_words(self._vilt, tokens)
 
     @property
     def _raw(self) -> bool:
-        """Whether even the embedding is tuned, so that nothing can be computed once."""
+        """Whether even the embedding is tuned, so that a cache can hold no outputs."""
         return self._depth > len(self._vilt.encoder.layer)
 
     @torch.no_grad()
-    def _features(self, shown: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """Of these pairs of pictures and questions, [rows, width]."""
-        pairs = list(zip(shown.tolist(), asked.tolist(), strict=True))
+    def _features(self, pictures: torch.Tensor, questions: torch.Tensor) -> torch.Tensor:
+        """The features of these pairs of pictures and questions, [rows, width]."""
+        pairs = list(zip(pictures.tolist(), questions.tolist(), strict=True))
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._pairs]
         for first in range(0, len(new), CHUNK):
             part = new[first : first + CHUNK]
-            seen, read = torch.tensor(part, device=self._device).unbind(dim=1)
-            found = encoded(self._vilt, self._questions[read], self._pictures[seen], self._lengths[read])
-            self._pairs |= dict(zip(part, found, strict=True))
+            picture, question = torch.tensor(part, device=self._device).unbind(dim=1)
+            words, patches = self._questions[question], self._pictures[picture]
+            features = encoded(self._vilt, words, patches, self._lengths[question])
+            self._pairs |= dict(zip(part, features, strict=True))
         return torch.stack([self._pairs[pair] for pair in pairs])
