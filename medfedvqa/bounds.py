@@ -6,7 +6,7 @@ amounts of memory or time. Without torch, as the processes that check job folder
 
 from typing import Annotated
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 MOST_SEED = 2**63 - 1
 MOST_SITES = 10_000
@@ -47,6 +47,26 @@ MOST_TEXT = 200
 """Characters of an answer, and of any other string of a job."""
 MOST_DECAYS = 1_000
 """Rounds after which a learning rate decays."""
+
+Weight = Annotated[float, Field(ge=0, le=MOST_WEIGHT)]
+Temperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
+Rate = Annotated[float, Field(gt=0, le=MOST_RATE)]
+WeightDecay = Annotated[float, Field(ge=0, le=MOST_RATE)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""A dropout rate, or a momentum."""
+Factor = Annotated[float, Field(gt=0, le=1)]
+"""A factor on a learning rate."""
+Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+Passes = Annotated[int, Field(ge=1, le=MOST_PASSES)]
+ExtraPasses = Annotated[int, Field(ge=0, le=MOST_PASSES)]
+"""Passes that a method can do without."""
+BatchRows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+Space = Annotated[int, Field(ge=1, le=MOST_SPACE)]
+Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
+Blocks = Annotated[int | None, Field(ge=1, le=MOST_LAYERS)]
+"""How many of the last blocks; None means all of them."""
+PromptLength = Annotated[int, Field(ge=2, le=MOST_LENGTH)]
 
 EXPANDED = frozenset("{}$")
 """Characters with which FLARE marks what it replaces by variables of the site's environment."""

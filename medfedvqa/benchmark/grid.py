@@ -228,6 +228,6 @@ def _read(
     found, size = {}, load_backbone(backbone).shape.image_size
     for site in sites:
         data = load_site(reader, root, site, split, seed)
-        found[site] = replace(data, pictures=data.pictures.kept())
+        found[site] = replace(data, pictures=data.pictures.cached())
         found[site].pictures.load(size)
     return found

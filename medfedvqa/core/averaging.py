@@ -1,4 +1,4 @@
-"""What methods have in common whose sites train a model and whose server averages what they share."""
+"""The base of methods whose sites train a model and whose server averages the shared part of it."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeVar
@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import MOST_LAYERS, MOST_LENGTH, MOST_RANK, MOST_SITES, MOST_WIDTH, SiteName
+from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, Share, SiteName, Width
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.local_training import Alone, AloneConfig
-from medfedvqa.core.method import MethodConfig, State
+from medfedvqa.core.method import MethodConfig, State, arrays_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import counts
 from medfedvqa.data import CLOSED_ANSWERS
@@ -22,34 +22,32 @@ from medfedvqa.training import Site, Trainer
 from privacy import DPSettings
 
 ServerState = dict[str, Tensors]
-"""What a server keeps from round to round, such as a momentum: arrays by tensor name, under a name each."""
+"""The server's state between rounds, such as a momentum: arrays by tensor name, in named groups."""
 
 ROWS = "train_rows"
-"""The weight of a site in a mean by rows."""
+"""The scalar that weighs a site in a mean by rows: its number of training rows."""
 
 
 class TunedConfig(MethodConfig, frozen=True):
     """Options of methods that tune a backbone."""
 
     tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
-    blocks: int | None = Field(
-        None, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
-    )
-    rank: int = Field(16, ge=1, le=MOST_RANK, description="rank of low-rank updates")
-    reduction: int = Field(16, ge=1, le=MOST_WIDTH, description="a token's width over that of an adapter's bottleneck")
-    length: int = Field(4, ge=2, le=MOST_LENGTH, description="tokens of a prompt per block, half keys, half values")
+    blocks: Blocks = Field(None, description="how many of each tower's last blocks are tuned; null is all")
+    rank: Rank = Field(16, description="rank of low-rank updates")
+    reduction: Width = Field(16, description="a token's width over that of an adapter's bottleneck")
+    length: PromptLength = Field(4, description="tokens of a prompt per block, half keys, half values")
 
     @property
     def tuned(self) -> TuningConfig:
-        """What is tuned."""
+        """The tuning of the backbone."""
         return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
 
 
 class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
-    """Options that all of these methods have."""
+    """Options of all averaging methods."""
 
-    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer")
-    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head")
+    hidden: Width = Field(512, description="width of the answer head's hidden layer")
+    dropout: Share = Field(0.2, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
@@ -60,7 +58,7 @@ class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     )
 
     def head_of(self, answers: int) -> HeadConfig:
-        """A head for so many answers."""
+        """The answer head for this number of answers."""
         return HeadConfig(answers, self.hidden, self.dropout)
 
 
@@ -68,16 +66,16 @@ Config = TypeVar("Config", bound=AveragingConfig)
 
 
 class Averaging(Alone[Config]):
-    """Local training, then a mean of what is shared; by itself FedAvg (B. McMahan et al., 2017)."""
+    """Local training, then a mean of the shared part. Without overrides this is FedAvg (B. McMahan et al., 2017)."""
 
     compares_features: ClassVar[bool] = False
-    """Whether the method works on features, which do not move where the answer head alone is trained."""
+    """Whether the method compares features, which never change where only the answer head is trained."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
-        if self._common and config.answers == "site":
+        if self._shares_head and config.answers == "site":
             raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
-        if config.finish_epochs and self.shares and self._common and config.evaluated == "shared":
+        if config.finish_epochs and self.shares and self._shares_head and config.evaluated == "shared":
             raise ConfigError(
                 "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "
                 "'evaluated' as 'personal'"
@@ -88,24 +86,24 @@ class Averaging(Alone[Config]):
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
-        if config.unseen and not (self.shares and self._common):
+        if config.unseen and not (self.shares and self._shares_head):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
         if self.steps_at_server:
             self._check_server_step()
 
     @property
     def answers(self) -> tuple[str, ...] | None:
-        """The job's list; of a shared head the bundled one if the job brings none."""
-        return self.config.listed or (CLOSED_ANSWERS if self._common else None)
+        """The job's list of answers. A shared head takes the bundled list if the job has none."""
+        return self.config.listed or (CLOSED_ANSWERS if self._shares_head else None)
 
     @property
     def shares(self) -> bool:
-        """Whether sites share anything of what they train."""
-        return self._common or self.config.tuning != "classifier"
+        """Whether the sites share any part of the model."""
+        return self._shares_head or self.config.tuning != "classifier"
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
-        """The mean of every round."""
+        """See `Method.on_shares`: every training task ends in a mean."""
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
         return {"start": how, "train": how} if self.shares else {}
 
@@ -116,16 +114,16 @@ class Averaging(Alone[Config]):
 
     @property
     def bystanders(self) -> int:
-        """The sites that only test."""
+        """The number of sites that only test."""
         return len(self.config.unseen)
 
     def shared(self, shape: BackboneShape) -> Shapes:
-        """What is averaged, by name."""
-        head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._common else {}
+        """The shapes of the averaged tensors, by name."""
+        head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._shares_head else {}
         return self.config.tuned.shapes(shape) | head
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Up: what the site trained of the shared part; down: its mean; at the end: counts of test answers."""
+        """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         whose = "the server's" if self.steps_at_server else "the mean of all sites'"
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
@@ -137,23 +135,23 @@ class Averaging(Alone[Config]):
         )
 
     def setup(self, site: Site) -> State:
-        """What is shared begins alike at all sites, whatever their data; a head that stays is the site's own."""
+        """The shared part starts alike at all sites, whatever their data. A local head starts from the site's seed."""
         self.check_answers(site.data.public_answers)
         model = self.model(site)
-        own = site.seed if self._common else site.task_seed("setup", 0)
-        values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(own))
+        head_seed = site.seed if self._shares_head else site.task_seed("setup", 0)
+        values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(head_seed))
         return {"values": values}
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A round from the mean of the last one. Raises `ConfigError` at a site that the job only tests."""
+        """A round that starts from the last mean. Raises `ConfigError` at a site that only tests."""
         if site.name in self.config.unseen:
             raise ConfigError("this site was asked to train in a job that only tests at it: end the job")
         return super().train(site, state, received, round)
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
-        """What the site trained of the shared part."""
+        """The site's trained values of the shared part."""
         shared = self.shared(trainer.site.backbone.shape)
-        reply = {name: state["values"][name].numpy(force=True) for name in shared}
+        reply = arrays_of({name: state["values"][name] for name in shared})
         if shared and self.config.weighting == "rows":
             reply[ROWS] = np.array(len(trainer.train_rows), np.int64)
         return reply
@@ -177,11 +175,11 @@ class Averaging(Alone[Config]):
         return hub.collect("evaluate", {site: shared for site in hub.sites})
 
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
-        """What the server sends after a round, and the state that it keeps: here the mean, and nothing.
+        """The model that the server sends after a round, and its new state: here the mean, and an unchanged state.
 
-        `held`: what it sent before the round; `state`: what this function returned last, at first empty. The server has
-        no model before the first round, whose mean is therefore sent as it is. The step sees means only, so that it
-        costs no privacy. The state lasts as long as the server's process: a server that dies fails the job.
+        `held`: the model that it sent before the round; `state`: the state that this function returned last, empty at
+        first. The server has no model before the first round, so it sends the first mean unchanged. The step sees
+        only means, so it costs no privacy. The state lives in the server's process: a server that dies fails the job.
         """
         return mean, state
 
@@ -191,7 +189,7 @@ class Averaging(Alone[Config]):
         return type(self).server_step is not Averaging.server_step
 
     def _check_server_step(self) -> None:
-        """Raises `ConfigError` if the server never knows the mean."""
+        """Raises `ConfigError` if the server never learns the mean."""
         if not self.shares:
             raise ConfigError(
                 f"the server of '{self.name}' steps towards the sites' mean, and so configured they share nothing: "
@@ -212,14 +210,15 @@ class Averaging(Alone[Config]):
         return TunedModel(site.backbone, tuning, self.config.head_of(self.answer_count(site)))
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
-        """The last mean, or the site's own model."""
+        """The last mean, or the site's model before it was averaged."""
         values: Values = state["values"]
         if self.config.evaluated == "shared" or site.name in self.config.unseen:
             return values | received
         return dict(values)
 
     @property
-    def _common(self) -> bool:
+    def _shares_head(self) -> bool:
+        """Whether the answer head is averaged."""
         return self.config.head == "shared"
 
 

@@ -8,24 +8,25 @@ from privacy import Reliability
 
 
 class Hub(Protocol):
-    """How a server loop reaches its sites. Ask for the weakest gathering that the method can live with."""
+    """How a server loop reaches its sites. A method calls the weakest gathering that is enough for it."""
 
     sites: tuple[str, ...]
     seed: int
-    """The job's, for whatever the server begins with."""
+    """The job's seed, for the server's initial values."""
     backbone: str
-    """The name of the job's."""
+    """The name of the job's backbone."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """Every site's own upload. `down` is per site; None sends nothing."""
+        """Each site's upload. `down` holds the message to each site; None sends nothing."""
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
-        """The mean of the uploads, weighted by the scalar named `weight`, which itself is not averaged.
+        """The mean of the uploads, weighted by the scalar named `weight`, which is not averaged.
 
-        Empty if only the sites may know it: they find it in the place of the tensors of these names in messages."""
+        It is empty if only the sites may know the mean. Their later messages then hold it under the tensors' names.
+        """
 
     def mix(
         self,
@@ -34,4 +35,4 @@ class Hub(Protocol):
         down: Mapping[str, Tensors] | None = None,
         targets: tuple[str, ...] | None = None,
     ) -> dict[str, Tensors]:
-        """For each target site, the other sites' uploads mixed by reliability; uploads carry `accuracy`."""
+        """For each target site, the mixture of the other sites' uploads by reliability. Uploads carry `accuracy`."""

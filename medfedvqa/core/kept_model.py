@@ -1,7 +1,7 @@
-"""The model that a site keeps: trained on after its last release, without noise, or alone from the beginning.
+"""The model that a site keeps: finished after its last release, without noise, or trained alone from the beginning.
 
-Only what leaves needs noise. A model that is trained on from the site's own state once nothing more will leave costs no
-epsilon, and no epsilon covers it: it stays, and so must answers of it that are shown outside be guarded.
+Only releases need noise. Training after the last release costs no epsilon, and no epsilon covers its model: the model
+stays at the site, and its answers need protection before anybody outside sees them.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from medfedvqa.core.local_training import Alone
 
 KEPT = "kept"
-"""In the state after `evaluate`: the name of the model that the site keeps, its state, the message that it uses, and
-whether each test row is answered right by each model that could have been kept, bool [rows]."""
+"""The key in the state after `evaluate` that holds the kept model: its name, its state, the message that it uses, and
+for each candidate whether it answers each test row right, bool [rows]."""
 
 
 class Keeping:
-    """Trains a site's own models after the last round, and chooses the one to keep by validation rows."""
+    """Trains a site's candidate models after the last round, and keeps the best on validation rows."""
 
     def __init__(self, method: "Alone[Any]", site: Site, state: State, received: Tensors, rounds: int) -> None:
-        """`state` and `received`: as `evaluate` has them; `rounds`: of the job."""
+        """`state` and `received` are those of `evaluate`; `rounds` is the job's number of rounds."""
         self._method, self._site, self._state, self._received = method, site, state, received
         self._rounds = rounds
         self._plain = method.without_others()
@@ -47,13 +47,13 @@ class Keeping:
 
     @cached_property
     def alone_equal(self) -> State:
-        """The same, trained alone for as long as the finished one."""
+        """The state after training alone for as many passes as the finished model."""
         state, _ = self._longer.train(self._site, self.alone, {}, self._rounds)
         return state
 
     @cached_property
     def finished(self) -> State:
-        """The site's part of the federation, trained on."""
+        """The state after further training from the federation's last model."""
         values = self._method.tested(self._site, self._state, tensors_of(self._received, self._site.device))
         state, _ = self._longer.train(
             self._site, self._method.begun_anew(self._state, values), self._used, self._rounds
@@ -62,12 +62,12 @@ class Keeping:
 
     @property
     def states(self) -> Mapping[str, State]:
-        """What can be kept."""
+        """The candidates by name."""
         return {"finished": self.finished, "alone": self.alone, "alone_equal": self.alone_equal}
 
     @cached_property
     def kept(self) -> State:
-        """The best on validation rows; the finished one where none is better."""
+        """The best candidate on validation rows; the finished model wins a tie."""
         right = {name: int(self.right(name, self._site.data.validate).sum()) for name in self.states}
         best = max(right, key=lambda name: right[name])
         message = tensors_of(self._message(best))
@@ -75,7 +75,7 @@ class Keeping:
 
     @property
     def counted(self) -> dict[str, int]:
-        """Test rows that each answers right, and whether the finished model is kept."""
+        """The test rows that each candidate answers right, and whether the finished model is kept."""
         right = {f"{name}_correct": int(rows.sum()) for name, rows in self._tested.items()}
         return {**right, "kept_finished": int(self.kept["model"] == "finished")}
 

@@ -1,4 +1,4 @@
-"""Knowledge preserving: the model that a round starts from, frozen, teaches the one that is trained.
+"""Knowledge preserving: a frozen copy of the model at the start of a round teaches the model in training.
 
 The frame of FedP3 (M. Lao et al., "FedVQA", ACM MM 2023, Sec. 3.3.1) and of the distillation losses it compares with.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import MOST_ROUNDS, MOST_WEIGHT
+from medfedvqa.bounds import Rounds, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.models import AnswerModel, Values
@@ -22,27 +22,23 @@ from privacy import Chance
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model makes of some rows: features [rows, width], logits [rows, answers]."""
+    """A model's outputs for some rows: features [rows, width], logits [rows, answers]."""
 
     features: torch.Tensor
     logits: torch.Tensor
 
 
 def outputs(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, chance: Chance | None) -> Outputs:
-    """With these values; dropout only with a chance to draw from."""
+    """The outputs of a model with these values. Dropout applies only if there is a `chance` to draw from."""
     features = model.features(values, rows.batch)
     return Outputs(features, model.answer(values, features, chance))
 
 
 class PreservingConfig(AveragingConfig, frozen=True):
-    """Options that all of these methods have."""
+    """Options of all knowledge-preserving methods."""
 
-    weight: float = Field(
-        1.0, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (lambda); 0 is FedAvg"
-    )
-    start_round: int = Field(
-        2, ge=1, le=MOST_ROUNDS, description="first round with a teacher; in round 1 its head is untrained"
-    )
+    weight: Weight = Field(1.0, description="weight of what the teacher says (lambda); 0 is FedAvg")
+    start_round: Rounds = Field(2, description="first round with a teacher; in round 1 its head is untrained")
 
 
 Config = TypeVar("Config", bound=PreservingConfig)
@@ -53,16 +49,16 @@ class Preserving(Averaging[Config]):
 
     @abstractmethod
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """What it costs the student to differ, [rows]; the teacher, without dropout, is a constant."""
+        """The loss of each row for differing from the teacher, [rows]. The teacher has no dropout and no gradient."""
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """A round as FedAvg's until there is a teacher, and for weight 0."""
-        taught = self.config.weight > 0 and round >= self.config.start_round
-        loss = self.taught(trainer.model, start) if taught else answer_losses(trainer.model)
+        """One round. It is FedAvg's until there is a teacher, and for weight 0."""
+        has_teacher = self.config.weight > 0 and round >= self.config.start_round
+        loss = self.distilled(trainer.model, start) if has_teacher else answer_losses(trainer.model)
         return {**state, "values": trainer.train(start, loss, round, seed).trained()}
 
-    def taught(self, model: AnswerModel, start: Values) -> RowLoss:
-        """Cross-entropy plus the weighted term; the teacher has the values `start`."""
+    def distilled(self, model: AnswerModel, start: Values) -> RowLoss:
+        """Cross-entropy plus the weighted term. The teacher has the values `start`."""
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
             student = outputs(model, values, rows, rows.chance)

@@ -1,7 +1,7 @@
-"""What methods have in common whose sites train a model each, for some rounds, and test it at the end.
+"""The base of methods whose sites each train a model for some rounds and test it at the end.
 
-By itself nothing is shared; `averaging` adds a mean. A method is a model, a local loss (`row_loss`, `penalty`), or a
-local round of its own (`local`).
+Nothing is shared here; `averaging` adds a mean. A method overrides the model, the local loss (`row_loss`, `penalty`) or
+the whole local round (`local`).
 """
 
 from abc import abstractmethod
@@ -12,7 +12,18 @@ import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, TaskSpec, Tensors
-from medfedvqa.bounds import MOST_ANSWERS, MOST_PASSES, MOST_RATE, MOST_ROUNDS, MOST_ROWS, MOST_VIEWS, Text
+from medfedvqa.bounds import (
+    MOST_ANSWERS,
+    MOST_VIEWS,
+    BatchRows,
+    ExtraPasses,
+    Factor,
+    Passes,
+    Rate,
+    Rounds,
+    Text,
+    WeightDecay,
+)
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
@@ -28,25 +39,20 @@ from privacy import Cost, DPSettings
 class AloneConfig(MethodConfig, frozen=True):
     """Options of local training."""
 
-    rounds: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds of local training")
-    local_epochs: int = Field(2, ge=1, le=MOST_PASSES, description="passes over the site's rows per round")
+    rounds: Rounds = Field(10, description="rounds of local training")
+    local_epochs: Passes = Field(2, description="passes over the site's rows per round")
     local_unit: Literal["epochs", "batches"] = Field("epochs", description="what local_epochs counts")
-    batch_rows: int = Field(32, ge=1, le=MOST_ROWS, description="rows per batch, whole patients")
+    batch_rows: BatchRows = Field(32, description="rows per batch, whole patients")
     views: int = Field(
         1, ge=1, le=MOST_VIEWS, description="fixed augmented views of each picture to train on, itself included"
     )
     optimizer: Optimizer = Field("adamw", description="local optimiser, new in every round")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="first learning rate")
-    decay: float = Field(0.1, gt=0, le=1, description="factor on the learning rate")
-    decay_every: int = Field(10, ge=1, le=MOST_ROUNDS, description="rounds between decays")
-    weight_decay: float = Field(
-        1e-2, ge=0, le=MOST_RATE, description="decay of weights per step, times the learning rate"
-    )
-    finish_epochs: int = Field(
-        0,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
+    learning_rate: Rate = Field(1e-3, description="first learning rate")
+    decay: Factor = Field(0.1, description="factor on the learning rate")
+    decay_every: Rounds = Field(10, description="rounds between decays")
+    weight_decay: WeightDecay = Field(1e-2, description="decay of weights per step, times the learning rate")
+    finish_epochs: ExtraPasses = Field(
+        0, description="passes that a site trains on by itself after its last release, without noise; 0 is none"
     )
 
     answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
@@ -57,19 +63,19 @@ class AloneConfig(MethodConfig, frozen=True):
 
     @field_validator("answers")
     @classmethod
-    def _can_be_told_apart(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    def _are_distinct(cls, answers: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
         return public_list(answers) if isinstance(answers, tuple) else answers
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The list that the job brings."""
+        """The job's list of answers, or the bundled one that it names."""
         if self.answers == "closed":
             return CLOSED_ANSWERS
         return self.answers if isinstance(self.answers, tuple) else None
 
     @property
     def training(self) -> TrainingConfig:
-        """The site's local training."""
+        """The options of the site's trainer."""
         return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__dataclass_fields__})
 
 
@@ -77,7 +83,7 @@ Config = TypeVar("Config", bound=AloneConfig)
 
 
 class Alone(Method[Config]):
-    """Local training of a model for the site's own answers, without any exchange."""
+    """Local training of a model on the site's answers, without any exchange."""
 
     separable: ClassVar[bool] = True
     """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
@@ -97,22 +103,22 @@ class Alone(Method[Config]):
 
     @property
     def passes(self) -> int:
-        """How many steps are taken where plain training takes one: under differential privacy each is paid for."""
+        """Steps for each step of plain training. Under differential privacy each of them costs epsilon."""
         return 1
 
     @property
     def answers(self) -> tuple[str, ...] | None:
-        """The model's answer space; None is each site's own."""
+        """The model's answer space; None means each site's own list."""
         return self.config.listed
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Nothing until the counts of test answers."""
+        """Nothing travels except the counts of test answers at the end."""
         evaluate = TaskSpec("evaluate", counts(*self.scores), ())
         return Exchange(self.name, (TaskSpec("start", (), ()), TaskSpec("train", (), ()), evaluate))
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """What `evaluate` counts."""
+        """The names of the counts that `evaluate` releases."""
         return (*SCORED, *FINISHED) if self.config.finish_epochs else SCORED
 
     def tasks(self) -> Iterator[tuple[str, int]]:
@@ -120,13 +126,13 @@ class Alone(Method[Config]):
         return trained_by_rounds(self.config.rounds)
 
     def cost(self, task: str) -> Cost:
-        """Local steps; nothing else depends on data."""
+        """The local steps; nothing else depends on data."""
         if self.dp is None or task == "evaluate":
             return Cost()
         return Cost(steps=self.passes * self.config.training.private_steps(self.dp))
 
     def setup(self, site: Site) -> State:
-        """A model of the site's own. Raises `ConfigError` for a site without the list of answers that privacy needs."""
+        """Initial values of the site's model. Raises `ConfigError` if privacy needs a missing list of answers."""
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
@@ -136,7 +142,7 @@ class Alone(Method[Config]):
         return self.train(site, state, received, round)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A round, from what was received in the place of the site's own values of the same names."""
+        """One round. Received values replace the site's values of the same names before it."""
         trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(trainer, state, start, round, site.task_seed("train", round))
@@ -144,13 +150,13 @@ class Alone(Method[Config]):
         return state, self.reply(trainer, state)
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
-        """What the site sends after a round."""
+        """The site's upload after a round."""
         return {}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows that the model answers right, and what the free baselines score; then a model for the site.
+        """Counts of test rows that the model and the free baselines answer right; then the model that the site keeps.
 
-        Whatever is trained here is trained after the last release, without noise, and never leaves.
+        Training here happens after the last release, without noise, and its model never leaves the site.
         """
         right = self.answered(site, state, received, site.data.test)
         if not self.config.finish_epochs:
@@ -164,7 +170,7 @@ class Alone(Method[Config]):
         return self.right(self.trainer(site), tested, examples)
 
     def begun_anew(self, state: State, values: Values) -> State:
-        """A state from which training continues with these values, and without what noise has left in an optimiser."""
+        """A state to continue training from, with these values and without an optimiser's memory of noise."""
         return {**state, "values": values}
 
     def used(self, received: Tensors) -> Tensors:
@@ -172,9 +178,9 @@ class Alone(Method[Config]):
         return {}
 
     def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
-        """The same method for a site by itself, without noise; `local_epochs` if other than the method's own."""
-        own = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
-        return type(self)(self.config.model_copy(update=own))
+        """The same method for one site, without noise. `local_epochs` replaces the method's own number."""
+        changes = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
+        return type(self)(self.config.model_copy(update=changes))
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
@@ -202,8 +208,8 @@ class Alone(Method[Config]):
         return hub.collect("evaluate")
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """See `Method.attention`: that of the site's own last model."""
-        # Attention is computed in the last block: what is kept of a picture must lie below it.
+        """See `Method.attention`: the attention of the site's last model."""
+        # Attention is computed in the last block, so the cache must end below it.
         trainer = self.trainer(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
         with torch.no_grad():
             return trainer.model.attention(state["values"], trainer.all_rows(examples).batch)
@@ -218,32 +224,32 @@ class Alone(Method[Config]):
 
     @property
     def public_answers(self) -> tuple[str, ...] | None:
-        """See `Method`."""
+        """See `Method.public_answers`."""
         return self.answers
 
     def check_answers(self, declared: bool) -> None:
-        """Raises `ConfigError` if the answer space would follow from the rows of a site under differential privacy."""
+        """Raises `ConfigError` if a private job would derive its answer space from a site's rows."""
         if self.dp is not None and self.answers is None and not declared:
             raise ConfigError("the job takes each site's own list of answers: give 'data' in site.yml its 'answers'")
 
     def answer_count(self, site: Site) -> int:
-        """How many answers the model chooses from."""
+        """The number of answers that the model chooses from."""
         return len(self.answers or site.data.answers)
 
     def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
-        """The site's trainer; `depth` if other than the method's own."""
+        """The site's trainer. `depth` replaces the method's own depth."""
         depth = depth or self.depth(site)
         return Trainer(site, self.model(site), self.config.training, self.answers, self.privacy, depth)
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """A site's round: its new state, with the trained values under "values"."""
+        """One local round: the new state, with the trained values under "values"."""
         loss, penalty = self.row_loss(trainer, state, start), self.penalty(state, start)
         return {**state, "values": trainer.train(start, loss, round, seed, penalty).trained()}
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """The loss of each row; `start`: the values that the round starts from, `state`: what the site kept."""
+        """The loss of each row. `start`: the values at the start of the round; `state`: the site's state before it."""
         return answer_losses(trainer.model)
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """Terms of the loss that depend on no data."""
+        """The terms of the loss that depend on no data."""
         return None

@@ -23,15 +23,14 @@ from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
-"""What a site keeps between tasks: tensors and plain values, nested in dicts."""
-
+"""A site's state between tasks: tensors and plain values, nested in dicts."""
 
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
-"""Goes with every message that is charged: it follows from the job's settings alone."""
+"""Travels with every message that costs epsilon. It follows from the job's settings alone."""
 
 
 class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Base of every method's options: immutable, strict, JSON round trip; every value is bounded."""
+    """The base of every method's options: immutable, strict, bounded, and stable through JSON."""
 
 
 Config = TypeVar("Config", bound=MethodConfig)
@@ -43,7 +42,7 @@ class Method(ABC, Generic[Config]):
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
     gathering: Gathering = Gathering()
-    """The job's: how the server takes means, and how long uploads may be. Set by `create`."""
+    """How the job's server takes means, and how long uploads may be. `create` sets it."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         """`dp`: train under differential privacy; `secagg`: aggregate on shares.
@@ -61,12 +60,12 @@ class Method(ABC, Generic[Config]):
 
     @property
     def least_sites(self) -> int:
-        """The fewest sites that this method, so configured, makes sense with."""
+        """The fewest sites that this method needs, as configured."""
         return MINIMUM if self.secagg else 1
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
-        """Tasks whose uploads can be aggregated on shares, and how; none if the method needs single uploads.
+        """The tasks whose uploads are aggregated on shares, and how. It is empty if the method needs single uploads.
 
         Raises `ConfigError` if an option stands in the way.
         """
@@ -74,22 +73,22 @@ class Method(ABC, Generic[Config]):
 
     @property
     def in_clear(self) -> Collection[str]:
-        """Tasks whose uploads the server has to see, even where those of others are aggregated on shares."""
+        """The tasks whose uploads the server must see, even where other tasks are aggregated on shares."""
         return ()
 
     @property
     def averages(self) -> bool:
-        """Whether the server takes means of the sites' uploads, and of nothing else."""
+        """Whether the server uses the sites' uploads only through their means."""
         return False
 
     @property
     def bystanders(self) -> int:
-        """How many sites of the job upload nothing."""
+        """The number of the job's sites that upload nothing."""
         return 0
 
     @abstractmethod
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Everything that travels, for a backbone of this shape."""
+        """The declaration of everything that travels, for a backbone of this shape."""
 
     def declared(self, shape: BackboneShape) -> Exchange:
         """The exchange with the job's limit on the norm of uploads.
@@ -114,10 +113,10 @@ class Method(ABC, Generic[Config]):
 
     @abstractmethod
     def tasks(self) -> Iterator[tuple[str, int]]:
-        """A whole job's tasks in order, each with its round: a site answers them in no other order."""
+        """The tasks of a whole job in order, each with its round. A site answers them in this order only."""
 
     def cost(self, task: str) -> Cost:
-        """What one run of a task takes from a patient's data, under `dp`."""
+        """The privacy cost of one run of a task, under `dp`."""
         return Cost()
 
     @property
@@ -126,18 +125,18 @@ class Method(ABC, Generic[Config]):
 
     @cached_property
     def noise(self) -> NoiseLevels:
-        """The noise that keeps a whole job within its `dp` settings, the same at every site."""
+        """The noise that keeps a whole job within its `dp` settings. It is the same at every site."""
         if self.dp is None:
             raise ConfigError("the job trains without differential privacy, so it has no noise")
         return self.dp.levels(self._job_cost)
 
     @property
     def privacy(self) -> Privacy | None:
-        """What makes a site's training private, if the job is."""
+        """The settings and the noise of private training; None without differential privacy."""
         return None if self.dp is None else Privacy(self.dp, self.noise)
 
     def plan(self) -> tuple[PlannedTask, ...]:
-        """What a whole job charges each patient, task by task; tasks that charge nothing are left out."""
+        """The charges of a whole job to each patient, task by task. Tasks that charge nothing are left out."""
         if self.dp is None:
             return ()
         costs = ((task, round, self.cost(task)) for task, round in self.tasks())
@@ -146,18 +145,21 @@ class Method(ABC, Generic[Config]):
         )
 
     def final_exchange(self, shape: BackboneShape) -> Exchange:
-        """What really travels. Under differential privacy, tensors of a task that is charged say so and the epsilon
-        goes with them; what a task that is not charged would send stays at the site.
+        """The exchange as it travels, after differential privacy and secure aggregation.
 
-        With secure aggregation, what a task would send is aggregated in tasks of their own, which follow it; what is
-        not aggregated stays at the site, unless the method says that it goes in clear. Aggregates that the sites keep
-        come from there too: no message holds them. A committee of sites may be drawn in tasks at the end."""
+        Under differential privacy, the tensors of a charged task are marked as private and the epsilon travels with
+        them. The uploads of a task without a charge stay at the site.
+
+        With secure aggregation, further tasks after each task aggregate its uploads. Uploads that are not aggregated
+        stay at the site, unless the method sends them in clear. No message holds an aggregate that only the sites know.
+        The tasks at the end draw a committee of sites.
+        """
         exchange = self.declared(shape)
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
-            kept = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
-            parts = (part for task in exchange.tasks for part in self._on_shares(task, kept))
+            at_sites = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
+            parts = (part for task in exchange.tasks for part in self._on_shares(task, at_sites))
             exchange = replace(exchange, tasks=(*parts, *DRAWING))
         return exchange
 
@@ -166,69 +168,76 @@ class Method(ABC, Generic[Config]):
             return replace(task, up=())
         return replace(task, up=(*(replace(spec, protection=Protection.DP) for spec in task.up), EPSILON))
 
-    def _on_shares(self, task: TaskSpec, kept: set[str]) -> Iterator[TaskSpec]:
+    def _on_shares(self, task: TaskSpec, at_sites: set[str]) -> Iterator[TaskSpec]:
         in_clear = task.name in self.in_clear
         up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
         if task.name in self.on_shares:
             up += self.on_shares[task.name].beside
-        yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in kept))
+        yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in at_sites))
         if task.name in self.on_shares:
             yield from self.on_shares[task.name].tasks(task)
 
     def trained(self, state: State) -> Mapping[str, torch.Tensor]:
-        """All that a site trains, of what it keeps."""
+        """Everything that a site trains, from its state."""
         values: Mapping[str, torch.Tensor] = state["values"]
         return values
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """How a site's model looks at each part of the pictures of some of its rows, [rows, parts], line by line.
+        """The attention of a site's model to each part of the pictures of these rows, [rows, parts], line by line.
 
-        For the site's own eyes: no task sends it. Raises `ConfigError` if there is nothing to show.
+        Only the site sees it: no task sends it. Raises `ConfigError` if the method has none.
         """
         raise ConfigError(f"the method '{self.name}' has no attention over pictures to show")
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
-        """What a round does that begins from this state and message, for audits on a site's own machine.
+        """The round that starts from this state and message, for audits on the site's own machine.
 
         Raises `ConfigError` if the method's round is not the training of one set of values on its rows.
         """
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round trains more than one model")
 
     def check_answers(self, declared: bool) -> None:
-        """Whether the answer space is public where it must be, at a site that has `declared` its answers or has not.
+        """Raises `ConfigError` if the answer space must be public and is not. `declared`: whether the site lists it.
 
-        Raises `ConfigError`; a method without an answer space has nothing to check."""
-        return
+        A method without an answer space has nothing to check.
+        """
 
     def check_rows(self, data: SiteData) -> None:
-        """Whether a site has rows to train on: asked without differential privacy only, where the answer tells nothing
-        that training would not. Raises `DataError`."""
+        """Raises `DataError` if the site has no rows to train on.
+
+        It is called only without differential privacy, where training reveals as much.
+        """
         answers = self.public_answers or data.answers
         if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
             raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
 
     @property
     def public_answers(self) -> tuple[str, ...] | None:
-        """The answer space that the job itself names, if it does."""
+        """The answer space that the job itself names; None if it names none."""
         return None
 
     @abstractmethod
     def setup(self, site: Site) -> State:
-        """What a site keeps before its first task."""
+        """The site's state before its first task."""
 
     @abstractmethod
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """The server's loop; returns the uploads of the task `evaluate`, by site."""
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Run the handler of a declared task: state and message in, state and message out."""
+        """Runs the handler of a declared task: it maps state and message to state and message."""
         handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
         return handler(site, state, received, round)
 
 
 def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """The received arrays as torch tensors: copies."""
+    """Copies of the received arrays as torch tensors."""
     return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+
+def arrays_of(values: Mapping[str, torch.Tensor]) -> Tensors:
+    """Torch tensors as the arrays of a message."""
+    return {name: value.numpy(force=True) for name, value in values.items()}
 
 
 def trained_by_rounds(rounds: int) -> Iterator[tuple[str, int]]:

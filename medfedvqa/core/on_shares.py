@@ -16,10 +16,10 @@ FAULT = TensorSpec(
 SHARED_BYTES = TensorSpec(
     "shared_bytes", (), "int64", Kind.PUBLIC, "bytes of shares that the site sent to the others", bounds=(0, 2**50)
 )
-"""With a masked upload, all that the server hears of an attempt to aggregate on shares."""
+"""`FAULT` and `SHARED_BYTES` are all that the server learns of an attempt on shares, beside a masked upload."""
 
 LARGEST_GROUP = 256
-"""The most sites of one mean: an answer that opens it has a row for each."""
+"""The most sites of one mean: the message that opens the mean has a row for each."""
 
 MASK_SECRETS = TensorSpec(
     "mask_secrets", (8,), "int64", Kind.PUBLIC, "random keys of this attempt's masks", (SITES,), Protection.MASKED
@@ -53,16 +53,16 @@ class MixOnShares:
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:
-        """What goes to the server with the answer to the task."""
+        """The tensors that go to the server with the reply to the task."""
         return TUPLE_SEED, COIN_COMMITMENT
 
     def layout(self, task: TaskSpec) -> TensorLayout:
-        """What of the task's upload is mixed: everything but the accuracy."""
+        """The layout of the mixed part of the upload: everything but the accuracy."""
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
         return TensorLayout.of(shapes, self.by_block)
 
     def joint(self, task: str) -> tuple[str, ...]:
-        """The tasks in which sites talk to each other, and so have to be at work at once."""
+        """The tasks in which sites talk to each other, and so must run at the same time."""
         return (mixing(task),)
 
     def kept(self, task: TaskSpec) -> set[str]:
@@ -70,7 +70,7 @@ class MixOnShares:
         return {name for name, _ in self.layout(task).shapes}
 
     def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
-        """What travels in the place of the task's upload."""
+        """The tasks that replace the task's upload."""
         shared = tuple(
             replace(spec, recipients=(SITES,), protection=_masked(spec))
             for spec in task.up
@@ -88,9 +88,9 @@ class MixOnShares:
 
 @dataclass(frozen=True)
 class MeanOnShares:
-    """A task whose uploads are averaged under masks, and to whom the mean is known: the server, or sites only.
+    """A task whose uploads are averaged under masks. Either the server learns the mean, or only the sites do.
 
-    `weight` names the scalar in the upload that weighs it, None weighs all sites the same.
+    `weight` names the scalar in the upload that weighs it; None gives all sites the same weight.
     """
 
     weight: str | None = None
@@ -98,7 +98,7 @@ class MeanOnShares:
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:
-        """What goes to the server with the answer to the task."""
+        """The tensors that go to the server with the reply to the task."""
         return ()
 
     @property
@@ -107,12 +107,12 @@ class MeanOnShares:
         return self.to == "sites"
 
     def layout(self, task: TaskSpec) -> TensorLayout:
-        """What of the task's upload is averaged: everything but the weight."""
+        """The layout of the averaged part of the upload: everything but the weight."""
         averaged = (spec for spec in task.up if spec.kind is not Kind.PUBLIC and spec.name != self.weight)
         return TensorLayout.of({spec.name: spec.shape for spec in averaged})
 
     def joint(self, task: str) -> tuple[str, ...]:
-        """The tasks in which sites talk to each other, and so have to be at work at once."""
+        """The tasks in which sites talk to each other, and so must run at the same time."""
         return averaging(task), unmasking(task)
 
     def kept(self, task: TaskSpec) -> set[str]:
@@ -120,7 +120,7 @@ class MeanOnShares:
         return {name for name, _ in self.layout(task).shapes} if self.hidden else set()
 
     def summands(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
-        """The masked upload in parts, as the sum holds them: what is averaged, the weight, a one."""
+        """The parts of the masked upload, in the order of the sum: the averaged tensors, the weight, a one."""
         specs = {spec.name: spec for spec in task.up}
         averaged = [specs[name] for name, _ in self.layout(task).shapes]
         weight = self._weight(task)
@@ -132,18 +132,18 @@ class MeanOnShares:
         )
 
     def weight_bounds(self, task: TaskSpec) -> tuple[float, float] | None:
-        """Between which values the weight of one site lies."""
+        """The bounds of one site's weight."""
         return self._weight(task).bounds
 
     def _weight(self, task: TaskSpec) -> TensorSpec:
         return next(spec for spec in task.up if spec.name == self.weight) if self.weight else EQUAL_WEIGHT
 
     def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
-        """What travels in the place of the task's upload."""
-        known = tuple(spec for spec in task.up if spec.name in self.kept(task))
+        """The tasks that replace the task's upload."""
         result = tuple(
             replace(spec, recipients=(SITES,), protection=_masked(spec), meaning=f"{spec.meaning}: the mean")
-            for spec in known
+            for spec in task.up
+            if spec.name in self.kept(task)
         )
         yield TaskSpec(
             averaging(task.name), up=(MASK_SECRETS, *self.summands(task), MASK_KEY, SHARED_BYTES), down=result
@@ -166,7 +166,7 @@ def seeding(task: str) -> str:
 
 
 def tossing(task: str) -> str:
-    """The name of the task in which they open coins, which choose what of the dealt they use and what they check."""
+    """The name of the task in which they open coins, which choose the tuples to use and the tuples to check."""
     return f"{task}/coin"
 
 

@@ -1,4 +1,4 @@
-"""A site's training as an auditor sees it."""
+"""One round of a site's training, for audits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from medfedvqa.data import Examples
 
 @dataclass(frozen=True)
 class Probe:
-    """A site's training as an auditor sees it."""
+    """One round of a site's training, as an auditor sees it."""
 
     values: Mapping[str, torch.Tensor]
-    """What a round trains, as it begins, named as `Method.trained` names it."""
+    """The trained values at the start of the round, under the names of `Method.trained`."""
     losses: Callable[[Mapping[str, torch.Tensor], Examples], torch.Tensor]
-    """The data's part of the loss of each row with such values, [rows]; it can be differentiated by them."""
+    """The part of each row's loss that depends on data, [rows], as a differentiable function of such values."""

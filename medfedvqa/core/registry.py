@@ -1,4 +1,4 @@
-"""The methods that are known by name, and a configured one from its name and options."""
+"""The methods by name, and the creation of a configured method from a name and options."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +22,7 @@ BUILT_IN = "medfedvqa.methods"
 
 
 def register(method: AnyMethod) -> AnyMethod:
-    """Make a method known by its `name`, and note which code it is as it is loaded.
+    """Registers a method under its `name`, and remembers its code as it is loaded.
 
     Raises `ConfigError` for a method from outside with the name of a built-in one.
     """
@@ -44,7 +44,7 @@ def _built_in(method: type[Method[Any]] | None) -> bool:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether the project itself brings the method of this name."""
+    """Whether the method of this name is part of the project."""
     _load_built_in()
     return _built_in(_METHODS.get(name))
 
@@ -56,7 +56,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def method_type(name: str) -> type[Method[Any]]:
-    """The registered method, or else one that an allowed distribution brings: see `medfedvqa.plugins`.
+    """The registered method, or else the method of an allowed distribution: see `medfedvqa.plugins`.
 
     Raises `ConfigError`; it is a `PlugInRefused` if a distribution that is not allowed brings the method.
     """

@@ -1,4 +1,4 @@
-"""What sites count when they test a model, and the declarations under which the counts leave."""
+"""The counts of a site's test, and their declarations in the exchange."""
 
 import numpy as np
 import torch
@@ -9,38 +9,38 @@ from medfedvqa.data import SiteData
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
 
 RIGHT = "right"
-"""In the state after `evaluate`: whether each test row is answered right, bool [rows]. It stays at the site."""
+"""The key in the state after `evaluate`: whether each test row is answered right, bool [rows]. It never leaves."""
 VALIDATED = "validated"
-"""In the state of training: the share of validation rows right after each round, float32 [rounds]. It stays too."""
+"""The key in the training state: the validation accuracy after each round, float32 [rounds]. It never leaves."""
 
 MOST_ROWS = 1_000_000
-"""The most rows that a site may claim: several times those of the largest public set of medical questions. It bounds
-what a lying site weighs in a mean by rows."""
+"""The most rows that a site may claim: several times the largest public set of medical questions. It bounds the
+weight of a lying site in a mean by rows."""
 
 ACCURACY = "accuracy"
-"""The scalar in an upload by which a mixture weighs it."""
+"""The scalar in an upload that weighs it in a mixture."""
 
 
 def validated(state: State, right: torch.Tensor) -> State:
-    """A round's share of validation rows that are `right`, bool [rows], after those of the rounds before."""
+    """The validation accuracies of all rounds; this round's is the share of rows that are `right`, bool [rows]."""
     share = right.float().mean() if len(right) else torch.zeros(())
     return {VALIDATED: torch.cat([state.get(VALIDATED, torch.zeros(0)), share.view(1)])}
 
 
 SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
-"""What `scored` counts."""
+"""The names of the counts of `scored`."""
 FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "kept_finished")
-"""What a method counts besides where its sites keep a model: where its option `FINISH` is above 0."""
+"""The names of further counts of a method whose sites keep a model: whose option `FINISH` is above 0."""
 FINISH = "finish_epochs"
 """The option of methods whose sites may train on by themselves after their last release."""
 
 
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
-    """The end of a handler `evaluate`: which test rows are `right`, bool [rows], goes into the state, counts go out.
+    """The result of a handler `evaluate`: the state with the `right` test rows, bool [rows], and the counts to release.
 
-    Counted beside them is what the free baselines answer right, and `others`.
+    The counts include those of the free baselines, and `others`.
     """
-    found = {
+    totals = {
         "rows": len(data.test),
         "train_rows": len(data.train),
         "correct": int(right.sum()),
@@ -48,11 +48,11 @@ def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> 
         "prior_correct": question_prior_correct(data.train, data.test),
         **others,
     }
-    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in found.items()}
+    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in totals.items()}
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:
-    """Declarations of the int64 scalars of `COUNTS` that have these names."""
+    """The declarations of the int64 scalars of these names, see `COUNTS`."""
     most = {"kept_finished": 1}
     return tuple(
         TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name], bounds=(0, most.get(name, MOST_ROWS)))

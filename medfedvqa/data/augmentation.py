@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from monai.transforms.compose import Compose
 
 ROTATION = 0.15
-"""Most radians a view is turned."""
+"""The largest rotation of a view, radians."""
 SHIFT = 0.06
-"""Most of the picture's side that a view is moved."""
+"""The largest shift of a view, as a share of the picture's side."""
 ZOOM = 0.08
-"""Most that a view is stretched or shrunk."""
+"""The largest change of a view's scale."""
 GAMMA = (0.8, 1.25)
 GAIN = 0.15
 
 
 def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Tensor:
-    """`count` fixed views of each picture, so that a frozen tower can be run on them once.
+    """`count` fixed views of each picture, so that a frozen tower can run on them once.
 
     `pictures` is float32 [n, 1, size, size] in 0..1; returns float32 [n, count, 1, size, size] in 0..1.
     View 0 is the picture itself; the others are slightly turned, moved, zoomed, and changed in contrast
     and brightness. `seeds`: one for each picture, 0 to 2**32 - 1 (`SiteData.view_seeds`). A picture's views
-    depend on the picture, `count` and its own seed alone. Raises `ValueError` if the seeds are not as many.
+    depend on the picture, `count` and its own seed alone. Raises `ValueError` unless there is a seed for each picture.
     """
     size = pictures.shape[-1]
     augment = _augmentation(size)
@@ -37,7 +37,7 @@ def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Ten
 
 
 def _augmentation(size: int) -> "Compose":
-    """A new one for each call, since it carries its own random state."""
+    """A new transform for each call, since it has its own random state."""
     # MONAI takes seconds to import, and most commands open no picture.
     from monai.transforms.compose import Compose
     from monai.transforms.intensity.array import RandAdjustContrast, RandScaleIntensity

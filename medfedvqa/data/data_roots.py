@@ -1,4 +1,4 @@
-"""Where a data set is: from the command's options and the environment."""
+"""The folder of a data set, from the command's options and the environment."""
 
 import os
 from pathlib import Path
@@ -13,56 +13,57 @@ PHANTOM = "phantom"
 STORE = "store"
 DEFAULT_SET = "vqa-rad"
 BENCHMARKS = {"vqa-rad": "VQA_RAD Dataset Public.json", "slake": "train.json"}
-"""Published sets, each with a file by which its folder is recognised."""
+"""Published sets, each with a file that identifies its folder."""
 MARKS = {**BENCHMARKS, STORE: MANIFEST}
 VARIABLE = "MEDFEDVQA_DATA"
 DRAWN = "No --data-root and no $MEDFEDVQA_DATA: this run uses the phantom set, which the project draws itself."
 
 
-def find_root(reader: str, given: Path | None) -> tuple[str, Path | None]:
-    """The reader and its folder. The path of a store means that store. An empty `reader` means VQA-RAD in the folder
-    that is given; only where no folder is given, by option or environment, it means the drawn phantom set.
+def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
+    """The reader and its folder. `reader` may be the path of a store; `root` is the option --data-root. An empty
+    `reader` means VQA-RAD in the folder of the option or the environment, and without any folder the phantom set.
 
     Raises `ConfigError` for an unknown reader or a folder that does not exist, `DataError` if it holds no such data.
     """
     if reader and reader not in READERS and check("readers", reader, allowed()):
-        if given is None:
+        if root is None:
             raise ConfigError(f"the reader '{reader}' reads a folder: give it by --data-root")
-        return reader, given
+        return reader, root
     if reader and reader not in READERS:
         return STORE, _store(Path(reader), reader)
-    named = _folder(given)
+    folder = _folder(root)
     if reader == PHANTOM:
-        if given is not None:
+        if root is not None:
             raise ConfigError("the phantom set is drawn and has no folder: leave --data-root out")
         return PHANTOM, None
-    if named is None and not reader:
+    if folder is None and not reader:
         return PHANTOM, None
-    wanted = reader or DEFAULT_SET
-    places = [named, named / wanted] if named else []
-    for folder in [*places, Path(STORE)] if reader == STORE else places:
-        if folder.is_dir() and (wanted not in MARKS or (folder / MARKS[wanted]).is_file()):
-            return wanted, folder
-    if named is None:
-        raise DataError(f"no {wanted} data is found: give its folder by --data-root or ${VARIABLE}")
+    name = reader or DEFAULT_SET
+    places = [folder, folder / name] if folder else []
+    for place in [*places, Path(STORE)] if reader == STORE else places:
+        if place.is_dir() and (name not in MARKS or (place / MARKS[name]).is_file()):
+            return name, place
+    if folder is None:
+        raise DataError(f"no {name} data is found: give its folder by --data-root or ${VARIABLE}")
     raise DataError(
-        f"no {wanted} data is found in '{named}': it should hold '{MARKS[wanted]}', directly or in its folder "
-        f"'{wanted}'; --data names another set"
+        f"no {name} data is found in '{folder}': it should hold '{MARKS[name]}', directly or in its folder "
+        f"'{name}'; --data names another set"
     )
 
 
 def _store(folder: Path, typed: str) -> Path:
     if (folder / MANIFEST).is_file():
         return folder
-    known = f"the sets are {', '.join(READERS)}, and the folder of a store that ingest made"
-    hint = suggestion(typed, READERS) or known
+    hint = (
+        suggestion(typed, READERS) or f"the sets are {', '.join(READERS)}, and the folder of a store that ingest made"
+    )
     raise ConfigError(f"unknown data '{typed}': {hint}")
 
 
-def _folder(given: Path | None) -> Path | None:
+def _folder(root: Path | None) -> Path | None:
     """The folder of the option, or of the environment. Raises `ConfigError` if it does not exist."""
-    if given is not None:
-        name, folder = "--data-root", given
+    if root is not None:
+        name, folder = "--data-root", root
     elif os.environ.get(VARIABLE):
         name, folder = f"${VARIABLE}", Path(os.environ[VARIABLE])
     else:

@@ -26,7 +26,7 @@ def _square(size: int) -> "Compose":
 
 
 def square(grey: np.ndarray, size: int) -> torch.Tensor:
-    """Fit `grey` [height, width] into a black square, aspect kept.
+    """Fits `grey` [height, width] into a black square and keeps its aspect ratio.
 
     Returns float32 [1, size, size] on the scale of the input.
     """
@@ -38,10 +38,10 @@ def square(grey: np.ndarray, size: int) -> torch.Tensor:
 
 
 def load_image(path: Path, size: int, row: int) -> torch.Tensor:
-    """Read one picture as float32 [1, size, size] in 0..1.
+    """Reads one picture as float32 [1, size, size] in 0..1.
 
-    Raises `DataError` with the row's index, never the file's name, if the file is missing, cannot
-    be decoded, or has more pixels than Pillow holds for a decompression bomb (about 89 million).
+    Raises `DataError` with the row's index, never the file's name, if the file is missing, cannot be decoded, or
+    exceeds Pillow's limit against decompression bombs (about 89 million pixels).
     """
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Which rows a site trains on, validates on and is tested on."""
+"""The split of a site's rows into training, validation and test rows."""
 
 import hmac
 import math
@@ -15,12 +15,13 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 @dataclass(frozen=True)
 class Split:
-    """How rows come to their parts. `official`: the published test rows; validation rows as published, or
-    else those of the train patients whose `place` is below `validation`. `patient`: each patient's place against
-    the sums of `fractions`, so that the parts are disjoint by patient.
+    """The rule that assigns rows to parts.
 
-    Shares are met as coins meet them: a patient's part depends on the patient's key and the split alone, never on
-    who else is there.
+    `official`: the published test rows, and the published validation rows or else the rows of train patients whose
+    `place` is below `validation`. `patient`: each patient's place against the sums of `fractions`, so that the parts
+    are disjoint by patient.
+
+    Shares hold on average: a patient's part depends only on the patient's key and the split, never on other patients.
     """
 
     kind: Literal["official", "patient"] = "official"
@@ -42,7 +43,7 @@ class Split:
             raise ConfigError("the split's validation share is at least 0 and below 1")
 
     def place(self, patient: str) -> float:
-        """The patient's own place in [0, 1): HMAC-SHA256 of the patient's key under a key made of the seed."""
+        """The patient's place in [0, 1): HMAC-SHA256 of the patient's key under a key made of the seed."""
         key = f"medfedvqa split {self.seed}".encode()
         digest = hmac.digest(key, patient.encode("utf-8", "surrogatepass"), "sha256")
         return int.from_bytes(digest[:6]) / 2**48
@@ -58,7 +59,7 @@ class PartitionRows:
 
 
 def is_part(name: str) -> TypeGuard[Part]:
-    """Whether rows have a part of this name."""
+    """Whether this is the name of a part."""
     return name in PARTS
 
 
@@ -66,8 +67,8 @@ def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:
     """The organ's closed rows, split. Validation and train never share a patient.
 
     With `official`, test rows may share patients and images with train (VQA-RAD: 202 of 203 images).
-    With `patient`, no two parts share a patient over the whole set. The parts of one patient's rows depend on these
-    rows and the split alone: not on other patients, on the order of rows, or on whether other organs are there.
+    With `patient`, no two parts share a patient over the whole set. The parts of one patient's rows depend only on
+    these rows and the split, not on other patients, the order of rows or other organs.
     A validation or test part may be empty.
 
     Raises `DataError` for an unknown organ, an organ without closed rows, or a site without train rows.
@@ -89,5 +90,5 @@ def _part(row: Row, split: Split, publishes_validation: bool) -> str:
     if split.kind == "patient":
         first, second, _ = split.fractions
         return PARTS[(place >= first) + (place >= first + second)]
-    held_out = row.split == "train" and not publishes_validation and place < split.validation
-    return "validate" if held_out else row.split
+    validates = row.split == "train" and not publishes_validation and place < split.validation
+    return "validate" if validates else row.split

@@ -1,4 +1,4 @@
-"""Batches that keep a patient's rows together: they share pictures, and privacy counts patients."""
+"""Batches that keep a patient's rows together, since these share pictures and privacy counts patients."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ from medfedvqa.errors import ConfigError
 def batches(examples: Examples, rows: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """One epoch of row indices, each int64 [at most `rows`], every row exactly once.
 
-    Patients come in random order, each one's rows in published order. A batch takes patients until
-    the next one would overfill it; a patient with more than `rows` rows is cut.
+    Patients come in random order, the rows of each in published order. A batch takes patients until the next patient
+    would overfill it. A patient with more than `rows` rows is cut.
     Raises `ConfigError` if `rows` is not positive.
     """
     if rows < 1:

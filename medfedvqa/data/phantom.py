@@ -1,8 +1,7 @@
 """The phantom set: pictures that the project draws itself, and closed questions that need them.
 
-Every question is asked in pairs: the same words about two pictures with opposite answers (the balancing
-of VQA v2; Goyal et al., CVPR 2017). So words alone are right half of the time, at every site and in every
-part of the published split.
+Questions come in pairs: the same words about two pictures with opposite answers (the balancing of VQA v2; Goyal et al.,
+CVPR 2017). So words alone are right half of the time, at every site and in every part of the published split.
 """
 
 import re
@@ -20,14 +19,14 @@ from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 
 PARTS = {"train": 0.65, "validate": 0.10, "test": 0.25}
-"""Shares of a site's patients in the published split."""
+"""The shares of a site's patients in the published split."""
 
 
 @dataclass(frozen=True)
 class PhantomQuestion:
     """One kind of question: its two answers, its wordings, and which answer is true of a scene.
 
-    `truth` is the first answer's truth, or None where the picture leaves nothing to ask.
+    `truth` tells whether the first answer is right; None means that the question does not fit the picture.
     """
 
     answers: tuple[str, str]
@@ -37,18 +36,18 @@ class PhantomQuestion:
 
 @dataclass(frozen=True)
 class PhantomSite:
-    """What a site's patients have and what is asked there; sites differ in all of it."""
+    """The findings of a site's patients and the questions about them. Sites differ in both."""
 
     anatomy: str
     patients: int
     mass: float
-    """Share of pictures with a mass; the next four are shares of those."""
+    """The share of pictures with a mass. The next four fields are shares of these pictures."""
     left: float
     large: float
     bright: float
     two: float
-    asked: Mapping[str, int]
-    """How often each kind of question is asked about a picture that it fits, each time in other words."""
+    questions: Mapping[str, int]
+    """The number of questions of each kind about a picture that it fits, each in other words."""
 
 
 ENLARGED = {"chest": "heart", "abdomen": "bladder", "head": "ventricles"}
@@ -108,24 +107,24 @@ QUESTIONS = {
 SITES = {
     "chest": PhantomSite(
         "chest", patients=80, mass=0.6, left=0.5, large=0.5, bright=0.85, two=0,
-        asked={"mass": 1, "enlarged": 1, "on left": 1, "side": 1, "size": 2},
+        questions={"mass": 1, "enlarged": 1, "on left": 1, "side": 1, "size": 2},
     ),
     "abdomen": PhantomSite(
         "abdomen", patients=72, mass=0.7, left=0.5, large=0.3, bright=0.5, two=0,
-        asked={"mass": 1, "enlarged": 1, "side": 2, "tone": 2},
+        questions={"mass": 1, "enlarged": 1, "side": 2, "tone": 2},
     ),
     "head": PhantomSite(
         "head", patients=64, mass=0.55, left=0.5, large=0.7, bright=0.3, two=0.5,
-        asked={"mass": 2, "enlarged": 1, "on left": 1, "count": 2},
+        questions={"mass": 2, "enlarged": 1, "on left": 1, "count": 2},
     ),
 }  # fmt: skip
 ORGANS = tuple(SITES)
 PATIENTS_OF_MANY = 12
-"""Patients of each of many simulated sites: few, so that a hundred sites fit a laptop."""
+"""Patients of each of many simulated sites. They are few, so that a hundred sites fit a laptop."""
 
 
 def organs(sites: int) -> tuple[str, ...]:
-    """Names for that many sites: the three organs, or, for more, `site-001` and so on."""
+    """The names of this number of sites: the three organs, or for more sites `site-001` and so on."""
     return ORGANS[:sites] if sites <= len(ORGANS) else tuple(f"site-{number:03d}" for number in range(1, sites + 1))
 
 
@@ -142,9 +141,9 @@ def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
         patients = np.array([f"{name}-{number:02d}" for number in generator.permutation(site.patients)])
         ends = np.cumsum([round(share * site.patients) for share in PARTS.values()])
         for part, members in zip(PARTS, np.split(patients, ends[:-1]), strict=True):
-            shown = _scenes(site, members.tolist(), generator)
-            scenes |= shown
-            for image, question, answer in _asked(site, shown, generator):
+            part_scenes = _scenes(site, members.tolist(), generator)
+            scenes |= part_scenes
+            for image, question, answer in _questions(site, part_scenes, generator):
                 rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image))
     return VQAData("phantom", tuple(names), rows, partial(_load, scenes), publishes_validation=True)
 
@@ -161,21 +160,22 @@ def _site(name: str, generator: np.random.Generator) -> PhantomSite:
         raise DataError(f"unknown organ; phantom has {', '.join(ORGANS)}, or site-001 and so on")
     mass, left, large, bright, two = generator.uniform(0.4, 0.7, 5).tolist()
     about_mass = generator.choice(["on left", "side", "size", "tone", "count"], 2, replace=False)
-    asked = {kind: 1 for kind in ("mass", "enlarged", *about_mass.tolist())}
+    questions = dict.fromkeys(("mass", "enlarged", *about_mass.tolist()), 1)
     anatomy = ORGANS[int(number[1]) % len(ORGANS)]
-    return PhantomSite(anatomy, PATIENTS_OF_MANY, mass, left, large, bright, two, asked)
+    return PhantomSite(anatomy, PATIENTS_OF_MANY, mass, left, large, bright, two, questions)
 
 
 def _scenes(site: PhantomSite, patients: Sequence[str], generator: np.random.Generator) -> dict[Path, Scene]:
-    """Two or three pictures for each patient; the build is the patient's, the findings are the picture's."""
+    """Two or three pictures for each patient. All show the patient's build; findings differ by picture."""
     images = [Path(patient, str(number)) for patient in patients for number in range(generator.integers(2, 4))]
     bodies = {patient: Body.random(generator) for patient in patients}
 
-    def dealt(share: float, count: int) -> list[bool]:
-        return [bool(given) for given in generator.permutation(np.arange(count) < round(share * count))]
+    def flags(share: float, count: int) -> list[bool]:
+        chosen: list[bool] = generator.permutation(np.arange(count) < round(share * count)).tolist()
+        return chosen
 
-    enlarged, present = dealt(0.5, len(images)), dealt(site.mass, len(images))
-    findings = (dealt(share, sum(present)) for share in (site.left, site.large, site.bright, site.two))
+    enlarged, present = flags(0.5, len(images)), flags(site.mass, len(images))
+    findings = (flags(share, sum(present)) for share in (site.left, site.large, site.bright, site.two))
     masses = (Mass(*finding) for finding in zip(*findings, strict=True))
     return {
         image: Scene(
@@ -189,12 +189,12 @@ def _scenes(site: PhantomSite, patients: Sequence[str], generator: np.random.Gen
     }
 
 
-def _asked(
+def _questions(
     site: PhantomSite, scenes: Mapping[Path, Scene], generator: np.random.Generator
 ) -> list[tuple[Path, str, str]]:
-    """Image, question and answer, picture by picture."""
+    """Tuples of image, question and answer, picture by picture."""
     rows: list[tuple[Path, str, str]] = []
-    for kind, times in site.asked.items():
+    for kind, times in site.questions.items():
         question = QUESTIONS[kind]
         for number, pair in enumerate(_opposites(question, scenes, generator)):
             for time in range(times):
@@ -208,7 +208,7 @@ def _asked(
 def _opposites(
     question: PhantomQuestion, scenes: Mapping[Path, Scene], generator: np.random.Generator
 ) -> Iterator[tuple[Path, Path]]:
-    """Random pairs of pictures: of the first the question is true, of the second false."""
+    """Random pairs of pictures. The first answer is right for the first picture and wrong for the second."""
     true, false = ([image for image, scene in scenes.items() if question.truth(scene) is t] for t in (True, False))
     for i, j in zip(generator.permutation(len(true)), generator.permutation(len(false)), strict=False):
         yield true[i], false[j]

@@ -1,6 +1,6 @@
-"""The phantom set's pictures: plain grey organs, drawn from a description of what they show.
+"""The phantom set's pictures: plain grey organs, drawn from a description of the findings.
 
-Places are in -1..1, x to the right and y down.
+Coordinates are in -1..1, x to the right and y down.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import numpy as np
 
 PIXELS = 128
 EDGE = 0.03
-"""Width of an outline's soft rim, about two pixels."""
+"""The width of an outline's soft rim, about two pixels."""
 SMALL, LARGE = 0.20, 0.31
 """Half-axes of a mass: 26 and 40 pixels across."""
 DARK, BRIGHT = 0.02, 0.98
 RIM = 0.08
-"""Every mass has a bright rim, five pixels wide; a dark one is dark within."""
+"""Every mass has a bright rim, five pixels wide. A dark mass is dark within."""
 TEXTURE = 0.03
 NOISE = 0.02
 
@@ -52,12 +52,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one picture shows; `seed` is all that is left to chance in it."""
+    """The content of one picture. `seed` decides all the rest of it."""
 
     anatomy: str
     body: Body
     enlarged: bool
-    """The heart, the bladder or the ventricles."""
+    """Whether the heart, the bladder or the ventricles are enlarged."""
     mass: Mass | None
     seed: int
 
@@ -69,7 +69,7 @@ class _Canvas:
         self._y = _AXIS[:, None] / body.height
 
     def ellipse(self, x: float, y: float, width: float, height: float, grey: float) -> None:
-        """A filled ellipse around x, y with these half-axes, over what is there."""
+        """Draws a filled ellipse around x, y with these half-axes, over the earlier drawing."""
         radius = np.sqrt(((self._x - x) / width) ** 2 + ((self._y - y) / height) ** 2)
         cover = np.clip(0.5 + (1 - radius) * min(width, height) / EDGE, 0, 1)
         self.grey += cover * (grey - self.grey)

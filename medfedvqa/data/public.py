@@ -1,4 +1,4 @@
-"""A public set of pictures with captions: phantom pictures that no site holds, the same wherever they are drawn."""
+"""A public set of pictures with captions: phantom pictures that no site holds, equal on all machines."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from medfedvqa.data.phantom import ENLARGED, ORGANS
 from medfedvqa.data.phantom_drawing import Body, Mass, Scene, draw
 
 PUBLIC_SEED = 20230501
-"""Of the public set alone: sites draw from their job's seed and their own names."""
+"""The seed of the public set. Sites draw from the job's seed and their names instead."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PublicPairs:
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """What each picture shows, in words; pictures that show the same have the same."""
+        """The findings of each picture in words. Pictures with the same findings have the same caption."""
         return tuple(_caption(scene) for scene in self.scenes)
 
     def pictures(self, size: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ class PublicPairs:
 
 
 def public_pairs(count: int) -> PublicPairs:
-    """The first so many pairs: anatomies in turn, three in four with a mass, every finding as often as its opposite."""
+    """The first `count` pairs: anatomies in turn, three in four with a mass, findings as often as their opposites."""
     generator = np.random.default_rng(PUBLIC_SEED)
     return PublicPairs(tuple(_scene(ORGANS[number % len(ORGANS)], generator) for number in range(count)))
 

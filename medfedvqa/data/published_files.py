@@ -1,4 +1,4 @@
-"""Reading what publishers distribute, with errors that name no content."""
+"""Readers of publishers' files, with errors that name no content."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from audits.bounded_files import read_bounded
 from medfedvqa.errors import DataError
 
 MAX_ROWS = 1 << 28
-"""Bytes of a list of rows."""
+"""The largest file of rows, bytes."""
 ANSWER_TYPES = {"CLOSED": True, "OPEN": False}
 
 
@@ -29,7 +29,7 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def texts(row: Any, index: int, names: Mapping[str, str]) -> Iterator[str]:
-    """The row's fields as stripped text, in the order of `names` (our word: published field).
+    """The row's fields as stripped text, in the order of `names`, which maps our names to the published fields.
 
     Numbers count as text (VQA-RAD has five). Raises `DataError` with the row's index alone.
     """
@@ -41,7 +41,7 @@ def texts(row: Any, index: int, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def is_closed(answer_type: str, index: int) -> bool:
-    """Whether a stripped, published answer type means a closed question. Raises `DataError`."""
+    """Whether a published answer type means a closed question. Raises `DataError`."""
     if answer_type not in ANSWER_TYPES:
         raise DataError(f"row {index}: the answer type is neither {' nor '.join(ANSWER_TYPES)}")
     return ANSWER_TYPES[answer_type]

@@ -1,4 +1,4 @@
-"""The data sets by the names that a command or a site's configuration uses."""
+"""The readers of data sets, by the names that commands and site configurations use."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,16 +15,16 @@ FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
 """Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
 
 READERS = (*FOLDERS, "phantom")
-"""The project's own; allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
+"""The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
 
 _REGISTERED: dict[str, Callable[[Path], VQAData]] = {}
 """Readers that only this process has."""
 
 
 def register_reader(name: str, function: Callable[[Path], VQAData]) -> None:
-    """Make a function that reads a set from its folder known by a name, in this process alone.
+    """Registers a function that reads a set from its folder under a name, in this process only.
 
-    A later function takes the place of an earlier one of the same name. Raises `ConfigError` for a built-in name.
+    A later function replaces an earlier one of the same name. Raises `ConfigError` for a built-in name.
     """
     if name in READERS:
         raise ConfigError(f"'{name}' is the name of a built-in reader: give your own set another name")
@@ -32,12 +32,12 @@ def register_reader(name: str, function: Callable[[Path], VQAData]) -> None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether the reader of this name was registered, so that only this process has it."""
+    """Whether only this process has the reader of this name."""
     return name in _REGISTERED
 
 
 def reader_function(reader: str) -> Callable[..., VQAData]:
-    """The function that reads the set. Raises `ConfigError` for an unknown reader, and for one that is not allowed."""
+    """The function that reads the set. Raises `ConfigError` for a reader that is unknown or not allowed."""
     if reader in _REGISTERED:
         return _REGISTERED[reader]
     if reader not in READERS:
@@ -49,11 +49,11 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
 
 
 def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
-    """The data set; of the phantom set, if an organ is named, that organ alone.
+    """The data set. Of the phantom set, only the `organ` is drawn if one is named.
 
-    `root` is the set's folder, `seed` draws the phantom set; each is ignored where it has no meaning.
-    Raises `ConfigError` for an unknown reader; `DataError` for a missing root, a malformed file or, where
-    the phantom set cannot draw it, an unknown organ.
+    `root` is the set's folder, `seed` draws the phantom set; other readers ignore what they do not need.
+    Raises `ConfigError` for an unknown reader, `DataError` for a missing root, a malformed file or an organ that the
+    phantom set lacks.
     """
     function = reader_function(reader)
     if function is phantom.read:

@@ -1,4 +1,4 @@
-"""What every reader yields: rows, and the set that holds them."""
+"""The result of every reader: a data set and its rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Row:
     """One question about one image. Its repr never shows the text, the patient or the path."""
 
     index: int
-    """Position in the published files, read one after the other, from 0: the only name of a row in messages."""
+    """The position in the published files in order, from 0. Messages identify a row only by it."""
     organ: str
     split: str
     """`train`, `validate` or `test`, as published."""
@@ -26,7 +26,7 @@ class Row:
     patient: str = field(repr=False)
     """The privacy unit: VQA-RAD's case, SLAKE's image, the phantom's patient."""
     image: Path = field(repr=False)
-    """The picture's file; in a set that draws its pictures, merely the picture's name."""
+    """The picture's file, or the picture's name in a set that draws its pictures."""
 
     def __post_init__(self) -> None:
         if not self.patient.strip():
@@ -40,7 +40,7 @@ def load_file(row: Row, size: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class VQAData:
-    """A data set as read: rows in published order, organs in the order of its sites."""
+    """A data set: rows in published order, organs in the order of its sites."""
 
     name: str
     organs: tuple[str, ...]
@@ -48,4 +48,4 @@ class VQAData:
     load: Callable[[Row, int], torch.Tensor] = field(default=load_file, repr=False)
     """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
     publishes_validation: bool = False
-    """Whether the set itself says which rows validate. A fact about the set: no one patient's rows decide it."""
+    """Whether the set publishes validation rows. It is a fact about the set that no single patient's rows decide."""

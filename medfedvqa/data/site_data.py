@@ -1,4 +1,4 @@
-"""What one site holds: its closed questions, encoded, and its pictures."""
+"""One site's data: its encoded closed questions, and its pictures."""
 
 import hashlib
 import json
@@ -26,24 +26,24 @@ class Examples:
     """Rows in published order. The repr shows nothing of them."""
 
     questions: tuple[str, ...] = field(repr=False)
-    """As published."""
+    """The questions as published."""
     answers: torch.Tensor = field(repr=False)
     """int64 [rows], indices into the site's answers; -1 for an answer outside of them."""
     pictures: torch.Tensor = field(repr=False)
     """int64 [rows], indices into the site's pictures."""
     patients: torch.Tensor = field(repr=False)
-    """int64 [rows], 0 to patients - 1, the same numbers in all of a site's examples."""
+    """int64 [rows], 0 to patients - 1. All examples of a site use the same numbers."""
 
     def __len__(self) -> int:
         return len(self.questions)
 
     @cached_property
     def answered(self) -> "Examples":
-        """The rows whose answer is in the answer space: those that a model can learn from."""
+        """The rows whose answer is in the answer space, from which a model can learn."""
         return self.chosen((self.answers >= 0).nonzero().flatten())
 
     def chosen(self, rows: torch.Tensor) -> "Examples":
-        """These rows, int64 [rows]."""
+        """The selected rows; `rows` is int64 [rows]."""
         questions = tuple(self.questions[row] for row in rows.tolist())
         return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows])
 
@@ -56,26 +56,26 @@ class SiteData:
     """The data set."""
     organ: str
     answers: tuple[str, ...] = field(repr=False)
-    """The answer space: the list that the site declares, or else the folded answers of the train rows, sorted. A list
-    that comes from the rows never leaves the site."""
+    """The answer space: the site's declared list, or else the sorted folded answers of the train rows. A list from the
+    rows never leaves the site."""
     train: Examples = field(repr=False)
     validate: Examples = field(repr=False)
     test: Examples = field(repr=False)
     pictures: Pictures = field(repr=False)
     trained_patients: frozenset[str] = field(repr=False)
-    """The keys of all patients with train or validation rows: those whom a model can tell something about."""
+    """The keys of all patients with train or validation rows, about whom a model can reveal something."""
     patients: tuple[str, ...] = field(repr=False)
-    """The reader's key of each patient, by the number that `Examples.patients` gives the patient. Keys never leave."""
+    """The reader's key of each patient, by the patient's number in `Examples.patients`. Keys never leave."""
     public_answers: bool = False
-    """Whether `answers` is a declared list, so that no patient's rows can change it."""
+    """Whether `answers` is a declared list, which no patient's rows can change."""
 
     @property
     def parts(self) -> tuple[Examples, Examples, Examples]:
-        """Rows to train on, to validate on, to test on."""
+        """The training, validation and test rows."""
         return self.train, self.validate, self.test
 
     def only(self, part: Part, row: int) -> "SiteData":
-        """A site with this row for testing, and no other. Raises `DataError` if there is no such row."""
+        """A site whose only row is this test row. Raises `DataError` for a row that does not exist."""
         rows: Examples = getattr(self, part)
         if not 0 <= row < len(rows):
             raise DataError(f"the site has {len(rows)} rows of the part '{part}', numbered from 0")
@@ -93,10 +93,10 @@ class SiteData:
         )
 
     def view_seeds(self, seed: int) -> list[int]:
-        """A seed in 0..2**32 - 1 for the augmented views of each picture; a picture that no row shows gets 0.
+        """A seed in 0..2**32 - 1 for the augmented views of each picture; a picture without rows gets 0.
 
-        It depends on `seed`, the patient's key and the picture's index among that patient's own pictures alone, so
-        that one patient more or less changes no other patient's views.
+        It depends only on `seed`, the patient's key and the picture's index among the patient's pictures, so one
+        patient more or less changes no other patient's views.
         """
         owners = torch.full((len(self.pictures),), -1)
         for part in self.parts:
@@ -106,8 +106,8 @@ class SiteData:
             if owner < 0:
                 seeds.append(0)
                 continue
-            named = json.dumps(["view", seed, self.patients[owner], counts[owner]])
-            seeds.append(int.from_bytes(hashlib.sha256(named.encode()).digest()[:4]))
+            key = json.dumps(["view", seed, self.patients[owner], counts[owner]])
+            seeds.append(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]))
             counts[owner] += 1
         return seeds
 
@@ -124,21 +124,21 @@ def load_site(
 
 
 def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...] | None = None) -> SiteData:
-    """As `load_site`, of a data set that is already read.
+    """Like `load_site`, from a data set in memory.
 
-    With a public answer space nothing is refused for what the train rows are, or that there are none: whether a site
-    trains would tell of its patients.
+    With a public answer space, no train rows are refused and none are required: whether a site trains would reveal
+    something about its patients.
     """
     rows = partition(data, organ, split)
     if answers is None and not rows.train:
         raise DataError(f"the organ '{organ}' has no train rows under this split: choose other fractions")
     space = answer_space(rows.train) if answers is None else _declared(answers)
     everything = (*rows.train, *rows.validate, *rows.test)
-    # A picture that two patients share counts as one for each of them: what one patient shows depends on nobody else.
-    shown = {(row.patient, row.image): row for row in everything}
+    # A picture that two patients share counts once for each of them, so that no patient's pictures depend on others.
+    row_of = {(row.patient, row.image): row for row in everything}
     images = _numbers((row.patient, row.image) for row in everything)
     patients = _numbers(row.patient for row in everything)
-    pictures = Pictures([(shown[image], data.load) for image in images])
+    pictures = Pictures([(row_of[image], data.load) for image in images])
     places = _numbers(space)
 
     def encode(part: Sequence[Row]) -> Examples:
@@ -166,9 +166,9 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
 
 
 def united(sites: Sequence[SiteData]) -> SiteData:
-    """All sites' rows in order of the sites, as if one had them; each site's patients and pictures are its own.
+    """All sites' rows as one site, in order of the sites. No two sites share patients or pictures.
 
-    A patient's key is that of the site behind the site's organ. The answer space is public if every site's is.
+    A patient's key is the organ and the site's key. The answer space is public if every site's is.
     """
     public = all(site.public_answers for site in sites)
     union = dict.fromkeys(answer for site in sites for answer in site.answers)
@@ -204,7 +204,7 @@ def united(sites: Sequence[SiteData]) -> SiteData:
 
 
 def answer_space(train: Sequence[Row]) -> tuple[str, ...]:
-    """The distinct folded answers, sorted. Raises `DataError` if there are fewer than two."""
+    """The sorted distinct folded answers. Raises `DataError` for fewer than two."""
     answers = tuple(sorted({fold(row.answer) for row in train}))
     if len(answers) < 2:
         raise DataError("all train rows have the same answer, so there is nothing to learn: check the split")
@@ -219,5 +219,5 @@ def _declared(answers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _numbers(keys: Iterable[Key]) -> dict[Key, int]:
-    """Each distinct key's number, from 0, by first appearance."""
+    """The number of each distinct key, from 0, in order of first appearance."""
     return {key: number for number, key in enumerate(dict.fromkeys(keys))}

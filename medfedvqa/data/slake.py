@@ -34,7 +34,7 @@ ANSWER = {"answer": "answer"}
 
 
 def read(root: Path) -> VQAData:
-    """The English rows of the three files; the image is the privacy unit. Raises `DataError`."""
+    """The English rows of the three files. The image is the privacy unit. Raises `DataError`."""
     rows = list(_rows(root))
     return VQAData("slake", tuple(dict.fromkeys(ORGANS.values())), rows, publishes_validation=True)
 

@@ -1,4 +1,4 @@
-"""A site's own store, as `medfedvqa ingest` makes it."""
+"""The reader of a site's store, which `medfedvqa ingest` makes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from medfedvqa.ingest.store import PICTURES, Image, read_store
 
 
 def read(root: Path) -> VQAData:
-    """All rows, each a closed question; the patient is the pseudonym. Raises `DataError`."""
-    _, images, stored = read_store(root)
-    if not stored:
+    """All rows, each a closed question. The patient is the pseudonym. Raises `DataError`."""
+    _, images, store_rows = read_store(root)
+    if not store_rows:
         raise DataError("the store has no questions: see its quarantine list, then run medfedvqa ingest again")
     rows = [
         Row(
@@ -31,7 +31,7 @@ def read(root: Path) -> VQAData:
             patient=images[row.image].patient,
             image=root / PICTURES / f"{row.image}.dcm",
         )
-        for row in stored
+        for row in store_rows
     ]
     present = {row.organ for row in rows}
     digests = {root / PICTURES / f"{image.id}.dcm": image for image in images.values()}
@@ -40,7 +40,7 @@ def read(root: Path) -> VQAData:
 
 
 def _load(images: Mapping[Path, Image], row: Row, size: int) -> torch.Tensor:
-    """The row's picture as float32 [1, size, size] in 0..1. Raises `DataError` if it is not the one of the manifest."""
+    """The row's picture as float32 [1, size, size] in 0..1. Raises `DataError` unless it fits the manifest."""
     from pydicom import dcmread
 
     try:

@@ -24,11 +24,10 @@ FIELDS = {
 
 
 def read(root: Path) -> VQAData:
-    """All 2,248 rows; the patient is the MedPix case. Raises `DataError`.
+    """All 2,248 rows. The patient is the MedPix case. Raises `DataError`.
 
-    Five images carry two to four case addresses that differ in their last digits (counted up, as a
-    spreadsheet does). Cases that share an image are therefore one patient, or a split by case would
-    put an image on both of its sides.
+    Five images have two to four case addresses whose last digits count up, as a spreadsheet fills them. Cases that
+    share an image are therefore one patient; else a split by case would put an image on both sides.
     """
     rows = [_row(raw, index, root / IMAGES) for index, raw in enumerate(read_rows(root / QUESTIONS))]
     patients = _joined((row.patient, row.image) for row in rows)
@@ -55,9 +54,9 @@ def _row(raw: object, index: int, folder: Path) -> Row:
 
 
 def _joined(sightings: Iterable[tuple[str, Path]]) -> dict[str, str]:
-    """For each case the one that stands for all the cases that it shares an image with, however indirectly.
+    """The representative of each case among all cases that share an image with it, directly or not.
 
-    It is the first of them in the alphabet, so that it depends on these cases alone and not on the order of rows.
+    It is the first of them in the alphabet, so it depends only on these cases and not on the order of rows.
     """
     leader: dict[str, str] = {}
     first_case: dict[Path, str] = {}

@@ -26,7 +26,7 @@ class Proportion:
         return self.correct / self.rows if self.rows else None
 
     def wilson(self, confidence: float = 0.95) -> Interval:
-        """Score interval of a binomial proportion; (0, 1) without rows, since nothing is known.
+        """Score interval of a binomial proportion; (0, 1) without rows.
 
         Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
         Raises `ValueError` unless the confidence lies strictly between 0 and 1.
@@ -39,7 +39,7 @@ class Proportion:
 
 
 def _wilson_lower(correct: int, wrong: int, z: float) -> float:
-    """The lower bound. The upper one is that of the wrong answers, mirrored: exactly symmetric."""
+    """The lower bound. The upper bound is the mirrored lower bound of the wrong answers."""
     if correct == 0:
         return 0.0
     rows = correct + wrong
@@ -51,18 +51,18 @@ def _wilson_lower(correct: int, wrong: int, z: float) -> float:
 def mean_accuracy(sites: Sequence[Proportion]) -> tuple[float, Interval] | None:
     """The mean over sites, each counting the same, with its 95 % interval; None if a site has no rows.
 
-    The sites' Wilson intervals are combined by variance recovery: each bound lies as far from the mean as
-    independent deviations of the sites add up to. One site keeps its Wilson interval.
+    Variance recovery combines the sites' Wilson intervals: independent deviations of the sites add up to the distance
+    of each bound from the mean. A single site keeps its Wilson interval.
     Source: Zou and Donner, "Construction of confidence limits about effect measures", Statist. Med. 2008.
     """
     values = [site.value for site in sites]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    present = [value for value in values if value is not None]
+    if not present or len(present) < len(values):
         return None
-    mean = sum(known) / len(known)
+    mean = sum(present) / len(present)
     bounds = [site.wilson() for site in sites]
-    below = sqrt(sum((value - low) ** 2 for value, (low, _) in zip(known, bounds, strict=True))) / len(known)
-    above = sqrt(sum((high - value) ** 2 for value, (_, high) in zip(known, bounds, strict=True))) / len(known)
+    below = sqrt(sum((value - low) ** 2 for value, (low, _) in zip(present, bounds, strict=True))) / len(present)
+    above = sqrt(sum((high - value) ** 2 for value, (_, high) in zip(present, bounds, strict=True))) / len(present)
     return mean, (max(0.0, mean - below), min(1.0, mean + above))
 
 

@@ -1,4 +1,4 @@
-"""`table.md`: one row per way of answering, one column per site, every accuracy with its interval."""
+"""The table of accuracies: one row per way of answering, one column per site, each with its interval."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +11,13 @@ from medfedvqa.evaluation.accuracy import percent
 
 TABLE = "table.md"
 FREE = {"majority": "majority", "question_prior": "question-only prior"}
-"""What needs no training, as tables name it."""
+"""Labels of the baselines that need no training."""
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
-"""Models that a site trains without the others, as tables name them."""
+"""Labels of the models that a site trains alone."""
 ABSENT = "–"
 
 Results = Mapping[str, Any]
-"""What `results.json` holds."""
-
-
+"""The content of `results.json`."""
 Entry = Mapping[str, Any] | None
 
 
@@ -28,15 +26,15 @@ class Answering:
     """One way of answering."""
 
     name: str
-    """The name of a baseline in `results.json`, `released` or `finished`."""
+    """A baseline's name in `results.json`, `released` or `finished`."""
     label: str
-    """As tables and pictures name it."""
+    """The label in tables and plots."""
     entries: tuple[Entry, ...]
-    """Each site's accuracy with its interval, and at last the average's; None where there is none."""
+    """Each site's accuracy with its interval, then the average; None for a missing accuracy."""
 
 
 def answering(results: Results) -> list[Answering]:
-    """The rows of a table of accuracies. A model that no site trained has none."""
+    """The rows of a table of accuracies, without models that no site trained."""
     columns, method = [*results["sites"].values(), results["average"]], results["method"]
     trained = {name: _baseline(columns, name, label) for name, label in TRAINED.items()}
     finished = Answering("finished", f"{method}, finished at the site", tuple(each["finished"] for each in columns))
@@ -54,7 +52,7 @@ def _baseline(columns: list[Mapping[str, Any]], name: str, label: str) -> Answer
 
 
 def write_table(out: Path, results: Results) -> Path:
-    """Write `table.md` in the folder `out`, whole or not at all."""
+    """Writes `table.md` in the folder `out`, whole or not at all."""
     return write_whole(out / TABLE, markdown_table(results).encode())
 
 
@@ -73,17 +71,11 @@ def markdown_table(results: Results) -> str:
 def text_table(results: Results) -> str:
     """The accuracies alone, as plain text in columns."""
     head, rows = _cells(results, for_terminal)
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
-
-    return "\n".join(map(line, (head, *rows)))
+    return "\n".join("  ".join(line) for line in _padded([head, *rows]))
 
 
 def _cells(results: Results, escaped: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
-    """The heading and the rows of the table, with names of others as the medium needs them."""
+    """The heading and the rows of the table, with foreign names escaped for the medium."""
     columns = ((escaped(site, NAME), entry["n"]) for site, entry in results["sites"].items())
     head = ["", *(name if rows is None else f"{name} (n = {rows})" for name, rows in columns), "average"]
     return head, [[escaped(way.label, SENTENCE), *map(accuracy_cell, way.entries)] for way in answering(results)]
@@ -98,12 +90,12 @@ def accuracy_cell(entry: Entry) -> str:
 
 
 def facts_line(results: Results) -> str:
-    """What was run on what, and what travelled, in one line."""
+    """The facts of the run and its traffic, in one line."""
     backbone, split = results["backbone"], results["split"]
-    seen = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
+    data = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
         f"Data {results['data'] or 'of each site'}, {split['kind']} split (seed {split['seed']})",
-        f"backbone {backbone['name']} (trained on: {seen})",
+        f"backbone {backbone['name']} (trained on: {data})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",
         f"bytes per site and round: {_traffic(results, 'up')} up, {_traffic(results, 'down')} down",
@@ -113,7 +105,7 @@ def facts_line(results: Results) -> str:
 
 
 def _privacy(results: Results) -> list[str]:
-    """What the run cost each patient at most."""
+    """The largest cost of the run for a patient."""
     if results["dp"] is None:
         return []
     spent = max((entry["epsilon"] or 0.0 for entry in results["sites"].values()), default=0.0)
@@ -121,7 +113,7 @@ def _privacy(results: Results) -> list[str]:
 
 
 def _traffic(results: Results, direction: str) -> str:
-    """The bytes that every site and round had in common, or their range."""
+    """The bytes of every site and round, or their range."""
     amounts = [traffic[direction] for record in results["rounds"] for traffic in record["bytes"].values()]
     if not amounts:
         return ABSENT
@@ -130,12 +122,16 @@ def _traffic(results: Results, direction: str) -> str:
 
 
 def _aligned(head: list[str], rows: list[list[str]]) -> str:
-    """A markdown table that reads well as plain text too: figures to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    """A markdown table with aligned columns, which reads well as plain text too."""
+    head, *rows = _padded([head, *rows])
+    rule = ["-" * len(head[0]), *("-" * (len(cell) - 1) + ":" for cell in head[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
-    def line(cells: list[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
 
-    return "\n".join(line(cells) for cells in (head, rule, *rows))
+def _padded(lines: list[list[str]]) -> list[list[str]]:
+    """Cells as wide as their column: the first column aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        for first, *others in lines
+    ]

@@ -1,4 +1,4 @@
-"""A map of attention over a picture: it shows a patient's picture, so it is for the site's own eyes."""
+"""A map of attention over a picture. It shows a patient's picture, so it stays at the site."""
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ def draw_attention(picture: torch.Tensor, weights: torch.Tensor, title: str) -> 
         axes.imshow(picture[0].numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set_title(name)
         axes.axis("off")
-    shown = axes.imshow(spread.numpy(), cmap="inferno", alpha=0.55, vmin=0)
-    figure.colorbar(shown, ax=axes, shrink=0.8)
+    overlay = axes.imshow(spread.numpy(), cmap="inferno", alpha=0.55, vmin=0)
+    figure.colorbar(overlay, ax=axes, shrink=0.8)
     figure.suptitle(title)
     return encoded(figure, "png")

@@ -1,4 +1,4 @@
-"""What answers score that need no picture and no training: a model that loses to them has learnt nothing."""
+"""Baselines that need no picture and no training. A model that loses to them has learnt nothing."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from medfedvqa.public_answers import fold
 def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> torch.Tensor:
     """Which of `test_answers` are the most frequent of `train_answers`, bool [rows].
 
-    Both are int64 [rows], indices into one answer space. Of equally frequent answers the one seen first
-    in train counts; answers outside of the space (-1) are neither given nor right.
+    Both are int64 [rows], indices into one answer space. Of equally frequent answers the first in
+    train counts. Answers outside of the space (-1) are never chosen and never right.
     """
     majority = _most_frequent(train_answers.tolist())
     return torch.tensor([answer == majority for answer in test_answers.tolist()], dtype=torch.bool)
@@ -22,8 +22,8 @@ def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> t
 def question_prior_right(train: Examples, test: Examples) -> torch.Tensor:
     """Which test rows are right if each gets the answer that its question got most often in train, bool [rows].
 
-    Questions compare folded. One that train never asked gets train's most frequent answer. Ties and
-    answers outside of the space as in `majority_right`.
+    Questions compare folded. A question that train lacks gets train's most frequent answer. Ties and answers outside
+    of the space count as in `majority_right`.
     """
     by_question: defaultdict[str, list[int]] = defaultdict(list)
     for question, answer in zip(train.questions, train.answers.tolist(), strict=True):
@@ -46,5 +46,5 @@ def question_prior_correct(train: Examples, test: Examples) -> int:
 
 
 def _most_frequent(answers: Sequence[int], otherwise: int | None = None) -> int | None:
-    known = Counter(answer for answer in answers if answer >= 0)
-    return known.most_common(1)[0][0] if known else otherwise
+    counts = Counter(answer for answer in answers if answer >= 0)
+    return counts.most_common(1)[0][0] if counts else otherwise

@@ -1,4 +1,4 @@
-"""What the server saw of a run, and what the sites said about it at its end."""
+"""The server's record of a run, and the sites' scores at its end."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,86 +8,86 @@ from audits import Tensors
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, as it looked from the server."""
+    """The server's record of one round."""
 
     round: int
     """From 1."""
     seconds: float
-    """Wall clock at the server."""
+    """The wall-clock time at the server."""
     site_seconds: dict[str, float]
     """Seconds until each site had answered, summed over the round's tasks."""
     bytes_up: dict[str, int]
     """Tensor bytes that each site sent."""
     bytes_down: dict[str, int]
-    """Tensor bytes that each site was sent."""
+    """Tensor bytes that each site received."""
     accuracy: dict[str, float]
-    """Validation accuracy in 0..1 as released, by site. Empty where the method releases none."""
+    """The released validation accuracy in 0..1, by site. It is empty if the method releases none."""
     reliability: dict[str, list[list[float]]]
-    """By tensor: rows are receiving sites, columns are sources, in the run's order of sites, diagonal 0.
+    """The weights by tensor: rows are receiving sites, columns are sources, in the run's order, diagonal 0.
 
-    Empty where the method weighs nothing.
+    It is empty if the method weighs nothing.
     """
     epsilon: dict[str, list[float]] = field(default_factory=dict)
-    """By site, the job's epsilon before and after the site's last message, in nats at the job's delta.
+    """The job's epsilon before and after a site's last message, in nats at the job's delta, by site.
 
-    Empty without differential privacy.
+    It is empty without differential privacy.
     """
 
 
 @dataclass
 class History:
-    """Grows with the run: a record per finished round, and each site's last prompts by tensor name."""
+    """The growing record of a run: one record per finished round, and each site's last prompts by tensor name."""
 
     sites: tuple[str, ...]
     rounds: list[RoundRecord] = field(default_factory=list)
     uploads: dict[str, Tensors] = field(default_factory=dict)
-    """Last local prompts, by site, each [blocks, tokens, width]."""
+    """The last local prompts by site, each [blocks, tokens, width]."""
     shared: dict[str, Tensors] = field(default_factory=dict)
-    """Last shared prompts, by site, same shapes."""
+    """The last shared prompts by site, of the same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sites that broke a computation on shares and took no further part, with the round."""
     gathering: str = ""
-    """How uploads were combined, if not by a plain mean or mixture; empty otherwise."""
+    """A sentence on how uploads were combined; empty for a plain mean or mixture."""
     committee: str = ""
-    """Which sites computed on shares for all of them; empty if all did, or none."""
+    """A sentence on the committee of sites that computed on shares; empty without a committee."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Rounds whose mean could not be opened, each with the reason; the mean before stayed in use."""
+    """Rounds whose mean could not be opened, each with the reason. The last mean stayed in use."""
     closing_up: dict[str, int] = field(default_factory=dict)
     """Tensor bytes that each site sent after the last round: the evaluation."""
     closing_down: dict[str, int] = field(default_factory=dict)
-    """Tensor bytes that each site was sent after the last round."""
+    """Tensor bytes that each site received after the last round."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A site's test rows, and how many of them each way of answering gets right."""
+    """The number of a site's test rows, and of the rows that each way of answering gets right."""
 
     rows: int
     correct: int
-    """By the site's model as of its last release."""
+    """Rows right by the site's model at its last release."""
     train_rows: int
     majority_correct: int
-    """By the most frequent training answer."""
+    """Rows right by the most frequent training answer."""
     prior_correct: int
-    """By the most frequent training answer to the same question."""
+    """Rows right by the most frequent training answer to the same question."""
     alone_correct: int | None = None
-    """By the same model, trained without the other sites; None if it was not trained."""
+    """Rows right by the same model, trained without the other sites; None if it was not trained."""
     alone_equal_correct: int | None = None
-    """By the same model, trained alone for the passes of the federation and of finishing together."""
+    """Rows right by the same model, trained alone for the passes of federation and finishing together."""
     finished_correct: int | None = None
-    """By the model that the site trained on after its last release; None if it did not."""
+    """Rows right by the model that the site finished after its last release; None if it did not."""
     kept_finished: bool | None = None
-    """Whether the site keeps the finished model, or else the one trained alone; None if it did not train on."""
+    """Whether the site keeps the finished model or the model trained alone; None without finishing."""
 
     @property
     def kept(self) -> str | None:
-        """Which model the site keeps: `finished` or `alone`; None if it did not train on."""
+        """The model that the site keeps: `finished` or `alone`; None without finishing."""
         return None if self.kept_finished is None else "finished" if self.kept_finished else "alone"
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was asked for, in plain JSON values. Never a path."""
+    """The settings of a run, in plain JSON values. None is a path."""
 
     method: str
     options: dict[str, Any]
@@ -96,7 +96,7 @@ class RunFacts:
     split: dict[str, Any]
     backbone: str
     backbone_seen: list[str] | None
-    """Names of the data sets that the backbone was trained on; None if unknown."""
+    """The data sets that the backbone was trained on; None if unknown."""
     seed: int
     engine: str
     sites: tuple[str, ...]

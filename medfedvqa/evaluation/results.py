@@ -1,4 +1,4 @@
-"""What a run leaves behind for machines: `results.json`."""
+"""`results.json`: the results of a run for programs."""
 
 import json
 import platform
@@ -28,10 +28,10 @@ DISTRIBUTIONS = {
 def write_results(
     out: Path, facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None = None
 ) -> dict[str, Any]:
-    """Write `results.json` in the folder `out`, whole or not at all, and return what it holds.
+    """Writes `results.json` in the folder `out`, whole or not at all, and returns its content.
 
-    `scores` covers every site, is empty if the sites keep theirs, and None while the run goes on; `failure` is a
-    sentence that says why the run ended without its result. The format is `results_schema()`.
+    `scores` covers every site, is empty if the sites keep their scores, and None while the run continues. `failure` is
+    the reason, in a sentence, if the run ended without a result. The format is `results_schema()`.
     Raises `ConfigError` if the scores are of other sites than the run's.
     """
     if scores and set(scores) != set(facts.sites):
@@ -40,7 +40,7 @@ def write_results(
 
 
 def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Complete the `results.json` of a run whose sites kept their scores, where all of them are at hand.
+    """Completes the `results.json` of a run whose sites kept their scores, once all of these are at hand.
 
     Raises `ConfigError` if the scores are of other sites than the run's.
     """
@@ -75,7 +75,7 @@ def results_schema() -> dict[str, Any]:
 def _document(
     facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None
 ) -> dict[str, Any]:
-    known = scores or {}
+    present = scores or {}
     return {
         "schema_version": SCHEMA_VERSION,
         "status": _status(facts, history, scores, failure),
@@ -93,8 +93,8 @@ def _document(
         "seconds": sum(record.seconds for record in history.rounds),
         "secagg": facts.secagg,
         "dp": facts.dp,
-        "average": _average(known),
-        "sites": {site: _site(site, facts, history, known.get(site)) for site in facts.sites},
+        "average": _average(present),
+        "sites": {site: _site(site, facts, history, present.get(site)) for site in facts.sites},
         "rounds": [_round(record, facts.sites) for record in history.rounds],
         "versions": _versions(),
     }
@@ -113,14 +113,14 @@ def _backbone(facts: RunFacts) -> dict[str, Any]:
 
 
 def _seen_test_data(facts: RunFacts) -> bool | None:
-    """None if either side of the comparison is unknown."""
+    """Whether the backbone was trained on the test data; None if either is unknown."""
     if facts.data is None or facts.backbone_seen is None:
         return None
     return facts.data in facts.backbone_seen
 
 
 def _answered(score: Score) -> dict[str, Proportion | None]:
-    """Every way of answering; None for a model that was not trained."""
+    """The accuracy of every way of answering; None for a model that was not trained."""
     correct = {
         "method": score.correct,
         "majority": score.majority_correct,
@@ -139,16 +139,16 @@ def _accuracy(answered: Proportion | None) -> dict[str, Any] | None:
 
 
 def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> dict[str, Any]:
-    """One site's entry; without a score, what it would tell is null."""
-    taken_part = [record for record in history.rounds if site in record.site_seconds]
+    """One site's entry. Without a score, its figures are null."""
+    rounds = [record for record in history.rounds if site in record.site_seconds]
     return {
         "organ": site,
         "data": facts.data,
         "backbone": _backbone(facts),
         **_scored(score),
-        "rounds": len(taken_part),
-        "epsilon": next((record.epsilon[site][1] for record in reversed(taken_part) if site in record.epsilon), None),
-        "seconds": sum(record.site_seconds[site] for record in taken_part),
+        "rounds": len(rounds),
+        "epsilon": next((record.epsilon[site][1] for record in reversed(rounds) if site in record.epsilon), None),
+        "seconds": sum(record.site_seconds[site] for record in rounds),
         "bytes": {
             "up": sum(record.bytes_up.get(site, 0) for record in history.rounds) + history.closing_up.get(site, 0),
             "down": sum(record.bytes_down.get(site, 0) for record in history.rounds)
@@ -158,13 +158,13 @@ def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> 
 
 
 def _scored(score: Score | None) -> dict[str, Any]:
-    """The part of a site's entry that comes from its score."""
+    """The part of a site's entry that follows from its score."""
     answered = _answered(score) if score else {}
-    own = _accuracy(answered.get("method")) or {"correct": None, "accuracy": None, "interval": None}
+    released = _accuracy(answered.get("method")) or {"correct": None, "accuracy": None, "interval": None}
     return {
         "n": score.rows if score else None,
         "train_rows": score.train_rows if score else None,
-        **own,
+        **released,
         "finished": _accuracy(answered.get("finished")),
         "kept": score.kept if score else None,
         "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
@@ -172,17 +172,17 @@ def _scored(score: Score | None) -> dict[str, Any]:
 
 
 def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Means over sites, each site counting the same; null where a site has no figure."""
+    """The means over sites, each with the same weight; null if a site has no figure."""
 
     def mean(name: str) -> dict[str, Any] | None:
         answered = [_answered(score)[name] for score in scores.values()]
-        found = mean_accuracy([proportion for proportion in answered if proportion is not None])
-        if found is None or None in answered:
+        average = mean_accuracy([proportion for proportion in answered if proportion is not None])
+        if average is None or None in answered:
             return None
-        return {"accuracy": found[0], "interval": list(found[1])}
+        return {"accuracy": average[0], "interval": list(average[1])}
 
-    own = mean("method") or {"accuracy": None, "interval": None}
-    return {**own, "finished": mean("finished"), "baselines": {name: mean(name) for name in BASELINES}}
+    released = mean("method") or {"accuracy": None, "interval": None}
+    return {**released, "finished": mean("finished"), "baselines": {name: mean(name) for name in BASELINES}}
 
 
 def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None, failure: str | None) -> list[str]:
-    """What a reader of the figures must know, in sentences."""
+    """The sentences that a reader of the figures must know."""
     notes = []
     if failure is not None:
         notes.append(f"The run failed: {failure.rstrip('.')}.")
@@ -226,7 +226,7 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
 
 
 def _judgements(method: str, scores: Mapping[str, Score]) -> list[str]:
-    """Which model each site keeps, and a sentence for each trained model that the bare question beats somewhere."""
+    """Sentences on the model that each site keeps, and on each trained model that does not beat the prior somewhere."""
     models = (
         ("method", method),
         ("finished", f"{method}, finished at the site,"),
@@ -251,7 +251,7 @@ def _kept_models(scores: Mapping[str, Score]) -> list[str]:
 
 
 def _not_better_than_prior(name: str, label: str, scores: Mapping[str, Score]) -> list[str]:
-    """One sentence that names the sites where this way of answering gains nothing over the bare question."""
+    """One sentence with the sites where this way of answering does not beat the question-only prior."""
     behind = []
     for site, score in scores.items():
         answered, prior = _answered(score)[name], score.prior_correct
@@ -261,7 +261,7 @@ def _not_better_than_prior(name: str, label: str, scores: Mapping[str, Score]) -
 
 
 def _versions() -> dict[str, str | None]:
-    """Versions of what ran; null for a package that is not installed."""
+    """The versions of the software; null for a package that is not installed."""
 
     def installed(distribution: str) -> str | None:
         try:

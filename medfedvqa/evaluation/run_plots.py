@@ -1,4 +1,4 @@
-"""The pictures of a run. matplotlib is imported when the first one is drawn, not before."""
+"""The plots of a run. matplotlib is imported with the first plot."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,23 +25,23 @@ LOOKS = {
     "released": (BLUE, "o"),
     "finished": (GREEN, "P"),
 }
-"""Colour and marker of each way of answering."""
+"""The colour and marker of each way of answering."""
 BASELINES = {"majority": ":", "question_prior": "--", "alone": "-."}
-"""Baselines that stand beside accuracy by round, and how their lines are drawn."""
+"""The baselines in the plot of accuracy by round, and their line styles."""
 SMOOTHED_PART = 10
 """Accuracy by round is a running mean over this part of the rounds: a tenth."""
 NUMBERED_SITES = 12
-"""Up to this many sites, points and the cells of a heat map have room for words."""
+"""With at most this number of sites, points and the cells of a heat map have labels."""
 CELL, WIDEST_MAP = 0.45, 7.0
-"""Inches of a heat map's cell, and of a whole map."""
+"""The width of a heat map's cell and the largest width of a map, inches."""
 
 
 @styled()
 def draw_plots(out: Path, results: Results, history: History) -> list[Path]:
-    """Draw what the run has to show into the folder `out`/plots, and return the files written.
+    """Draws the plots of a run into the folder `out`/plots, and returns their files.
 
-    Left out: accuracy by round with fewer than two rounds that have one, reliability and prompts where
-    the method has none, final accuracies before the evaluation.
+    It leaves out accuracy by round if fewer than two rounds have one, reliability and prompts if the method has none,
+    and final accuracies before the evaluation.
     """
     return [
         write_whole(out / FOLDER / f"{name}.png", encoded(figure, "png")) for name, figure in _figures(results, history)
@@ -60,9 +60,9 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
 
 
 def accuracy_figure(results: Results, history: History) -> "Figure":
-    """Validation accuracy by round: each site, thin, and the mean of all, both as running means.
+    """Validation accuracy by round, as running means of each site (thin) and of all sites.
 
-    Beside it stand the averages on the test rows: the baselines as lines, the method as a dot with its 95 % interval.
+    Averages on the test rows stand beside it: the baselines as lines, the method as a dot with its 95 % interval.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -74,10 +74,10 @@ def accuracy_figure(results: Results, history: History) -> "Figure":
     for place, (site, (rounds, accuracy)) in enumerate(curves.items()):
         look: dict[str, Any] = {"color": COLOURS[place], "label": site} if few else {"color": GREY}
         axes.plot(rounds, running_mean(accuracy, window), linewidth=0.9, alpha=0.7, **look)
-    known = [record for record in history.rounds if record.accuracy]
-    means = running_mean([100 * float(np.mean(list(record.accuracy.values()))) for record in known], window)
+    records = [record for record in history.rounds if record.accuracy]
+    means = running_mean([100 * float(np.mean(list(record.accuracy.values()))) for record in records], window)
     axes.plot(
-        [record.round for record in known], means, color=BLACK, linewidth=2.4, label=f"mean of {len(curves)} sites"
+        [record.round for record in records], means, color=BLACK, linewidth=2.4, label=f"mean of {len(curves)} sites"
     )
     _baselines(axes, results, history.rounds[-1].round)
     axes.set_xlabel("round" if window == 1 else f"round; running mean over {window} rounds")
@@ -89,12 +89,12 @@ def accuracy_figure(results: Results, history: History) -> "Figure":
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and those before it, at most `window` in all."""
+    """The means of at most `window` values, each value and those before it."""
     return [float(np.mean(values[max(end - window, 0) : end])) for end in range(1, len(values) + 1)]
 
 
 def _baselines(axes: "Axes", results: Results, last: int) -> None:
-    """Averages over the sites' test rows; none before the evaluation."""
+    """Adds the averages over the sites' test rows, after the evaluation."""
     average = results["average"]
     if average["accuracy"] is None:
         return
@@ -108,14 +108,14 @@ def _baselines(axes: "Axes", results: Results, last: int) -> None:
 
 
 def reliability_figure(history: History) -> "Figure":
-    """The last reliability weights, as the mean over the prompts; what a site receives sums to 1.
+    """The last reliability weights, as the mean over the prompts. The weights that a site receives sum to 1.
 
-    The colours reach from the smallest weight to the largest, so that small differences show.
+    The colour scale spans the smallest to the largest weight, so that small differences show.
     """
     last = [record for record in history.rounds if record.reliability][-1]
     sites = history.sites
-    own = np.eye(len(sites), dtype=bool)
-    weights = np.ma.masked_where(own, np.mean(list(last.reliability.values()), axis=0))
+    diagonal = np.eye(len(sites), dtype=bool)
+    weights = np.ma.masked_where(diagonal, np.mean(list(last.reliability.values()), axis=0))
     side = min(max(CELL * len(sites), 1.6), WIDEST_MAP)
     figure = new_figure(side + 2.3, side + 1.6)
     axes = figure.subplots()
@@ -170,13 +170,13 @@ def final_figure(results: Results) -> "Figure":
 
 
 def _curve(history: History, site: str) -> tuple[list[int], list[float]]:
-    """Rounds in which the site told its accuracy, and that accuracy in percent."""
-    told = [record for record in history.rounds if site in record.accuracy]
-    return [record.round for record in told], [100 * record.accuracy[site] for record in told]
+    """The rounds in which the site released its accuracy, and the accuracies in percent."""
+    records = [record for record in history.rounds if site in record.accuracy]
+    return [record.round for record in records], [100 * record.accuracy[site] for record in records]
 
 
 def _number_cells(axes: "Axes", weights: Any) -> None:
-    """Write every weight into its cell, but for a site's own; in black where the cell is bright."""
+    """Writes every weight into its cell except on the diagonal, in black if the cell is bright."""
     middle = (weights.min() + weights.max()) / 2
     for (row, column), weight in np.ndenumerate(weights):
         if row != column:
@@ -185,17 +185,17 @@ def _number_cells(axes: "Axes", weights: Any) -> None:
 
 
 def _prompt_names(history: History) -> list[str]:
-    """Tensors of shape [blocks, tokens, width] that at least two sites sent."""
+    """The names of tensors [blocks, tokens, width] that at least two sites sent."""
     first = next(iter(history.uploads.values()), {})
     return [name for name, array in first.items() if array.ndim == 3 and len(history.uploads) > 1]
 
 
 def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -> None:
     kinds = (("local", history.uploads), ("shared", history.shared))
-    drawn = [(kind, site, by_site[site][name]) for kind, by_site in kinds for site in sites if site in by_site]
-    positions, shares = principal_components(np.stack([array.ravel() for *_, array in drawn]).astype(np.float64))
+    prompts = [(kind, site, by_site[site][name]) for kind, by_site in kinds for site in sites if site in by_site]
+    positions, shares = principal_components(np.stack([array.ravel() for *_, array in prompts]).astype(np.float64))
     by_site: dict[str, list[NDArray[np.float64]]] = {site: [] for site in sites}
-    for (kind, site, _), position in zip(drawn, positions, strict=True):
+    for (kind, site, _), position in zip(prompts, positions, strict=True):
         place = sites.index(site)
         look = _look(kind, COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)])
         axes.scatter(*position, zorder=3, **look)
@@ -214,7 +214,7 @@ def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -
 def principal_components(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The first two principal components of points [points, width]: positions [points, 2] and shares of the variance.
 
-    Signs are fixed: the coordinate that weighs most in a component is positive. Points that are all alike lie at 0.
+    The largest coordinate of a component is positive. Equal points lie at 0.
     """
     left, sizes, axes = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)).ravel()
@@ -223,19 +223,19 @@ def principal_components(points: NDArray[np.float64]) -> tuple[NDArray[np.float6
 
 
 def _look(kind: str, colour: str, marker: str) -> dict[str, Any]:
-    """Local prompts are filled, shared ones hollow."""
+    """The marker of a prompt: filled for a local prompt, hollow for a shared one."""
     return {"s": 36, "marker": marker, "edgecolors": colour, "facecolors": colour if kind == "local" else "none"}
 
 
 def _whiskers(axes: "Axes", places: list[float], entries: Sequence[Entry], upright: bool = False, **look: Any) -> None:
-    """A dot and its interval for each entry that has an accuracy."""
-    known = [(place, e["accuracy"], e["interval"]) for place, e in zip(places, entries, strict=True) if e is not None]
-    if not known:
+    """Draws a dot and its interval for each entry with an accuracy."""
+    points = [(place, e["accuracy"], e["interval"]) for place, e in zip(places, entries, strict=True) if e is not None]
+    if not points:
         return
-    places = [place for place, _, _ in known]
-    dots = [100 * accuracy for _, accuracy, _ in known]
-    ends = [[100 * (accuracy - low) for _, accuracy, (low, _) in known]]
-    ends += [[100 * (high - accuracy) for _, accuracy, (_, high) in known]]
+    places = [place for place, _, _ in points]
+    dots = [100 * accuracy for _, accuracy, _ in points]
+    ends = [[100 * (accuracy - low) for _, accuracy, (low, _) in points]]
+    ends += [[100 * (high - accuracy) for _, accuracy, (_, high) in points]]
     where: dict[str, Any] = (
         {"x": places, "y": dots, "yerr": ends} if upright else {"x": dots, "y": places, "xerr": ends}
     )
@@ -243,5 +243,5 @@ def _whiskers(axes: "Axes", places: list[float], entries: Sequence[Entry], uprig
 
 
 def _title(name: str) -> str:
-    """`prompt.image` as readers say it: image prompt."""
+    """A prompt's name in words: `prompt.image` is the image prompt."""
     return " ".join(reversed(name.split(".")))

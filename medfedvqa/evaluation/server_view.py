@@ -1,4 +1,4 @@
-"""The prompts that the server saw last, kept for pictures and for attacks upon them."""
+"""The last prompts at the server, saved for plots and for attacks on them."""
 
 import io
 import zipfile
@@ -17,14 +17,14 @@ TRANSCRIPT = "transcript.npz"
 
 @dataclass(frozen=True)
 class Transcript:
-    """Last local and last shared prompts, by site and tensor name."""
+    """The last local and shared prompts, by site and tensor name."""
 
     uploads: dict[str, Tensors] = field(default_factory=dict)
     shared: dict[str, Tensors] = field(default_factory=dict)
 
 
 def save_transcript(out: Path, history: History) -> Path:
-    """Write `transcript.npz` in the folder `out`: plain arrays, each named `uploads|shared/site/tensor`."""
+    """Writes `transcript.npz` in the folder `out`: plain arrays, each named `uploads|shared/site/tensor`."""
     arrays = {
         f"{kind}/{site}/{name}": array
         for kind, by_site in (("uploads", history.uploads), ("shared", history.shared))
@@ -37,7 +37,7 @@ def save_transcript(out: Path, history: History) -> Path:
 
 
 def load_transcript(out: Path) -> Transcript:
-    """Read the `transcript.npz` of a run's folder. Raises `ConfigError` if it is missing or damaged."""
+    """Reads the `transcript.npz` of a run's folder. Raises `ConfigError` if it is missing or damaged."""
     transcript = Transcript()
     by_kind = {"uploads": transcript.uploads, "shared": transcript.shared}
     try:

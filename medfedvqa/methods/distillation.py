@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import Temperature, Weight
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
@@ -17,9 +17,7 @@ from medfedvqa.training import Rows
 class SoftTargetsConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    temperature: float = Field(
-        2.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both models' answers (tau)"
-    )
+    temperature: Temperature = Field(2.0, description="of both models' answers (tau)")
 
 
 @register
@@ -30,16 +28,16 @@ class SoftTargets(Preserving[SoftTargetsConfig]):
     config_type = SoftTargetsConfig
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """The divergence of each row's answers."""
+        """The divergence of the answers to each row."""
         return divergence(teacher.logits, student.logits, self.config.temperature)
 
 
 class DKDConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    temperature: float = Field(4.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both models' answers")
-    target: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the part about the right answer")
-    others: float = Field(8.0, ge=0, le=MOST_WEIGHT, description="weight of the part about all other answers")
+    temperature: Temperature = Field(4.0, description="of both models' answers")
+    target: Weight = Field(1.0, description="weight of the part about the right answer")
+    others: Weight = Field(8.0, description="weight of the part about all other answers")
 
 
 @register
@@ -50,15 +48,16 @@ class DKD(Preserving[DKDConfig]):
     config_type = DKDConfig
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Divergence of "the right answer or not", and divergence among the wrong ones."""
+        """The divergence of "right or wrong", plus the divergence among the wrong answers."""
         config = self.config
-        taught, learnt = (decoupled(each.logits / config.temperature, rows.answers) for each in (teacher, student))
-        parts = config.target * divergence(taught[0], learnt[0]) + config.others * divergence(taught[1], learnt[1])
+        of_teacher, of_student = (decoupled(m.logits / config.temperature, rows.answers) for m in (teacher, student))
+        target, others = (divergence(*pair) for pair in zip(of_teacher, of_student, strict=True))
+        parts = config.target * target + config.others * others
         return config.temperature**2 * parts
 
 
 def decoupled(logits: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the right answer and of all others together, [rows, 2]; those of the others, [rows, answers - 1]."""
+    """Two sets of logits: right answer against all others, [rows, 2]; among the others, [rows, answers - 1]."""
     right = F.one_hot(answers, logits.shape[1]).bool()
     others = logits[~right].view(len(logits), -1)
     return torch.stack([logits[right], others.logsumexp(dim=1)], dim=1), others
@@ -67,9 +66,7 @@ def decoupled(logits: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor
 class SPConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    weight: float = Field(
-        3000.0, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (gamma); 0 is FedAvg"
-    )
+    weight: Weight = Field(3000.0, description="weight of what the teacher says (gamma); 0 is FedAvg")
 
 
 @register
@@ -83,19 +80,19 @@ class SP(Preserving[SPConfig]):
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
         """Each row's share of `|G_T - G_S|^2 / rows^2`, whose mean over rows is the paper's loss."""
-        return (likeness(teacher.features) - likeness(student.features)).square().mean(dim=1)
+        return (similarity(teacher.features) - similarity(student.features)).square().mean(dim=1)
 
 
-def likeness(features: torch.Tensor) -> torch.Tensor:
-    """G: products of the features of all rows, each row of length 1, [rows, rows]."""
+def similarity(features: torch.Tensor) -> torch.Tensor:
+    """G: the products of the features of all rows, each row scaled to length 1, [rows, rows]."""
     return F.normalize(features @ features.T, dim=1)
 
 
 class CRDConfig(PreservingConfig, frozen=True):
     """Options."""
 
-    weight: float = Field(0.8, ge=0, le=MOST_WEIGHT, description="weight of what the teacher says (beta); 0 is FedAvg")
-    temperature: float = Field(0.07, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of cosines")
+    weight: Weight = Field(0.8, description="weight of what the teacher says (beta); 0 is FedAvg")
+    temperature: Temperature = Field(0.07, description="of cosines")
 
 
 @register
@@ -108,12 +105,12 @@ class CRD(Preserving[CRDConfig]):
     compares_features = True
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """Each row of the student tells its own row of the teacher from those with other answers."""
+        """The student's row must match the teacher's same row, and not the teacher's rows with other answers."""
         return contrast(student.features, teacher.features, rows.answers, self.config.temperature)
 
 
 def contrast(student: torch.Tensor, teacher: torch.Tensor, answers: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Noise-contrastive loss of each row, [rows]: -log h of its own pair, -log(1 - h) of its N negatives.
+    """The noise-contrastive loss of each row, [rows]: -log h of its own pair, -log(1 - h) of its N negatives.
 
     h = e / (e + N Z), where e = exp(cosine / temperature), and Z, the mean of e in the batch, is held constant. A row
     without negatives costs nothing.

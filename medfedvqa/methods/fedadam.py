@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from audits import Tensors
-from medfedvqa.bounds import MOST_RATE
+from medfedvqa.bounds import MOST_RATE, Rate, Share
 from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
 from medfedvqa.core.registry import register
 
@@ -25,9 +25,9 @@ Array = NDArray[np.float64]
 class FedAdamConfig(AveragingConfig, frozen=True):
     """Options; the paper tunes `server_rate` and `tau` by task on powers of ten."""
 
-    server_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="the server's learning rate (eta)")
-    beta_1: float = Field(0.9, ge=0, lt=1, description="share of the first moment that is kept")
-    beta_2: float = Field(0.99, ge=0, lt=1, description="share of the second moment that is kept")
+    server_rate: Rate = Field(0.01, description="the server's learning rate (eta)")
+    beta_1: Share = Field(0.9, description="share of the first moment that is kept")
+    beta_2: Share = Field(0.99, description="share of the second moment that is kept")
     tau: float = Field(1e-3, ge=1e-9, le=MOST_RATE, description="adaptivity: added to the root of the second moment")
 
 
@@ -39,16 +39,16 @@ class FedAdam(Averaging[FedAdamConfig]):
     config_type = FedAdamConfig
 
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
-        """One step, in float64; moments begin at 0 and at tau^2, without a correction of their bias."""
-        config, first, second, sent = self.config, dict[str, Array](), dict[str, Array](), dict[str, Array]()
+        """One step, in float64. The moments start at 0 and at tau^2, without bias correction."""
+        config, first, second, model = self.config, dict[str, Array](), dict[str, Array](), dict[str, Array]()
         for name, array in held.items():
             step = mean[name] - array.astype(np.float64)
-            kept = state["first"][name] if state else np.zeros(array.shape)
-            first[name] = config.beta_1 * kept + (1 - config.beta_1) * step
+            momentum = state["first"][name] if state else np.zeros(array.shape)
+            first[name] = config.beta_1 * momentum + (1 - config.beta_1) * step
             second[name] = self.second(state["second"][name] if state else np.full(array.shape, config.tau**2), step**2)
-            sent[name] = array + config.server_rate * first[name] / (np.sqrt(second[name]) + config.tau)
-        return {name: array.astype(np.float32) for name, array in sent.items()}, {"first": first, "second": second}
+            model[name] = array + config.server_rate * first[name] / (np.sqrt(second[name]) + config.tau)
+        return {name: array.astype(np.float32) for name, array in model.items()}, {"first": first, "second": second}
 
-    def second(self, kept: Array, square: Array) -> Array:
-        """The second moment, after the square of a step."""
-        return self.config.beta_2 * kept + (1 - self.config.beta_2) * square
+    def second(self, moment: Array, square: Array) -> Array:
+        """The second moment after a step whose square is `square`."""
+        return self.config.beta_2 * moment + (1 - self.config.beta_2) * square

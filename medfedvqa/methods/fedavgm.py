@@ -1,7 +1,7 @@
 """FedAvgM: federated averaging with momentum at the server (T.-M. H. Hsu et al., arXiv:1909.06335, 2019).
 
 Sites train as in `fedavg`. The server keeps a velocity v and sends w + r v, where v = momentum v + (mean - w) and w is
-what it sent before.
+the model that it sent before.
 
 | paper | here | why |
 |---|---|---|
@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from audits import Tensors
-from medfedvqa.bounds import MOST_RATE
+from medfedvqa.bounds import Rate, Share
 from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
 from medfedvqa.core.registry import register
 
@@ -21,10 +21,8 @@ from medfedvqa.core.registry import register
 class FedAvgMConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    momentum: float = Field(
-        0.9, ge=0, lt=1, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg"
-    )
-    server_rate: float = Field(1.0, gt=0, le=MOST_RATE, description="the server's learning rate")
+    momentum: Share = Field(0.9, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg")
+    server_rate: Rate = Field(1.0, description="the server's learning rate")
 
 
 @register
@@ -35,10 +33,10 @@ class FedAvgM(Averaging[FedAvgMConfig]):
     config_type = FedAvgMConfig
 
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
-        """w + r v, in float64."""
+        """The model w + r v, in float64."""
         before = state.get("velocity", {name: np.zeros(array.shape) for name, array in held.items()})
         velocity = {
             name: self.config.momentum * before[name] + (mean[name] - held[name].astype(np.float64)) for name in held
         }
-        sent = {name: held[name] + self.config.server_rate * velocity[name] for name in held}
-        return {name: array.astype(np.float32) for name, array in sent.items()}, {"velocity": velocity}
+        model = {name: held[name] + self.config.server_rate * velocity[name] for name in held}
+        return {name: array.astype(np.float32) for name, array in model.items()}, {"velocity": velocity}

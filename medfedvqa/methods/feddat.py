@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ROUNDS, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import MOST_ROUNDS, Temperature, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -21,7 +21,7 @@ from medfedvqa.training import Rows, Site, Trainer
 from privacy import Chance, DPSettings
 
 LOCAL, FROZEN = "local", "frozen"
-"""What a site keeps beside its values: the local adapter, and the shared one as the last round began with it."""
+"""Keys of a site's state: the local adapter, and the shared adapter at the start of the last round."""
 
 
 class FedDATConfig(AveragingConfig, frozen=True):
@@ -32,14 +32,12 @@ class FedDATConfig(AveragingConfig, frozen=True):
     weighting: Literal["rows", "uniform"] = Field(
         "uniform", description="the weight of a site in the mean (paper: rows in Eq. 3, uniform in Algorithm 1)"
     )
-    alpha: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the teacher in the student's loss (code: 1)")
-    beta: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the student in the teacher's loss (code: 1)")
+    alpha: Weight = Field(1.0, description="weight of the teacher in the student's loss (code: 1)")
+    beta: Weight = Field(1.0, description="weight of the student in the teacher's loss (code: 1)")
     ramp_rounds: int = Field(
         0, ge=0, le=MOST_ROUNDS, description="rounds in which alpha and beta grow exponentially; 0 is constant"
     )
-    temperature: float = Field(
-        3.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of both distillations (code: 3; paper: unsaid)"
-    )
+    temperature: Temperature = Field(3.0, description="of both distillations (code: 3; paper: unsaid)")
     direction: Literal["reference", "paper"] = Field(
         "reference", description="KL(teacher || student), as the code has it, or the paper's KL(student || teacher)"
     )
@@ -74,11 +72,11 @@ class FedDAT(Averaging[FedDATConfig]):
 
     @property
     def passes(self) -> int:
-        """Student and teacher each look at the data; without a local adapter, the teacher has nothing to learn."""
+        """Student and teacher each take a step. Without a local adapter, the teacher has nothing to train."""
         return 1 if self.config.ablation == "local" else 2
 
     def setup(self, site: Site) -> State:
-        """As for all, and a local adapter."""
+        """The state of `Averaging`, and a local adapter."""
         state = super().setup(site)
         seed = site.task_seed(LOCAL, 0) if self.config.local_adapter == "own" else site.seed + 1
         generator = torch.Generator().manual_seed(seed)
@@ -86,32 +84,32 @@ class FedDAT(Averaging[FedDATConfig]):
         return {**state, LOCAL: {name: value.to(site.device) for name, value in local.items()}}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """Per batch, a step of the shared adapter and the head, then one of the local adapter and the head."""
+        """For each batch, a step of the shared adapter and the head, then a step of the local adapter and the head."""
         config, model = self.config, trainer.model
         frozen = {name: value for name, value in start.items() if not name.startswith(HEAD)}
-        answering = {name: value for name, value in start.items() if name.startswith(HEAD)}
-        shared, head, own = (trainer.part(values, round) for values in (frozen, answering, state[LOCAL]))
+        answer_head = {name: value for name, value in start.items() if name.startswith(HEAD)}
+        shared, head, local = (trainer.part(values, round) for values in (frozen, answer_head, state[LOCAL]))
         alpha, beta = config.weights(round)
         before: Values = {}
 
-        # Dropout of the teacher and in targets has a stream of its own: the student's is that of plain averaging.
+        # The student draws dropout as in plain averaging; the teacher and all targets draw from another stream.
         def student(values: Values, rows: Rows) -> torch.Tensor:
-            teacher = self.teacher(frozen, own.values) | head.values
+            teacher = self.teacher(frozen, local.values) | head.values
             return self._losses(model, values, rows, alpha, teacher, rows.chance)
 
-        def taught(values: Values, rows: Rows) -> torch.Tensor:
-            trained = self.teacher(frozen, values) | head.values
-            return self._losses(model, trained, rows, beta, before, _teaching(rows))
+        def tutor(values: Values, rows: Rows) -> torch.Tensor:
+            teacher = self.teacher(frozen, values) | head.values
+            return self._losses(model, teacher, rows, beta, before, _teacher_chance(rows))
 
         for draw, *others in trainer.draws(seed, self.passes):
             before = shared.trained() | head.trained()
             trainer.step([shared, head], student, draw)
             for other in others:
-                trainer.step([own, head] if config.head_update == "both" else [own], taught, other)
-        return {"values": shared.trained() | head.trained(), LOCAL: own.trained(), FROZEN: frozen}
+                trainer.step([local, head] if config.head_update == "both" else [local], tutor, other)
+        return {"values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
 
     def teacher(self, frozen: Values, local: Values) -> Values:
-        """The Dual-Adapter Teacher (Eq. 4); `local` may hold more than its adapter, which stays as it is."""
+        """The Dual-Adapter Teacher (Eq. 4). Values of `local` outside of its adapter pass through unchanged."""
         if self.config.ablation == "local":
             return frozen
         if self.config.ablation == "frozen":
@@ -119,7 +117,7 @@ class FedDAT(Averaging[FedDATConfig]):
         return local | {OTHER + name: value for name, value in frozen.items()}
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
-        """See `Averaging.tested`; `inference` chooses the adapter."""
+        """See `Averaging.tested`. The option `inference` chooses the adapter."""
         values = super().tested(site, state, received)
         match self.config.inference:
             case "local":
@@ -132,9 +130,9 @@ class FedDAT(Averaging[FedDATConfig]):
     def _losses(
         self, model: AnswerModel, values: Values, rows: Rows, weight: float, other: Values, chance: Chance | None
     ) -> torch.Tensor:
-        """Of each row: from its answer, and with `weight` from what the model with the `other` values answers.
+        """The loss of each row: from its answer, and with `weight` from the model with the `other` values.
 
-        `chance`: what the dropout of the model that is trained draws from.
+        `chance`: the random source of dropout in the model that is trained.
         """
         config, logits = self.config, model.logits(values, rows.batch, chance)
         if config.loss == "ce":
@@ -145,11 +143,11 @@ class FedDAT(Averaging[FedDATConfig]):
         if not weight:
             return losses
         with torch.no_grad():
-            target = model.logits(other, rows.batch, _teaching(rows))
+            target = model.logits(other, rows.batch, _teacher_chance(rows))
         pair = (logits, target) if config.direction == "paper" else (target, logits)
         return losses + weight * divergence(*pair, config.temperature)
 
 
-def _teaching(rows: Rows) -> Chance | None:
-    """What dropout draws from in the teacher, and in what the trained model is held against."""
+def _teacher_chance(rows: Rows) -> Chance | None:
+    """The random source of dropout in the teacher and in targets."""
     return rows.chance and rows.chance.apart("teacher")

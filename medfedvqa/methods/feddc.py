@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors
-from medfedvqa.bounds import MOST_WEIGHT
+from medfedvqa.bounds import Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -17,9 +17,7 @@ from medfedvqa.training import Penalty, Site, Trainer
 class FedDCConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    alpha: float = Field(
-        0.01, ge=0, le=MOST_WEIGHT, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg"
-    )
+    alpha: Weight = Field(0.01, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg")
 
 
 @register
@@ -30,38 +28,38 @@ class FedDC(Averaging[FedDCConfig]):
     config_type = FedDCConfig
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """As FedAvg's, tensor for tensor: a site adds its drift to what it trained, and never sends them apart."""
+        """The exchange of FedAvg: a site adds its drift to the trained values, and never sends the two apart."""
         exchange = super().exchange(shape)
         return replace(exchange, tasks=tuple(map(self._drifted, exchange.tasks)))
 
     def setup(self, site: Site) -> State:
-        """No drift yet."""
+        """The state of `Averaging`, with a drift of zero."""
         state = super().setup(site)
         drifting = self.shared(site.backbone.shape) if self.config.alpha else ()
         return {**state, "drift": {name: torch.zeros_like(state["values"][name]) for name in drifting}}
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """As FedAvg's; the reply carries the drift"""
+        """The round of FedAvg, with the drift added to the reply."""
         state, reply = super().train(site, state, received, round)
         drifted = {name: reply[name] + drift.numpy(force=True) for name, drift in state["drift"].items()}
         return state, reply | drifted
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """A round; the drift grows by how far it led."""
+        """A round, whose change of the values is added to the drift."""
         drift, state = state["drift"], super().local(trainer, state, start, round, seed)
         return {**state, "drift": {name: drift[name] + state["values"][name] - start[name] for name in drift}}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """`alpha/2 |w_i + h_i - w|^2`: a drift that is there already calls for going back."""
+        """`alpha/2 |w_i + h_i - w|^2`, which pulls against the earlier drift."""
         alpha, drift = self.config.alpha, state["drift"]
         if not drift:
             return None
 
-        def apart(values: Values) -> torch.Tensor:
+        def correction(values: Values) -> torch.Tensor:
             square: torch.Tensor = sum((values[name] + drift[name] - start[name]).square().sum() for name in drift)
             return alpha / 2 * square
 
-        return apart
+        return correction
 
     def _drifted(self, task: TaskSpec) -> TaskSpec:
         if not self.config.alpha:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import MOST_LAYERS, MOST_WEIGHT
+from medfedvqa.bounds import Blocks, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.knowledge_preserving import Outputs, outputs
 from medfedvqa.core.method import State
@@ -20,17 +20,15 @@ from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import RowLoss, Rows, Site, Trainer
 
 MENTOR = "mentor."
-"""Before the names of the mentor's values, in what a site keeps."""
+"""The prefix of the names of the mentor's values in a site's state."""
 
 
 class FedKDConfig(AveragingConfig, frozen=True):
-    """Options; those of FedAvg describe the mentee, and `evaluated` 'personal' tests the mentor."""
+    """Options. Those of FedAvg describe the mentee, and `evaluated` 'personal' tests the mentor."""
 
     mentor: TuningKind = Field("blocks", description="what the mentor trains beside its answer head")
-    mentor_blocks: int | None = Field(3, ge=1, le=MOST_LAYERS, description="as `blocks`, of the mentor")
-    distil: float = Field(
-        1.0, ge=0, le=MOST_WEIGHT, description="weight of what they learn from each other; 0 is FedAvg"
-    )
+    mentor_blocks: Blocks = Field(3, description="as `blocks`, of the mentor")
+    distil: Weight = Field(1.0, description="weight of what they learn from each other; 0 is FedAvg")
     form: Literal["paper", "reference"] = Field(
         "paper", description="whether each learns from the other, held constant, or all gradients flow into both"
     )
@@ -44,14 +42,14 @@ class FedKD(Averaging[FedKDConfig]):
     config_type = FedKDConfig
 
     def setup(self, site: Site) -> State:
-        """A mentee as all other sites', a mentor of the site's own."""
+        """A mentee that starts alike at all sites, and the site's own mentor."""
         values = super().setup(site)["values"]
         generator = torch.Generator().manual_seed(site.task_seed("mentor", 0))
         mentor = self.mentor(site).initial(generator, generator)
         return {"values": values | {MENTOR + name: value for name, value in mentor.items()}}
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """Both at once: one gradient, of the sum of both losses."""
+        """The sum of both models' losses, so that one gradient trains both."""
         config, model = self.config, self.mentor(trainer.site)
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
@@ -62,41 +60,41 @@ class FedKD(Averaging[FedKDConfig]):
         return loss
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
-        """By the mentee, or by the mentor where the site's own model is tested."""
+        """See `Alone.right`: the mentee answers, or the mentor if `evaluated` is 'personal'."""
         if self.config.evaluated == "shared":
             return super().right(trainer, values, examples)
         return trainer.right(_mentors(values), examples, self.mentor(trainer.site))
 
     def mentor(self, site: Site) -> TunedModel:
-        """The model that stays."""
+        """The model that stays at the site."""
         config = self.config
         tuning = TuningConfig(config.mentor, config.mentor_blocks, config.rank, config.reduction, config.length)
         return self.model_of(site, tuning)
 
     def depth(self, site: Site) -> Depth:
-        """The deeper of both, tower by tower."""
-        one, other = self.model(site).depth, self.mentor(site).depth
-        return {tower: max(one[tower], other[tower]) for tower in one}
+        """The larger depth of both models, tower by tower."""
+        mentee, mentor = self.model(site).depth, self.mentor(site).depth
+        return {tower: max(mentee[tower], mentor[tower]) for tower in mentee}
 
 
 def mutual(
     mentee: Outputs, mentor: Outputs, answers: torch.Tensor, weight: float, form: Literal["paper", "reference"]
 ) -> torch.Tensor:
-    """Both models' losses of each row together, [rows]: what they teach each other is divided by how wrong both are.
+    """The sum of both models' losses of each row, [rows]. Mutual distillation is divided by the sum of their errors.
 
-    `reference`: as the authors' code, where nothing is held constant and the divergence is a mean over answers.
+    `reference`: the authors' code, which holds nothing constant and takes the divergence's mean over answers.
     """
     of_mentee, of_mentor = (F.cross_entropy(each.logits, answers, reduction="none") for each in (mentee, mentor))
     losses = of_mentee + of_mentor
     if not weight:
         return losses
-    taught = lesson(mentor, mentee, form) + lesson(mentee, mentor, form)
-    unsure = losses.detach() if form == "paper" else losses
-    return losses + weight * taught / unsure.clamp(min=_LEAST)
+    distilled = distillation(mentor, mentee, form) + distillation(mentee, mentor, form)
+    errors = losses.detach() if form == "paper" else losses
+    return losses + weight * distilled / errors.clamp(min=_LEAST)
 
 
-def lesson(teacher: Outputs, student: Outputs, form: Literal["paper", "reference"]) -> torch.Tensor:
-    """Divergence of answers plus mean squared distance of features, [rows]."""
+def distillation(teacher: Outputs, student: Outputs, form: Literal["paper", "reference"]) -> torch.Tensor:
+    """The divergence of answers plus the mean squared distance of features, [rows]."""
     if form == "paper":
         teacher = Outputs(teacher.features.detach(), teacher.logits.detach())
     answers = divergence(teacher.logits, student.logits) / (1 if form == "paper" else teacher.logits.shape[1])
@@ -108,4 +106,4 @@ def _mentors(values: Values) -> Values:
 
 
 _LEAST = 1e-2
-"""What both models' losses on a row count at least: where both are sure, a quotient by less would drown all else."""
+"""The least divisor: where both models are sure, a smaller one would drown all other terms."""

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_ANSWERS, MOST_LAYERS, MOST_RATE, MOST_ROUNDS, MOST_TEMPERATURE
+from medfedvqa.bounds import MOST_ANSWERS, Blocks, Rate, Rounds, Temperature
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
@@ -19,14 +19,12 @@ Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
 class FedP3Config(PreservingConfig, frozen=True):
     """Options; the defaults are the paper's, Sec. 4.2."""
 
-    rounds: int = Field(5, ge=1, le=MOST_ROUNDS, description="rounds of local training and averaging")
-    learning_rate: float = Field(1e-4, gt=0, le=MOST_RATE, description="first learning rate")
+    rounds: Rounds = Field(5, description="rounds of local training and averaging")
+    learning_rate: Rate = Field(1e-4, description="first learning rate")
     tuning: TuningKind = Field("blocks", description="what is trained beside the answer head")
-    blocks: int | None = Field(
-        3, ge=1, le=MOST_LAYERS, description="how many of each tower's last blocks are tuned; null is all"
-    )
+    blocks: Blocks = Field(3, description="how many of each tower's last blocks are tuned; null is all")
     preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
-    temperature: float = Field(2.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of preserve 'kl'")
+    temperature: Temperature = Field(2.0, description="of preserve 'kl'")
     filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
     top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), at most all")
     clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")
@@ -46,21 +44,21 @@ class FedP3(Preserving[FedP3Config]):
         config = self.config
         if config.preserve == "kl":
             return divergence(teacher.logits, student.logits, config.temperature)
-        taught, learnt = teacher.logits, student.logits
+        scores = [teacher.logits, student.logits]
         if config.space == "probability":
-            taught, learnt = taught.softmax(dim=1), learnt.softmax(dim=1)
+            scores = [logits.softmax(dim=1) for logits in scores]
         if config.filter != "all":
-            kept = self.kept(student, teacher, rows)
-            taught, learnt = taught.gather(1, kept), learnt.gather(1, kept)
-        apart = (matchups(taught) - matchups(learnt)).abs()
-        return apart.sum((1, 2)) if config.pairs == "sum" else apart.mean((1, 2))
+            chosen = self.chosen(student, teacher, rows)
+            scores = [values.gather(1, chosen) for values in scores]
+        differences = (matchups(scores[0]) - matchups(scores[1])).abs()
+        return differences.sum((1, 2)) if config.pairs == "sum" else differences.mean((1, 2))
 
     @torch.no_grad()
-    def kept(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """The answers whose preferences count, int64 [rows, N]: each row's own."""
+    def chosen(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
+        """The answers whose preferences count for each row, int64 [rows, N]."""
         config, logits = self.config, teacher.logits
         if config.filter == "random":
-            # Who looks at losses without training (`Method.probe`) sees one fixed filter.
+            # Losses without training (`Method.probe`) use one fixed filter.
             chance = rows.chance or SeededChance(0)
             scores = chance.apart("filter").uniform(logits.shape).to(logits.device)
         else:
@@ -74,24 +72,24 @@ def matchups(values: torch.Tensor) -> torch.Tensor:
 
 
 def forgotten(teacher: torch.Tensor, student: torch.Tensor, by: Filter, clamp: bool = False) -> torch.Tensor:
-    """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and what replaces them).
+    """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and the ablations).
 
     Eq. 12 weighs each row's log p_S by log(H_T / H_S), as printed: only so is r = p_T while both models agree.
     """
-    taught, learnt = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
+    of_teacher, of_student = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     match by:
         case "teacher":
-            return taught
+            return of_teacher
         case "student":
-            return learnt
+            return of_student
         case "eq11":
-            return taught - learnt
-    gain = torch.log(entropy(taught) / entropy(learnt))
-    return taught - (gain.clamp(min=0) if clamp else gain) * learnt
+            return of_teacher - of_student
+    gain = torch.log(entropy(of_teacher) / entropy(of_student))
+    return of_teacher - (gain.clamp(min=0) if clamp else gain) * of_student
 
 
 def entropy(logarithms: torch.Tensor) -> torch.Tensor:
-    """Of distributions given by their logarithms, in nats, at least 1e-8: [rows, answers] to [rows, 1]."""
+    """The entropy of distributions from their logarithms, in nats, at least 1e-8: [rows, answers] to [rows, 1]."""
     return (-logarithms.exp() * logarithms).sum(dim=1, keepdim=True).clamp(min=_LEAST_ENTROPY)
 
 

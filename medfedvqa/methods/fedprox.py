@@ -3,7 +3,7 @@
 import torch
 from pydantic import Field
 
-from medfedvqa.bounds import MOST_WEIGHT
+from medfedvqa.bounds import Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -14,9 +14,7 @@ from medfedvqa.training import Penalty
 class FedProxConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    mu: float = Field(
-        0.01, ge=0, le=MOST_WEIGHT, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg"
-    )
+    mu: Weight = Field(0.01, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg")
 
 
 @register
@@ -27,7 +25,7 @@ class FedProx(Averaging[FedProxConfig]):
     config_type = FedProxConfig
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """The proximal term; none for mu = 0, which then is FedAvg bit for bit."""
+        """The proximal term; none for mu = 0, which is FedAvg bit for bit."""
         mu = self.config.mu
         if not mu:
             return None

@@ -1,6 +1,6 @@
 """FedYogi: Yogi at the server (S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
 
-As `fedadam`, but for v = v - (1 - beta_2) D^2 sign(v - D^2): the second moment grows and shrinks by at most the square
+It is `fedadam` with v = v - (1 - beta_2) D^2 sign(v - D^2): the second moment grows and shrinks by at most the square
 of one step.
 
 | paper | here | why |
@@ -21,6 +21,6 @@ class FedYogi(FedAdam):
 
     name = "fedyogi"
 
-    def second(self, kept: Array, square: Array) -> Array:
-        """The second moment, after the square of a step."""
-        return kept - (1 - self.config.beta_2) * square * np.sign(kept - square)
+    def second(self, moment: Array, square: Array) -> Array:
+        """The second moment after a step whose square is `square`."""
+        return moment - (1 - self.config.beta_2) * square * np.sign(moment - square)

@@ -18,5 +18,5 @@ class Local(Averaging[LocalConfig]):
     shares = False
 
     def shared(self, shape: BackboneShape) -> Shapes:
-        """Nothing."""
+        """No tensors: nothing is shared."""
         return {}

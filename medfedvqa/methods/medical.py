@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from audits import Exchange, Tensors
-from medfedvqa.bounds import MOST_HOPS, MOST_PASSES, MOST_PIXELS, MOST_SPACE, MOST_WEIGHT
+from medfedvqa.bounds import MOST_HOPS, MOST_PIXELS, MOST_SPACE, ExtraPasses, Share, Weight
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -27,13 +27,13 @@ from privacy import Cost
 
 
 class MedicalConfig(AloneConfig, frozen=True):
-    """Options of these networks."""
+    """Options of all these networks."""
 
     pixels: int = Field(
         128, ge=16, le=MOST_PIXELS, multiple_of=16, description="side of a picture; a region is 16 pixels"
     )
     width: int = Field(128, ge=2, le=MOST_SPACE, multiple_of=2, description="of the question's state and of attention")
-    dropout: float = Field(0.5, ge=0, lt=1, description="before the answer layer")
+    dropout: Share = Field(0.5, description="before the answer layer")
 
 
 class AttentionConfig(MedicalConfig, frozen=True):
@@ -43,24 +43,18 @@ class AttentionConfig(MedicalConfig, frozen=True):
 
     @property
     def network(self) -> NetworkConfig:
-        """The network's."""
+        """The options of the network."""
         return NetworkConfig(self.pixels, self.width, self.hops, self.dropout)
 
 
 class DenoisingConfig(MedicalConfig, frozen=True):
     """Options of networks with an auto-encoder."""
 
-    pretraining: int = Field(
-        5,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes over the site's own pictures, before round 1, that train the auto-encoder alone",
+    pretraining: ExtraPasses = Field(
+        5, description="passes over the site's own pictures, before round 1, that train the auto-encoder alone"
     )
-    reconstruction: float = Field(
-        0.001,
-        ge=0,
-        le=MOST_WEIGHT,
-        description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)",
+    reconstruction: Weight = Field(
+        0.001, description="weight of the auto-encoder's loss beside the answers' (MEVF's code: 0.001)"
     )
 
 
@@ -83,26 +77,26 @@ class San(Alone[AttentionConfig]):
     config_type = AttentionConfig
 
     def model(self, site: Site) -> StackedAttention:
-        """For the model's answer space."""
+        """The network for the site's answer space."""
         return StackedAttention(self.answer_count(site), self.config.network, site.device)
 
 
 class Denoised(Alone[Config]):
-    """A network with an auto-encoder that is trained first alone, then together with the rest."""
+    """A network with an auto-encoder, which is trained alone first and then together with the rest."""
 
     def cost(self, task: str) -> Cost:
-        """The first round also pays for what comes before it."""
+        """See `Alone.cost`. The first round also pays for the pre-training."""
         cost = super().cost(task)
         if self.dp is None or task != "start" or not self.config.pretraining:
             return cost
-        return cost + Cost(steps=self._before.training.private_steps(self.dp))
+        return cost + Cost(steps=self._pretraining.training.private_steps(self.dp))
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The auto-encoder alone, then the first round."""
+        """The pre-training of the auto-encoder, then the first round."""
         return super().start(site, {**state, "values": self.pretrained(site, state["values"])}, received, round)
 
     def pretrained(self, site: Site, values: Values) -> Values:
-        """The values after the auto-encoder has been trained on the pictures of the site's training rows."""
+        """The values after training the auto-encoder on the pictures of the site's training rows."""
         if not self.config.pretraining:
             return values
         network = self.model(site)
@@ -111,11 +105,11 @@ class Denoised(Alone[Config]):
         def loss(values: Values, rows: Rows) -> torch.Tensor:
             return network.reconstruction(values, rows.batch, rows.chance)
 
-        trainer = Trainer(site, network, self._before.training, self.answers, self.privacy)
+        trainer = Trainer(site, network, self._pretraining.training, self.answers, self.privacy)
         return values | trainer.train(part, loss, 1, site.task_seed("pretrain", 0)).trained()
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """Binary cross-entropy, summed over answers, plus the weighted error of the auto-encoder."""
+        """Binary cross-entropy summed over answers, plus the weighted error of the auto-encoder."""
         network, weight = self.model(trainer.site), self.config.reconstruction
 
         def loss(values: Values, rows: Rows) -> torch.Tensor:
@@ -128,10 +122,10 @@ class Denoised(Alone[Config]):
 
     @abstractmethod
     def model(self, site: Site) -> EnhancedAttention | ClipFusion:
-        """For the model's answer space."""
+        """The network for the site's answer space."""
 
     @property
-    def _before(self) -> Config:
+    def _pretraining(self) -> Config:
         return self.config.model_copy(update={"local_epochs": self.config.pretraining})
 
 
@@ -143,7 +137,7 @@ class Mevf(Denoised[MevfConfig]):
     config_type = MevfConfig
 
     def model(self, site: Site) -> EnhancedAttention:
-        """For the model's answer space."""
+        """The network for the site's answer space."""
         return EnhancedAttention(self.answer_count(site), self.config.network, site.device)
 
 
@@ -161,6 +155,6 @@ class PubMedClip(Denoised[PubMedClipConfig]):
         return super().exchange(shape)
 
     def model(self, site: Site) -> ClipFusion:
-        """For the model's answer space."""
+        """The network for the site's answer space."""
         config = NetworkConfig(self.config.pixels, self.config.width, dropout=self.config.dropout)
         return ClipFusion(self.answer_count(site), config, site.device, backbone=site.backbone)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from medfedvqa.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_WEIGHT
+from medfedvqa.bounds import Temperature, Weight
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
@@ -15,8 +15,8 @@ from medfedvqa.training import RowLoss, Rows, Trainer
 class MoonConfig(AveragingConfig, frozen=True):
     """Options."""
 
-    mu: float = Field(1.0, ge=0, le=MOST_WEIGHT, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
-    temperature: float = Field(0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of cosines (tau)")
+    mu: Weight = Field(1.0, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
+    temperature: Temperature = Field(0.5, description="of cosines (tau)")
 
 
 @register
@@ -28,7 +28,7 @@ class Moon(Averaging[MoonConfig]):
     compares_features = True
 
     def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
-        """Cross-entropy plus mu times the contrast; until there is a mean, both models are one."""
+        """Cross-entropy plus mu times the contrast. Until there is a mean, both models of the contrast are the same."""
         model, mu, last = trainer.model, self.config.mu, state["values"]
         if not mu:
             return super().row_loss(trainer, state, start)
@@ -36,15 +36,15 @@ class Moon(Averaging[MoonConfig]):
         def loss(values: Values, rows: Rows) -> torch.Tensor:
             features = model.features(values, rows.batch)
             with torch.no_grad():
-                shared, own = (model.features(frozen, rows.batch) for frozen in (start, last))
+                shared, local = (model.features(frozen, rows.batch) for frozen in (start, last))
             logits = model.answer(values, features, rows.chance)
             answers = F.cross_entropy(logits, rows.answers, reduction="none")
-            return answers + mu * contrast(features, shared, own, self.config.temperature)
+            return answers + mu * contrast(features, shared, local, self.config.temperature)
 
         return loss
 
 
-def contrast(features: torch.Tensor, shared: torch.Tensor, own: torch.Tensor, temperature: float) -> torch.Tensor:
-    """-log of the mean model's share of exp(cosine / temperature), [rows], between it and the last own model."""
-    cosines = [F.cosine_similarity(features, other) / temperature for other in (own, shared)]
+def contrast(features: torch.Tensor, shared: torch.Tensor, local: torch.Tensor, temperature: float) -> torch.Tensor:
+    """-log of the mean model's share of exp(cosine / temperature), [rows], against the site's last model."""
+    cosines = [F.cosine_similarity(features, other) / temperature for other in (local, shared)]
     return F.softplus(cosines[0] - cosines[1])

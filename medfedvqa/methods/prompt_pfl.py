@@ -12,20 +12,11 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import (
-    MOST_LAYERS,
-    MOST_LENGTH,
-    MOST_PASSES,
-    MOST_RATE,
-    MOST_ROUNDS,
-    MOST_ROWS,
-    MOST_WEIGHT,
-    MOST_WIDTH,
-)
+from medfedvqa.bounds import BatchRows, Blocks, Passes, PromptLength, Rate, Rounds, Share, Weight, WeightDecay, Width
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.core.local_training import Alone, AloneConfig
-from medfedvqa.core.method import State, tensors_of
+from medfedvqa.core.method import State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MixOnShares, OnShares
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import register
@@ -57,55 +48,40 @@ ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 class PromptPFLConfig(AloneConfig, frozen=True):
     """Options; the defaults are the paper's where it gives one (section 3.1)."""
 
-    rounds: int = Field(30, ge=1, le=MOST_ROUNDS, description="exchanges of prompts (paper: 30)")
-    local_epochs: int = Field(
-        5, ge=1, le=MOST_PASSES, description="passes over the site's rows per round (paper: 5 'iterations')"
-    )
-    batch_rows: int = Field(64, ge=1, le=MOST_ROWS, description="rows per batch, whole patients (paper: unsaid)")
+    rounds: Rounds = Field(30, description="exchanges of prompts (paper: 30)")
+    local_epochs: Passes = Field(5, description="passes over the site's rows per round (paper: 5 'iterations')")
+    batch_rows: BatchRows = Field(64, description="rows per batch, whole patients (paper: unsaid)")
     optimizer: Optimizer = Field("adam", description="optimiser, whose memory lasts over rounds (paper: unsaid)")
-    learning_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="first learning rate (paper: 0.01)")
-    weight_decay: float = Field(
-        0.0, ge=0, le=MOST_RATE, description="decay of weights per step (paper: none; see beta)"
-    )
-    alpha: float = Field(0.5, ge=0, le=MOST_WEIGHT, description="weight of the distance loss L_d (paper: 0.5)")
-    beta: float = Field(0.001, ge=0, le=MOST_WEIGHT, description="weight of ||w_mlp||^2 (paper: 0.001)")
-    blocks: int | None = Field(
-        None, ge=1, le=MOST_LAYERS, description="r: prompts in the last r blocks; null is all (paper: 12)"
-    )
-    length: int = Field(
-        4, ge=2, le=MOST_LENGTH, description="L: tokens per block and prompt, half keys, half values (paper: 4)"
-    )
+    learning_rate: Rate = Field(0.01, description="first learning rate (paper: 0.01)")
+    weight_decay: WeightDecay = Field(0.0, description="decay of weights per step (paper: none; see beta)")
+    alpha: Weight = Field(0.5, description="weight of the distance loss L_d (paper: 0.5)")
+    beta: Weight = Field(0.001, description="weight of ||w_mlp||^2 (paper: 0.001)")
+    blocks: Blocks = Field(None, description="r: prompts in the last r blocks; null is all (paper: 12)")
+    length: PromptLength = Field(4, description="L: tokens per block and prompt, half keys, half values (paper: 4)")
     joining: Joining = Field("concatenate", description="how local and shared prompts join")
     placing: Placing = Field("before", description="prompts join before or after W^K, W^V")
     features: Features = Field("concat", description="what the answer head sees")
-    hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the answer head's hidden layer (paper: 512)")
-    dropout: float = Field(0.2, ge=0, lt=1, description="dropout in the answer head (paper: 0.2)")
-    prompt_std: float = Field(0.02, gt=0, le=MOST_RATE, description="deviation of new prompts (paper: unsaid)")
+    hidden: Width = Field(512, description="width of the answer head's hidden layer (paper: 512)")
+    dropout: Share = Field(0.2, description="dropout in the answer head (paper: 0.2)")
+    prompt_std: Rate = Field(0.02, description="deviation of new prompts (paper: unsaid)")
     mode: Literal["clamped", "paper"] = Field("clamped", description="reliability with cosines clamped at 0, or Eq. 11")
     similarity: Literal["prompt", "block"] = Field("prompt", description="cosine of whole prompts, or per block")
     order: Literal["synchronous", "sequential"] = Field(
         "synchronous", description="all sites from one snapshot, or one after the other (Algorithm 1)"
     )
     ablation: ABLATIONS = Field(
-        "none",
-        description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt",
+        "none", description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt"
     )
     local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'alone'")
-    finish_epochs: int = Field(
-        0,
-        ge=0,
-        le=MOST_PASSES,
-        description="passes that a site trains on by itself after its last release, without noise; 0 is none",
-    )
 
     @property
     def sharing(self) -> bool:
-        """Whether prompts travel."""
+        """Whether the prompts travel."""
         return self.ablation not in ("AS1", "AS2")
 
     @property
     def tuned(self) -> TuningConfig:
-        """The prompts."""
+        """The tuning of the backbone: the prompts."""
         if self.ablation == "AS1":
             return TuningConfig("classifier")
         without = {"AS3": (IMAGE,), "AS4": (TEXT,)}.get(self.ablation, ())
@@ -129,12 +105,12 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def least_sites(self) -> int:
-        """Sharing needs somebody to share with."""
+        """Two sites at least, if they share prompts."""
         return max(super().least_sites, 2 if self.config.sharing else 1)
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
-        """Prompts of all training tasks; in one order and with one kind of weights only."""
+        """The prompts of all training tasks. Shares allow only one order and one kind of weights."""
         if self.config.mode == "paper":
             raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")
         if self.config.order == "sequential":
@@ -145,51 +121,51 @@ class PromptPFL(Alone[PromptPFLConfig]):
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
         shapes = self.prompts(shape) if self.config.sharing else {}
-        own = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
+        trained = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
         meaning = "share of validation rows answered right"
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, meaning, bounds=(0, 1))
         return Exchange(
             self.name,
             (
-                TaskSpec("start", up=(*own, accuracy), down=()),
-                TaskSpec("train", up=(*own, accuracy), down=mixed),
+                TaskSpec("start", up=(*trained, accuracy), down=()),
+                TaskSpec("train", up=(*trained, accuracy), down=mixed),
                 TaskSpec("evaluate", up=counts(*self.scores), down=mixed),
             ),
         )
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """What `evaluate` counts: with the baseline, also what the same model trained alone answers right."""
+        """The counts of `evaluate`. The baseline adds the rows that the same model, trained alone, answers right."""
         return (*SCORED, "alone_correct") if self._trains_alone else super().scores
 
     def prompts(self, shape: BackboneShape) -> Shapes:
-        """The prompts that a site trains, by name. Raises `ConfigError` if the backbone has no such towers."""
+        """The shapes of a site's prompts, by name. Raises `ConfigError` if the backbone lacks their towers."""
         if self.config.ablation in ("AS3", "AS4") and not {IMAGE, TEXT} <= shape.towers.keys():
             raise ConfigError("this backbone reads picture and question in one tower: prompts are for both or for none")
         return self.config.tuned.shapes(shape)
 
     def cost(self, task: str) -> Cost:
-        """Local steps, and the accuracy that weighs the site's prompts."""
+        """The local steps, and the accuracy that weighs the site's prompts."""
         if self.dp is None or task == "evaluate":
             return Cost()
         return super().cost(task) + Cost(counts=1)
 
     def setup(self, site: Site) -> State:
-        """New prompts and a new head. The prompts are the same at all sites, so that similarity means something."""
+        """New prompts and a new head. All sites start from the same prompts, so that similarities are comparable."""
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.seed)
         return {"values": self.model(site).initial(generator, generator), "optimizer": None}
 
     def model(self, site: Site, shared: Values | None = None) -> TunedModel:
-        """A site's model, with the others' mixed prompts if there are some: they are constants."""
+        """A site's model. The others' mixed prompts, if there are any, are constants."""
         self.prompts(site.backbone.shape)
         config = self.config
         head = HeadConfig(self.answer_count(site), config.hidden, config.dropout)
         return TunedModel(site.backbone, config.tuned, head, config.features, shared or None)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A round of local steps. In the first one no shared prompt exists yet, and so no L_d."""
+        """A round of local steps. The first round has no shared prompt yet, and so no L_d."""
         shared = tensors_of(received, site.device)
         trainer = self._trainer(site, shared)
         state = self.local(trainer, state, state["values"], round, site.task_seed("train", round))
@@ -207,10 +183,10 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """The site's prompts, float32 [blocks, tokens, width] each."""
         if not self.config.sharing:
             return {}
-        return {name: value.numpy(force=True) for name, value in state["values"].items() if name.startswith(PROMPT)}
+        return arrays_of({name: value for name, value in state["values"].items() if name.startswith(PROMPT)})
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """See `Alone.evaluate`; with the baseline, also rows answered right by the same model trained alone."""
+        """See `Alone.evaluate`. The baseline adds the rows that the same model, trained alone, answers right."""
         if not self._trains_alone:
             return super().evaluate(site, state, received, round)
         alone = Keeping(self, site, state, received, round).alone
@@ -219,7 +195,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return scored(state, site.data, released, alone_correct=int(right.sum()))
 
     def answered(self, site: Site, state: State, received: Tensors, examples: Examples) -> torch.Tensor:
-        """See `Alone.answered`: with the shared prompts."""
+        """See `Alone.answered`. The model uses the shared prompts."""
         return self._trainer(site, tensors_of(received, site.device)).right(state["values"], examples)
 
     def begun_anew(self, state: State, values: Values) -> State:
@@ -231,7 +207,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return received
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
-        """See `Method.probe`: prompts and head, with the shared prompts as constants."""
+        """See `Method.probe`: it trains prompts and head, with the shared prompts as constants."""
         trainer = self._trainer(site, tensors_of(received, site.device))
         loss = answer_losses(trainer.model)
         return Probe(self.trained(state), lambda values, rows: loss(dict(values), trainer.all_rows(rows)))
@@ -260,13 +236,13 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return Reliability(self.config.mode, by_block=self.config.similarity == "block")
 
     def _trainer(self, site: Site, shared: Values) -> Trainer:
-        """As `trainer`, of a model with these shared prompts."""
+        """The trainer of a model with these shared prompts."""
         return Trainer(site, self.model(site, shared), self.config.training, self.answers, self.privacy)
 
     def _accuracy(self, site: Site, right: torch.Tensor) -> float:
-        """The share of validation rows that are `right`, bool [rows], as it is released; 0 without any.
+        """The released share of validation rows that are `right`, bool [rows]; 0 without rows.
 
-        Under differential privacy it is the mean over validation patients of the share of their rows, with noise.
+        Under differential privacy it is the noisy mean over validation patients of the share of their rows.
         """
         if self.dp is None:
             return int(right.sum()) / max(1, len(right))

@@ -1,7 +1,7 @@
 """UniCon: unidirectional split learning with a contrastive loss (Sun and Ochiai, 2023, also known as BiCSL).
 
-Sites hold the trunk and the answer projection, the server two adapters for each site. In every step a site sends the
-activations of a batch, and learns the loss's gradients by them; at a round's end both sides average their parts.
+Sites hold the trunk and the answer projection; the server holds two adapters for each site. In every step a site sends
+the activations of a batch and receives the gradients of the loss; at the end of a round both sides average their parts.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,19 +12,21 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
-    LEAST_TEMPERATURE,
     MOST_DECAYS,
     MOST_LENGTH,
     MOST_PASSES,
-    MOST_RATE,
     MOST_ROUNDS,
     MOST_ROWS,
-    MOST_SPACE,
-    MOST_TEMPERATURE,
+    Factor,
+    Passes,
+    Rate,
+    Rounds,
+    Space,
+    Temperature,
 )
 from medfedvqa.core.averaging import TunedConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Method, State, tensors_of
+from medfedvqa.core.method import Method, State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import SCORED, counts, scored
@@ -46,7 +48,7 @@ from medfedvqa.training import Site, cached
 from privacy import DPSettings
 
 ROWS, ANSWERS = "v_mha", "v_apn"
-"""The activations that a step sends, and under the same names the gradients that it gets."""
+"""The activations that a step sends. The gradients come back under the same names."""
 _CUT = {ROWS: "what the trunk makes of pictures and questions", ANSWERS: "what the projection makes of answers"}
 _OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 
@@ -54,20 +56,18 @@ _OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 class UniConConfig(TunedConfig, frozen=True):
     """Options; `variant` and `averaged` say `paper` or `reference` where the paper and its released code differ."""
 
-    rounds: int = Field(
-        10, ge=1, le=MOST_ROUNDS, description="rounds, each ended by averaging (paper: 20, one epoch each)"
-    )
-    steps: int = Field(30, ge=1, le=MOST_PASSES, description="batches per round, the same number at all sites")
+    rounds: Rounds = Field(10, description="rounds, each ended by averaging (paper: 20, one epoch each)")
+    steps: Passes = Field(30, description="batches per round, the same number at all sites")
     batch_rows: int = Field(64, ge=2, le=MOST_ROWS, description="rows per batch, exactly (paper: 128)")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_RATE, description="Adam's, on both sides (paper: 0.0001)")
+    learning_rate: Rate = Field(1e-3, description="Adam's, on both sides (paper: 0.0001)")
     warmup: int = Field(
         0, ge=0, le=MOST_ROUNDS * MOST_PASSES, description="steps of linear warm-up (paper: 10000 of 69340)"
     )
-    decay: float = Field(0.2, gt=0, le=1, description="factor on the learning rate (paper: 0.2)")
+    decay: Factor = Field(0.2, description="factor on the learning rate (paper: 0.2)")
     decay_after: tuple[Annotated[int, Field(ge=0, le=MOST_ROUNDS)], ...] = Field(
         (10, 15), max_length=MOST_DECAYS, description="rounds after which it decays (paper: 10 and 15)"
     )
-    temperature: float = Field(0.07, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="tau (paper: 0.07)")
+    temperature: Temperature = Field(0.07, description="tau (paper: 0.07)")
     variant: Literal["reference", "paper"] = Field(
         "reference", description="InfoNCE: cosine, own key included, mean (code); or dot product, excluded, sum"
     )
@@ -82,13 +82,13 @@ class UniConConfig(TunedConfig, frozen=True):
         "sites", description="the sites' parts: averaged among them on shares, or each stays its own"
     )
     words: int = Field(8, ge=1, le=MOST_LENGTH, description="tokens of an answer (paper: 8)")
-    width: int = Field(512, ge=1, le=MOST_SPACE, description="width of v_MHA and v_APN (paper: 512)")
-    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of v_NHA and v_LTA (paper: 256)")
+    width: Space = Field(512, description="width of v_MHA and v_APN (paper: 512)")
+    space: Space = Field(256, description="width of v_NHA and v_LTA (paper: 256)")
 
     def rate(self, round: int, step: int) -> float:
-        """The learning rate of a step, both from 1."""
-        done = (round - 1) * self.steps + step
-        warm = min(1.0, done / self.warmup) if self.warmup else 1.0
+        """The learning rate of a step; rounds and steps count from 1."""
+        steps = (round - 1) * self.steps + step
+        warm = min(1.0, steps / self.warmup) if self.warmup else 1.0
         return self.learning_rate * warm * self.decay ** sum(round > after for after in self.decay_after)
 
     @property
@@ -119,33 +119,33 @@ class UniCon(Method[UniConConfig]):
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
-        """The sites' parts: their mean is for the sites alone."""
+        """The sites' parts: only the sites learn their mean."""
         return {"update": MeanOnShares(to="sites")} if self.config.aggregate == "sites" else {}
 
     @property
     def in_clear(self) -> Collection[str]:
-        """Activations: the server computes on them."""
+        """The tasks that send activations, since the server computes on them."""
         return ["start", "forward", *self._steps]
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Each step's activations up and gradients down; the sites' parts for their mean; at the end the adapters."""
+        """Activations go up and gradients come down in each step; a round ends in a mean, the job with the adapters."""
         up = tuple(self._at_cut(name, of) for name, of in _CUT.items())
         down = tuple(self._at_cut(name, f"gradient of the loss by {of}") for name, of in _CUT.items())
-        own = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
+        parts = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         adapters = tuple(_parameters(name, size, "the server's") for name, size in self._server.shapes.items())
         return Exchange(
             self.name,
             (
                 TaskSpec("start", up, ()),
-                TaskSpec("forward", up, own),
+                TaskSpec("forward", up, parts),
                 *(TaskSpec(step, up, down) for step in self._steps),
-                TaskSpec("update", own, down),
-                TaskSpec("evaluate", counts(*SCORED), (*own, *adapters)),
+                TaskSpec("update", parts, down),
+                TaskSpec("evaluate", counts(*SCORED), (*parts, *adapters)),
             ),
         )
 
     def shared(self, shape: BackboneShape) -> Shapes:
-        """What of the sites' parts is averaged, by name."""
+        """The shapes of the averaged tensors of the sites' parts, by name."""
         if self.config.aggregate == "none":
             return {}
         shapes = site_shapes(shape, self.config.tuned, self.config.width)
@@ -164,69 +164,69 @@ class UniCon(Method[UniConConfig]):
         return {"values": values, "optimizer": None, "step": 0}
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Steps of one round are tasks of their own, so that each is answered once however often it is asked."""
+        """Each step is a task of its own, so that a site answers it once even if the server repeats it."""
         if task.name not in self._steps:
             return super().handle(task, site, state, received, round)
         if task.name != _step(state["step"] + 1):
             raise FederationError(_OUT_OF_ORDER)
-        state = self._learned(site, state, received, round)
+        state = self._stepped(site, state, received, round)
         state = {**state, "step": state["step"] + 1}
-        return state, self._sent(site, state, round)
+        return state, self._uploads(site, state, round)
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The first round's first activations, from values that all sites have."""
+        """The first round's first activations, from the initial values."""
         return self.forward(site, state, received, round)
 
     def forward(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A later round's first activations, from the mean of the sites."""
+        """A later round's first activations, from the sites' mean."""
         state = {**state, "values": {**state["values"], **tensors_of(received, site.device)}, "step": 1}
-        return state, self._sent(site, state, round)
+        return state, self._uploads(site, state, round)
 
     def update(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The round's last gradients; what goes into the mean."""
+        """The step for the round's last gradients, and the values for the mean."""
         if state["step"] != self.config.steps:
             raise FederationError(_OUT_OF_ORDER)
-        state = self._learned(site, state, received, round)
-        return state, _arrays({name: state["values"][name] for name in self.shared(site.backbone.shape)})
+        state = self._stepped(site, state, received, round)
+        return state, arrays_of({name: state["values"][name] for name in self.shared(site.backbone.shape)})
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Test rows whose answer is the most similar of all that the site knows, and what the free baselines score."""
+        """The counts of test rows whose most similar answer is right, beside those of the free baselines."""
         values, test = {**state["values"], **tensors_of(received, site.device)}, site.data.test
         return scored(state, site.data, self.chosen(site, values, test).eq(test.answers))
 
     @torch.no_grad()
     def chosen(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
-        """Each row's answer by both sides' values, int64 [rows] into the site's answers."""
+        """The answer to each row from both sides' values, int64 [rows] into the site's answers."""
         networks, cosine = self._networks(site), self.config.contrast.cosine and self.config.answering == "trained"
         answers = networks.answers(values, self._words(site), self.config.mask_padding)
-        keys, found = self._server.answers(values, answers), []
+        keys, choices = self._server.answers(values, answers), []
         for part in torch.split(torch.arange(len(examples)), self.config.batch_rows):
-            sent = networks.rows(values, self._batch(site, examples, part))
-            rows = self._server.rows(values, sent, training=False)
-            found.append(similarities(rows, keys, cosine).argmax(dim=1).cpu())
-        return torch.cat(found)
+            activations = networks.rows(values, self._batch(site, examples, part))
+            rows = self._server.rows(values, activations, training=False)
+            choices.append(similarities(rows, keys, cosine).argmax(dim=1).cpu())
+        return torch.cat(choices)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
-        """Rounds of steps with every site at once, each round ended by two means; then the evaluation."""
-        # The sites draw from the seed itself: theirs and these must not be the same numbers.
+        """Rounds of steps with all sites at once, each with two means at its end; then the evaluation."""
+        # The sites draw from the seed itself: the server must not draw the same numbers.
         parts = {site: ServerPart(self._server, self.config.contrast, hub.seed + 1) for site in hub.sites}
         for number in hub.rounds(self.config.rounds):
-            sent = hub.collect("start" if number == 1 else "forward")
+            activations = hub.collect("start" if number == 1 else "forward")
             for step in range(1, self.config.steps + 1):
                 rate = self.config.rate(number, step)
-                gradients = {site: _learn(parts[site], sent[site], rate) for site in hub.sites}
+                gradients = {site: _learn(parts[site], activations[site], rate) for site in hub.sites}
                 if step < self.config.steps:
-                    sent = hub.collect(_step(step + 1), gradients)
+                    activations = hub.collect(_step(step + 1), gradients)
             if self.config.aggregate == "sites":
                 hub.mean("update", gradients)
             else:
                 hub.collect("update", gradients)
             average([parts[site] for site in hub.sites], self._is_averaged)
-        return hub.collect("evaluate", {site: _arrays(parts[site].values) for site in hub.sites})
+        return hub.collect("evaluate", {site: arrays_of(parts[site].values) for site in hub.sites})
 
     @property
     def _steps(self) -> list[str]:
-        """The tasks of a round's second step and all that follow."""
+        """The tasks of a round's steps, from the second on."""
         return [_step(number) for number in range(2, self.config.steps + 1)]
 
     @property
@@ -255,20 +255,20 @@ class UniCon(Method[UniConConfig]):
     def _activations(
         self, site: Site, values: Mapping[str, torch.Tensor], round: int, step: int
     ) -> dict[str, torch.Tensor]:
-        """Of the rows of a step, which follow from the site's seed and the round: nothing of them is kept."""
+        """The activations of a step. Its rows follow from the site's seed and the round, so no state holds them."""
         networks, train = self._networks(site), site.data.train.answered
         generator = torch.Generator().manual_seed(site.task_seed("rows", round))
-        rows = _drawn(len(train), self.config.steps, self.config.batch_rows, generator)[step - 1]
+        rows = _batches(len(train), self.config.steps, self.config.batch_rows, generator)[step - 1]
         answers = networks.answers(values, self._words(site), self.config.mask_padding)
-        own = train.answers[rows].to(answers.device)
-        return {ROWS: networks.rows(values, self._batch(site, train, rows)), ANSWERS: answers[own]}
+        right = train.answers[rows].to(answers.device)
+        return {ROWS: networks.rows(values, self._batch(site, train, rows)), ANSWERS: answers[right]}
 
     @torch.no_grad()
-    def _sent(self, site: Site, state: State, round: int) -> Tensors:
-        return _arrays(self._activations(site, state["values"], round, state["step"]))
+    def _uploads(self, site: Site, state: State, round: int) -> Tensors:
+        return arrays_of(self._activations(site, state["values"], round, state["step"]))
 
-    def _learned(self, site: Site, state: State, gradients: Tensors, round: int) -> State:
-        """The state after the step whose activations were sent last: they are computed again, from what is saved."""
+    def _stepped(self, site: Site, state: State, gradients: Tensors, round: int) -> State:
+        """The state after the step of the last activations, which are computed again from the saved state."""
         values = {name: value.clone().requires_grad_() for name, value in state["values"].items()}
         optimizer = adam(values, self.config.rate(round, state["step"]), state["optimizer"])
         activations = self._activations(site, values, round, state["step"])
@@ -279,19 +279,19 @@ class UniCon(Method[UniConConfig]):
         return {**state, "values": values, "optimizer": optimizer.state_dict()}
 
 
-def _learn(part: ServerPart, sent: Tensors, rate: float) -> Tensors:
-    """A step at the server: gradients for activations."""
-    at_cut = tensors_of(sent)
-    return _arrays(dict(zip(_CUT, part.learn(at_cut[ROWS], at_cut[ANSWERS], rate), strict=True)))
+def _learn(part: ServerPart, activations: Tensors, rate: float) -> Tensors:
+    """A step at the server, which returns the gradients of the activations."""
+    at_cut = tensors_of(activations)
+    return arrays_of(dict(zip(_CUT, part.learn(at_cut[ROWS], at_cut[ANSWERS], rate), strict=True)))
 
 
 def _step(number: int) -> str:
-    """The name of the task in which gradients of one step come down and activations of the next, `number`, go up."""
+    """The name of the task that brings one step's gradients down and the activations of step `number` up."""
     return f"step/{number}"
 
 
-def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows of a round, int64 [steps, size]: all rows in random order, again and again. Every batch is full."""
+def _batches(rows: int, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """The rows of a round, int64 [steps, size]: repeated passes in random order. Every batch is full."""
     epochs = -(-steps * size // rows)
     order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(epochs)])
     return torch.unflatten(order[: steps * size], 0, (steps, size))
@@ -299,7 +299,3 @@ def _drawn(rows: int, steps: int, size: int, generator: torch.Generator) -> torc
 
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:
     return TensorSpec(name, shape, "float32", Kind.PARAMETERS, f"{whose} part of the model")
-
-
-def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
-    return {name: value.numpy(force=True) for name, value in values.items()}

@@ -12,20 +12,13 @@ from medfedvqa.models.backbone import (
     TowerShape,
     Tuning,
 )
-from medfedvqa.models.backbones import (
-    bundled_for,
-    is_bundled,
-    load_backbone,
-    outside_architecture,
-    seen_by,
-    shape_of,
-)
+from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width, trained_shapes
+from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __all__ = [
@@ -73,6 +66,5 @@ __all__ = [
     "shape_of",
     "similarities",
     "site_shapes",
-    "trained_shapes",
     "weight_penalty",
 ]

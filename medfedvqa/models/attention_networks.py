@@ -1,7 +1,7 @@
-"""Networks of medical visual question answering that a site trains from nothing: SAN, and its kin MEVF and PubMedCLIP.
+"""Networks of medical visual question answering that a site trains from scratch: SAN, MEVF and PubMedCLIP.
 
-They are small, since a site has some hundred pictures. No row depends on another (there is no batch normalisation),
-and nothing of them depends on a site's data but the values: words are the bundled byte-pair encoding's.
+They are small, since a site has some hundred pictures. No row depends on another: there is no batch normalisation.
+Only the values depend on a site's data: the words are those of the bundled byte-pair encoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from medfedvqa.models.tuned import HEAD, AnswerModel, dropped
 from medfedvqa.models.tuning import Shapes, Values
 from privacy import Chance, owned
 
-SEEN = (1, 16, 32, 64, 64)
-"""Channels of the convolutional encoder, each layer of which halves the picture's side."""
+ENCODED = (1, 16, 32, 64, 64)
+"""Channels of the convolutional encoder. Each layer halves the picture's side."""
 CODED = (1, 16, 32, 32, 16)
 """Channels of the auto-encoder's encoder; the decoder has them in reverse."""
-REDUCTION: int = 2 ** (len(SEEN) - 1)
+REDUCTION: int = 2 ** (len(ENCODED) - 1)
 """Pixels along the side of a region."""
 NOISE = 0.1
-"""Standard deviation of what is added to the pixels, in 0..1, that the auto-encoder is to take away."""
+"""Standard deviation of the noise on the pixels, in 0..1, that the auto-encoder removes."""
 
 Named = Mapping[str, torch.Tensor]
 
@@ -51,21 +51,21 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class NetworkBatch:
-    """Rows of a site, each picture and each question only once."""
+    """Rows of a site; each picture and each question stands only once."""
 
     pixels: torch.Tensor
     """Grey, float32 [pictures, 1, size, size] in 0..1."""
     clip: torch.Tensor | None
     """Features of a frozen CLIP, [pictures, width], where a network takes them."""
     picture: torch.Tensor
-    """Which one each row has, int64 [rows]; so `question`."""
+    """The picture of each row, int64 [rows]. `question` works alike."""
     words: torch.Tensor
     """Token ids, int64 [questions, context], 0 beyond a question's end."""
     question: torch.Tensor
     answers: torch.Tensor
     """int64 [rows]."""
     picture_owner: torch.Tensor | None = None
-    """Whose each picture is, int64 [pictures], if the batch was gathered with owners; so `question_owner`."""
+    """The owner of each picture, int64 [pictures], in a batch with owners. `question_owner` works alike."""
     question_owner: torch.Tensor | None = None
 
     @property
@@ -80,12 +80,12 @@ class NetworkCache:
         self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str
     ) -> None:
         self._device, self._pictures, self._clip = device, pictures.to(device), clip
-        self._asked = DistinctQuestions(questions, _vocabulary())
-        self._words = self._asked.tokens.to(device)
+        self._distinct = DistinctQuestions(questions, _vocabulary())
+        self._words = self._distinct.tokens.to(device)
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._asked.ids(questions)
+        return self._distinct.ids(questions)
 
     def batch(
         self,
@@ -95,13 +95,13 @@ class NetworkCache:
         owners: torch.Tensor | None = None,
     ) -> NetworkBatch:
         """See `Cache`."""
-        shown, picture, picture_owner = distinct(pictures.to(self._device), owners)
-        asked, question, question_owner = distinct(questions.to(self._device), owners)
+        unique_pictures, picture, picture_owner = distinct(pictures.to(self._device), owners)
+        unique_questions, question, question_owner = distinct(questions.to(self._device), owners)
         return NetworkBatch(
-            self._pictures[shown],
-            None if self._clip is None else self._clip[shown],
+            self._pictures[unique_pictures],
+            None if self._clip is None else self._clip[unique_pictures],
             picture,
-            self._words[asked],
+            self._words[unique_questions],
             question,
             answers.to(self._device),
             picture_owner,
@@ -111,7 +111,7 @@ class NetworkCache:
 
 @dataclass(frozen=True)
 class Network(AnswerModel):
-    """What the three have in common: a question reader (an LSTM over words), and a linear answer layer."""
+    """The base of all three: a question reader (an LSTM over words), and a linear answer layer."""
 
     answers: int
     config: NetworkConfig
@@ -125,7 +125,7 @@ class Network(AnswerModel):
         return NetworkCache(F.adaptive_avg_pool2d(pictures, self.config.pixels), None, questions, self.device)
 
     def shapes(self) -> Shapes:
-        """All that is trained, by name."""
+        """The shapes of all trained tensors, by name."""
         width = self.config.width
         return {
             "words.weight": (VOCABULARY, width // 2),
@@ -137,15 +137,15 @@ class Network(AnswerModel):
         }
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """Biases are 0; weights are uniform, before rectifiers as K. He et al. (ICCV 2015) have them."""
+        """Biases are 0. Weights are uniform, before rectifiers as in K. He et al. (ICCV 2015)."""
         values = {}
         for name, size in sorted(self.shapes().items()):
             inputs = torch.Size(size[1:]).numel()
             if name.startswith(DECODER):
                 inputs = 4 * size[0]  # of 16 places of a kernel, a pixel has 4
             bound = 0.0 if name.endswith("bias") else ((6 if len(size) == 4 else 1) / inputs) ** 0.5
-            drawn = torch.empty(size).uniform_(-bound, bound, generator=head if name.startswith(HEAD) else generator)
-            values[name] = drawn.to(self.device)
+            value = torch.empty(size).uniform_(-bound, bound, generator=head if name.startswith(HEAD) else generator)
+            values[name] = value.to(self.device)
         return values
 
     def answer(self, values: Named, features: torch.Tensor, chance: Chance | None = None) -> torch.Tensor:
@@ -153,18 +153,18 @@ class Network(AnswerModel):
         return F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 
     def read(self, values: Named, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The reader's state after each word, [questions, words, width], and which words there are, bool."""
+        """The reader's state after each word, [questions, words, width], and which words are present, bool."""
         there = words[:, : int((words > 0).sum(dim=1).max())] > 0
         inputs = F.embedding(words[:, : there.shape[1]], values["words.weight"])
         inputs = F.linear(inputs, values["reader.input.weight"], values["reader.input.bias"])
         state = memory = inputs.new_zeros(len(words), self.config.width)
         states = []
-        for number, own in enumerate(there.unbind(dim=1)):
+        for number, present in enumerate(there.unbind(dim=1)):
             gates = inputs[:, number] + F.linear(state, values["reader.state.weight"])
-            let_in, kept, new, shown = gates.chunk(4, dim=1)
-            remembered = kept.sigmoid() * memory + let_in.sigmoid() * new.tanh()
-            memory = torch.where(own[:, None], remembered, memory)
-            state = torch.where(own[:, None], shown.sigmoid() * remembered.tanh(), state)
+            input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+            updated = forget_gate.sigmoid() * memory + input_gate.sigmoid() * candidate.tanh()
+            memory = torch.where(present[:, None], updated, memory)
+            state = torch.where(present[:, None], output_gate.sigmoid() * updated.tanh(), state)
             states.append(state)
         return torch.stack(states, dim=1), there
 
@@ -175,12 +175,12 @@ class StackedAttention(Network):
 
     @property
     def channels(self) -> int:
-        """Of a region."""
-        return SEEN[-1]
+        """The number of channels of a region."""
+        return ENCODED[-1]
 
     def shapes(self) -> Shapes:
         width = self.config.width
-        shapes = super().shapes() | _convolutions(ENCODER, SEEN)
+        shapes = super().shapes() | _convolutions(ENCODER, ENCODED)
         shapes |= {"regions.weight": (width, self.channels), "regions.bias": (width,)}
         for hop in range(self.config.hops):
             shapes |= {
@@ -195,43 +195,43 @@ class StackedAttention(Network):
         return self._attended(values, batch)[0]
 
     def attention(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
-        """The last hop's."""
+        """The attention of the last hop."""
         return self._attended(values, batch)[1]
 
-    def seen(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
-        """Regions of pictures, [pictures, regions, channels], line by line."""
-        return _regions(_convolved(values, ENCODER, SEEN, pixels))
+    def regions(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
+        """The regions of pictures, [pictures, regions, channels], line by line."""
+        return _regions(_convolved(values, ENCODER, ENCODED, pixels))
 
     def _attended(self, values: Named, batch: NetworkBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is asked, refined by each hop, [rows, width], and the last hop's weights, [rows, regions]."""
+        """The question's state after all hops, [rows, width], and the last hop's weights, [rows, regions]."""
         with owned(batch.picture_owner):
-            seen = self.seen(values, batch.pixels)
-            regions = F.linear(seen, values["regions.weight"], values["regions.bias"]).tanh()[batch.picture]
+            regions = self.regions(values, batch.pixels)
+            regions = F.linear(regions, values["regions.weight"], values["regions.bias"]).tanh()[batch.picture]
         with owned(batch.question_owner):
             states, _ = self.read(values, batch.words)
         query = states[:, -1][batch.question]
         for hop in range(self.config.hops):
-            own = {part: values[f"hop.{hop}.{part}"] for part in HOP}
-            asked = F.linear(query, own["query.weight"], own["query.bias"])[:, None]
-            hidden = (F.linear(regions, own["regions.weight"]) + asked).tanh()
-            weights = F.linear(hidden, own["score.weight"])[..., 0].softmax(dim=1)
+            part = {name: values[f"hop.{hop}.{name}"] for name in HOP}
+            projected = F.linear(query, part["query.weight"], part["query.bias"])[:, None]
+            hidden = (F.linear(regions, part["regions.weight"]) + projected).tanh()
+            weights = F.linear(hidden, part["score.weight"])[..., 0].softmax(dim=1)
             query = query + (weights[..., None] * regions).sum(dim=1)
         return query, weights
 
 
 class Denoising:
-    """A convolutional auto-encoder that takes noise away; its encoder's regions are features."""
+    """A convolutional auto-encoder that removes noise. Its encoder's regions are features."""
 
     @property
     def coder(self) -> Shapes:
-        """The auto-encoder's part of what is trained."""
+        """The shapes of the auto-encoder's tensors, by name."""
         shapes = _convolutions(CODER, CODED)
         for layer, (inputs, outputs) in enumerate(zip(CODED[:0:-1], CODED[-2::-1], strict=True)):
             shapes |= {f"{DECODER}{layer}.weight": (inputs, outputs, 4, 4), f"{DECODER}{layer}.bias": (outputs,)}
         return shapes
 
     def reconstruction(self, values: Named, batch: NetworkBatch, chance: Chance | None) -> torch.Tensor:
-        """Mean squared error over a row's picture, [rows]; noise only with a chance to draw from."""
+        """The mean squared error over a row's picture, [rows]. Noise is added only with a chance to draw from."""
         pixels = batch.pixels
         with owned(batch.picture_owner):
             if chance is not None:
@@ -240,7 +240,7 @@ class Denoising:
         return errors[batch.picture]
 
     def coded(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
-        """[pictures, channels, side, side]."""
+        """The encoder's output, [pictures, channels, side, side]."""
         return _convolved(values, CODER, CODED, pixels)
 
     def decoded(self, values: Named, hidden: torch.Tensor) -> torch.Tensor:
@@ -259,20 +259,20 @@ class EnhancedAttention(Denoising, StackedAttention):
 
     @property
     def channels(self) -> int:
-        return SEEN[-1] + CODED[-1]
+        return ENCODED[-1] + CODED[-1]
 
     def shapes(self) -> Shapes:
         return super().shapes() | self.coder
 
-    def seen(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
-        return torch.cat([super().seen(values, pixels), _regions(self.coded(values, pixels))], dim=2)
+    def regions(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().regions(values, pixels), _regions(self.coded(values, pixels))], dim=2)
 
 
 @dataclass(frozen=True)
 class ClipFusion(Denoising, Network):
     """Features of a frozen CLIP and the auto-encoder, fused with the question (PubMedCLIP; S. Eslami et al., 2023).
 
-    The fused features are weighed, one by one, by what is asked for: a short form of question-conditioned reasoning
+    The question weighs the fused features one by one: a short form of question-conditioned reasoning
     (QCR; L. Zhan et al., ACM MM 2020).
     """
 
@@ -280,7 +280,7 @@ class ClipFusion(Denoising, Network):
 
     @property
     def channels(self) -> int:
-        """Of a picture: CLIP's width, and the auto-encoder's regions."""
+        """The number of channels of a picture: CLIP's width, and the auto-encoder's regions."""
         return self.backbone.shape.towers[IMAGE].width + CODED[-1] * (self.config.pixels // REDUCTION) ** 2
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
@@ -309,12 +309,12 @@ class ClipFusion(Denoising, Network):
             picture = F.linear(torch.cat([batch.clip, coded], dim=1), values["picture.weight"], values["picture.bias"])
         with owned(batch.question_owner):
             states, there = self.read(values, batch.words)
-            asked = F.linear(states[:, -1], values["asked.weight"], values["asked.bias"]).relu()
+            question = F.linear(states[:, -1], values["asked.weight"], values["asked.bias"]).relu()
             scores = F.linear(states.tanh(), values["words.score.weight"])[..., 0]
             weights = scores.masked_fill(~there, -torch.inf).softmax(dim=1)
             condition = (weights[..., None] * states).sum(dim=1)
             gate = F.linear(condition, values["reasoning.weight"], values["reasoning.bias"]).sigmoid()
-        return picture.relu()[batch.picture] * (asked * gate)[batch.question]
+        return picture.relu()[batch.picture] * (question * gate)[batch.question]
 
     def attention(self, values: Named, batch: NetworkBatch) -> torch.Tensor:
         raise ConfigError("this network takes a picture's features whole: it has no attention over regions to show")
@@ -326,7 +326,7 @@ HOP = ("regions.weight", "query.weight", "query.bias", "score.weight")
 
 @torch.no_grad()
 def image_features(backbone: Backbone, pictures: torch.Tensor) -> torch.Tensor:
-    """Of a frozen CLIP's image tower, [pictures, width]."""
+    """The features of a frozen CLIP's image tower, [pictures, width]."""
     cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 0), pictures, ("",))
     nothing = torch.zeros(len(pictures), dtype=torch.int64)
     batch: Any = cache.batch(torch.arange(len(pictures)), nothing, nothing)

@@ -1,14 +1,14 @@
-"""What a method sees of a backbone: pictures and questions in, features out, and places where it can be tuned.
+"""The interface of a backbone: pictures and questions in, features out, and the places where it can be tuned.
 
-A trunk is one module here that implements `Backbone`, and its shape; CLIP has two towers that meet in the head, ViLT
-has one for both. A trunk with co-attention (MCAN, BAN, BUTD) has two towers whose blocks look at each other: its cache,
-made with the depth of both, keeps a tower only up to where anything tuned in the other comes in; a row is then an item
-of its own, as in ViLT. Regions or grids of a picture, and a recurrent reader, are the parts below the blocks.
+Each backbone is one module that implements `Backbone` and gives its shape. CLIP has two towers that meet in the head;
+ViLT has one for both. A backbone with co-attention (MCAN, BAN, BUTD) has two towers whose blocks attend to each other.
+Its cache takes the depth of both and ends in each tower below the first input of a tuned block of the other, so that
+each row is an item of its own, as in ViLT. Regions or grids of a picture and a recurrent reader lie below the blocks.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.prompts import JoinedPrompts
@@ -24,7 +25,7 @@ Features = Literal["concat", "product"]
 """`concat`: the towers' features side by side; `product` adds their product in a space that they have in common."""
 
 Depth = Mapping[str, int]
-"""By tower, how many of its last blocks something is tuned in: 0 for none, layers + 1 for the embedding as well."""
+"""The number of each tower's last blocks with tuned parts: 0 for none, layers + 1 for the embedding as well."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -44,8 +45,10 @@ class TowerShape:
 
 @dataclass(frozen=True)
 class BackboneShape:
-    """What can be said of a backbone without its weights. `embed` is the width of the towers' common space, 0 if
-    there is none; `image_size` in pixels, `context` in tokens."""
+    """The facts of a backbone without its weights.
+
+    `embed` is the width of the towers' common space, 0 if there is none; `image_size` counts pixels, `context` tokens.
+    """
 
     towers: Mapping[str, TowerShape]
     embed: int
@@ -54,13 +57,13 @@ class BackboneShape:
     words: int = field(default=0, compare=False)
     """The width of a token's embedding; 0 if the backbone gives none."""
     build: Callable[[], nn.Module] = field(default=nn.Module, compare=False, repr=False)
-    """The module with any weights: only names and shapes are taken from it."""
+    """Builds the module with arbitrary weights, for its names and shapes."""
     aside: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that features do not depend on."""
 
     @property
     def width(self) -> int:
-        """Of the features, side by side."""
+        """The width of the features, side by side."""
         return sum(tower.width for tower in self.towers.values())
 
     @cached_property
@@ -78,55 +81,89 @@ class BackboneShape:
 
 @dataclass(frozen=True)
 class Update:
-    """What low-rank matrices add to the projections of a block's normalised states, each [..., width] to [..., width].
+    """The low-rank additions to the projections of a block's normalised states, each [..., width] to [..., width].
 
-    It is a path beside the frozen layer, not a sum of weights, so that each matrix is used where a layer is.
+    An update is a path beside the frozen layer, not a sum of weights, so each matrix acts as a layer.
     """
 
     queries: Callable[[torch.Tensor], torch.Tensor]
     values: Callable[[torch.Tensor], torch.Tensor]
 
 
+Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+"""Functions that are applied to the output of blocks, [..., width], by block."""
+
+
+@dataclass(frozen=True)
+class TowerTuning:
+    """What is tuned in the blocks of one tower, in one forward pass. Blocks are counted from 0."""
+
+    prompts: JoinedPrompts | None = None
+    """Prompts for the last blocks."""
+    adapters: Adapters = field(default_factory=dict)
+    updates: Mapping[int, Update] = field(default_factory=dict)
+    """Low-rank updates of the queries and values of blocks, by block."""
+
+    def above(self, first: int) -> "TowerTuning":
+        """The same tuning, with blocks counted from the block `first`. Raises `ConfigError` for a block below it."""
+        if any(block < first for block in (*self.adapters, *self.updates)):
+            raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
+        adapters = {block - first: adapter for block, adapter in self.adapters.items()}
+        return replace(self, adapters=adapters, updates={block - first: u for block, u in self.updates.items()})
+
+
+UNTUNED = TowerTuning()
+
+
 @dataclass(frozen=True)
 class Tuning:
-    """What stands beside a frozen backbone in one forward pass; its tensors may require gradients."""
+    """What is tuned in a frozen backbone, in one forward pass. The tensors may require gradients."""
 
     prompts: Mapping[str, JoinedPrompts] = field(default_factory=dict)
-    """By tower, for its last blocks."""
+    """Prompts for the last blocks, by tower."""
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """In the place of the backbone's own, by name."""
-    adapters: Mapping[str, Mapping[int, Callable[[torch.Tensor], torch.Tensor]]] = field(default_factory=dict)
-    """By tower and block, from 0: applied to what the block gives, [..., width]."""
-    updates: Mapping[str, Mapping[int, "Update"]] = field(default_factory=dict)
-    """By tower and block, from 0: added to the block's queries and values."""
+    """Weights that replace the backbone's, by name."""
+    adapters: Mapping[str, Adapters] = field(default_factory=dict)
+    """Adapters by tower and block."""
+    updates: Mapping[str, Mapping[int, Update]] = field(default_factory=dict)
+    """Low-rank updates by tower and block."""
+
+    def tower(self, name: str) -> TowerTuning:
+        """What is tuned in the blocks of one tower."""
+        return TowerTuning(self.prompts.get(name), self.adapters.get(name, NOTHING), self.updates.get(name, NOTHING))
+
+    def call(self, function: Callable[..., torch.Tensor], network: nn.Module, *arguments: Any) -> torch.Tensor:
+        """`function(network, *arguments)`, where the tuned weights replace the network's."""
+        if not self.weights:
+            return function(network, *arguments)
+        weights = {f"network.{name}": weight for name, weight in self.weights.items()}
+        result: torch.Tensor = functional_call(_Call(network, function), weights, arguments)
+        return result
+
+
+class _Call(nn.Module):
+    """A function of a network as a module, which is what torch can call with other weights."""
+
+    def __init__(self, network: nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.network, self._function = network, function
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        return self._function(self.network, *arguments)
 
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
-    """Some texts as tokens, before any of the backbone's blocks."""
+    """Some texts as tokens, below the backbone's blocks."""
 
     values: torch.Tensor
-    """The frozen embeddings, [texts, tokens, width], zeros beyond a text's end."""
+    """The frozen embeddings, [texts, tokens, width], with zeros beyond a text's end."""
     present: torch.Tensor
     """bool [texts, tokens]."""
 
 
-def looked_at(
-    queries: torch.Tensor, keys: torch.Tensor, patches: int, visible: torch.Tensor | None = None
-) -> torch.Tensor:
-    """How much of its attention each position gives to each of the last keys, a picture's: [items, positions, patches].
-
-    Queries and keys are [items, heads, positions, width]; a mean over heads. `visible`: which keys may be looked at,
-    broadcast to the scores.
-    """
-    scores: torch.Tensor = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
-    return scores.softmax(dim=-1).mean(dim=1)[..., -patches:]
-
-
 class Batch(Protocol):
-    """Rows of a site as one kind of backbone takes them; made by its cache."""
+    """Rows of a site as one kind of backbone takes them. Its cache makes them."""
 
     @property
     def answers(self) -> torch.Tensor:
@@ -134,17 +171,17 @@ class Batch(Protocol):
 
     @property
     def owners(self) -> Mapping[str, torch.Tensor | None]:
-        """By tower, whose each of its items is, int64 [items], if the batch was gathered with owners."""
+        """The owner of each item, int64 [items], by tower, in a batch with owners."""
 
 
 class Cache(Protocol):
-    """What a site computes once: the part of a backbone below everything that is tuned, for all its rows.
+    """The outputs of the frozen part of a backbone for all rows of a site, which the site computes once.
 
-    It is derived from the site's data, as personal as the data itself, and stays where they are.
+    They are as personal as the data, and stay where the data stay.
     """
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """The cache's numbers of these questions, int64 [rows]. Raises `ConfigError` if one was never given."""
+        """The cache's numbers of these questions, int64 [rows]. Raises `ConfigError` for a question that it lacks."""
 
     def batch(
         self,
@@ -155,16 +192,16 @@ class Cache(Protocol):
     ) -> Any:
         """Rows as a `Batch`; all arguments int64 [rows], `questions` from `question_ids`.
 
-        With `owners` (0, 1, ... in this batch; a patient each), no item is shared by two owners, so that each owner
-        can have prompts of its own.
+        With `owners` (0, 1, ... in this batch, one for each patient), two owners share no item, so each owner can have
+        its own prompts.
         """
 
 
 class Architecture(Protocol):
-    """What an entry point of `medfedvqa.backbones` names: a kind of backbone from outside, in jobs `NAME@label`."""
+    """The target of an entry point of `medfedvqa.backbones`: a backbone from outside, `NAME@label` in jobs."""
 
     def shape(self) -> BackboneShape:
-        """The shape, without any file: server and sites agree by it on what travels."""
+        """The shape, without any file. From it, server and sites derive what travels."""
 
     def load(self, name: str, path: Path, device: str) -> "Backbone":
         """The backbone of this name from the file or folder that the site gives. Raises `BackboneError`."""
@@ -176,36 +213,36 @@ class Backbone(ABC):
     name: str
     shape: BackboneShape
     seen: tuple[str, ...] | None
-    """Data sets that the weights were trained on; None where that is not known."""
+    """Data sets that the weights were trained on; None if unknown."""
     digest: str
     """SHA-256 over the weights as used, in hexadecimal."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
 
     @abstractmethod
     def parameter(self, name: str) -> torch.Tensor:
-        """A weight as it is, frozen."""
+        """A frozen weight."""
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
         """`pictures`: grey, float32 [pictures, 1, size, size] in 0..1; `questions`: of all rows, repeated or not.
 
-        Raises `ConfigError` if the pictures have another size, or a tower fewer blocks than `depth` says.
+        Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
         """
 
     @abstractmethod
     def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        """Features of the rows of a batch, [rows, width]. Raises `ConfigError` where there is no common space."""
+        """The features of a batch's rows, [rows, width]. Raises `ConfigError` without the space that `join` needs."""
 
     @abstractmethod
     def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
-        """How much of the last block's attention to the picture each of its patches has, [rows, patches], line by line.
+        """The last block's attention to each patch of the picture, [rows, patches], line by line.
 
-        A mean over attention heads; the weights of a row sum to 1. Raises `ConfigError` for a batch of a cache that
-        holds features, since nothing is tuned in the blocks, and for a picture that no position stands for.
+        It is the mean over attention heads, and a row sums to 1. Raises `ConfigError` for a batch from a cache of
+        finished features, and for a backbone without a position that stands for the picture.
         """
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:

@@ -7,7 +7,7 @@
 | `hf-hub:org/name` | an open_clip model of the Hugging Face hub                            |
 | `ViT-B-32@label`  | a local checkpoint; the site says in which file, a job names no path  |
 | `vilt-b32@label`  | a ViLT in a local folder, see `vilt_files`                            |
-| `NAME@label`      | what an allowed distribution brings, see `medfedvqa.plugins`          |
+| `NAME@label`      | the backbone of an allowed distribution, see `medfedvqa.plugins`      |
 
 `medclip@label` is a checkpoint of the project's own architecture.
 """
@@ -38,14 +38,14 @@ HUB = "hf-hub:"
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 PROJECTION = ("", ".weight", ".bias")
-"""What a projection's parameters are called behind its own name, of a matrix or of a layer."""
+"""Suffixes of the names of a projection's parameters, as a matrix or as a layer."""
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
-"""Options of open_clip's blocks that change what attention computes; prompts are not defined for them here."""
+"""Options of open_clip's blocks that change attention. Prompts are not defined for them here."""
 
 IMAGE_DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "image_size": 224}
 TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "context_length": 77}
-"""What open_clip takes where a configuration says nothing."""
+"""open_clip's defaults for missing fields of a configuration."""
 
 
 def shape_of(name: str) -> BackboneShape:
@@ -60,7 +60,7 @@ def shape_of(name: str) -> BackboneShape:
 
 
 def outside_architecture(name: str) -> str | None:
-    """The part of a backbone's name that a distribution from outside may bring; None for the project's own."""
+    """The architecture in a backbone's name if a distribution may bring it; None for the project's architectures."""
     if "@" not in name or name in BUNDLED:
         return None
     architecture = _architecture(name)
@@ -68,28 +68,28 @@ def outside_architecture(name: str) -> str | None:
 
 
 def _from_outside(name: str) -> Architecture | None:
-    """An allowed distribution's architecture; None if no distribution brings it. Raises `PlugInRefused`."""
+    """The architecture of an allowed distribution; None if no distribution brings it. Raises `PlugInRefused`."""
     architecture = outside_architecture(name)
     return None if architecture is None else plugins.load("backbones", architecture)
 
 
 def seen_by(name: str) -> tuple[str, ...] | None:
-    """Data sets that the weights of this name were trained on; None where that is not known."""
+    """The data sets that the weights of this name were trained on; None if unknown."""
     return BUNDLED[name].seen if name in BUNDLED else None
 
 
 def is_bundled(name: str) -> bool:
-    """Whether the backbone ships with the project, so that nothing is fetched to load it."""
+    """Whether the backbone ships with the project, so that loading it fetches nothing."""
     return name in BUNDLED
 
 
 def bundled_for(data: str) -> str:
-    """The bundled backbone that has not seen this data set."""
+    """The bundled backbone that was not trained on this data set."""
     return next(name for name, model in BUNDLED.items() if data not in model.seen)
 
 
 def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str = "cpu") -> Backbone:
-    """Load a backbone; `files` holds this machine's local checkpoints by name (`ARCH@label`).
+    """Loads a backbone; `files` holds this machine's local checkpoints by name (`ARCH@label`).
 
     Raises `BackboneError`: unknown name, missing file, or a file of another architecture. No message holds a path.
     """
@@ -116,7 +116,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
 
 
 def _architecture(name: str) -> str:
-    """The part of a name that says the architecture: open_clip's model name, `hf-hub:...`, or `medclip`."""
+    """The architecture in a name: open_clip's model name, `hf-hub:...`, or `medclip`."""
     if name in BUNDLED:
         return BUNDLED_ARCHITECTURE
     if name.startswith(HUB) and "@" not in name:
@@ -131,7 +131,7 @@ def _architecture(name: str) -> str:
 
 
 def _configuration(architecture: str) -> dict[str, Any]:
-    """What open_clip builds a model from. Raises `BackboneError` if there is no such architecture."""
+    """open_clip's configuration of a model. Raises `BackboneError` for an unknown architecture."""
     if architecture == BUNDLED_ARCHITECTURE:
         return ARCHITECTURE
     # open_clip takes seconds to import, and most commands, and servers, load no model.
@@ -150,18 +150,18 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
     if reason := _unsupported(configuration):
         raise BackboneError(f"the backbone '{name}' cannot take prompts: {reason}; use a plain ViT CLIP as ViT-B-32")
     vision, text = IMAGE_DEFAULTS | configuration["vision_cfg"], TEXT_DEFAULTS | configuration["text_cfg"]
-    own = "text." if configuration.get("custom_text") else ""
+    prefix = "text." if configuration.get("custom_text") else ""
     return BackboneShape(
         towers={
             IMAGE: _tower(vision["layers"], vision["width"], vision["width"] // vision["head_width"], "visual."),
-            TEXT: _tower(text["layers"], text["width"], text["heads"], own),
+            TEXT: _tower(text["layers"], text["width"], text["heads"], prefix),
         },
         embed=configuration["embed_dim"],
         image_size=vision["image_size"],
         context=text["context_length"],
         words=text["width"],
         build=partial(_build, configuration),
-        aside=("logit_scale", "logit_bias", "visual.proj", *(f"{own}text_projection{part}" for part in PROJECTION)),
+        aside=("logit_scale", "logit_bias", "visual.proj", *(f"{prefix}text_projection{part}" for part in PROJECTION)),
     )
 
 
@@ -171,7 +171,7 @@ def _tower(layers: int, width: int, heads: int, module: str) -> TowerShape:
 
 
 def _unsupported(configuration: Mapping[str, Any]) -> str | None:
-    """Why `towers` cannot run this architecture, or None."""
+    """The reason why `towers` cannot run this architecture; None if it can."""
     vision, text = configuration["vision_cfg"], configuration["text_cfg"]
     towers = (vision, text)
     reasons = {
@@ -216,8 +216,8 @@ def _from_open_clip(name: str) -> "CLIP | CustomTextCLIP":
         architecture, _, tag = name.partition("/")
         # Anything but a known tag would be taken for a path by open_clip.
         if not open_clip.is_pretrained_cfg(architecture, tag):
-            known = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none"
-            raise BackboneError(f"open_clip has no weights '{tag}' of {architecture}; its tags: {known}")
+            tags = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none"
+            raise BackboneError(f"open_clip has no weights '{tag}' of {architecture}; its tags: {tags}")
         # Some weights need QuickGELU although their architecture's name does not say so; open_clip only warns.
         activation = {"force_quick_gelu": bool(open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu"))}
     try:

@@ -23,7 +23,7 @@ STD = (0.26, 0.26, 0.26)
 
 @dataclass(frozen=True)
 class BundledModel:
-    """One set of weights that ships with the project, and the data that it has seen."""
+    """One set of weights that ships with the project, and the data that it was trained on."""
 
     file: str
     seen: tuple[str, ...]
@@ -46,7 +46,7 @@ def build() -> "CLIP":
 class ShortVocabulary:
     """CLIP's byte-pair encoding cut to its first merges: any text, fewer distinct tokens.
 
-    Words that need a later merge fall apart into more tokens; none is unknown.
+    Words that need a later merge become more tokens; no word is unknown.
     """
 
     def __init__(self) -> None:

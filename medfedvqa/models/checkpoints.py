@@ -1,4 +1,4 @@
-"""Checkpoint files of this machine: read without running code, and only as what they are said to be."""
+"""The safe loading of checkpoint files: no code runs, and all names and shapes must fit the architecture."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,15 +12,10 @@ from medfedvqa.errors import BackboneError
 Weights = dict[str, torch.Tensor]
 
 
-def as_they_are(weights: Weights) -> Weights:
-    """No change."""
-    return weights
-
-
 def fill(
-    module: nn.Module, name: str, architecture: str, path: Path, renamed: Callable[[Weights], Weights] = as_they_are
+    module: nn.Module, name: str, architecture: str, path: Path, rename: Callable[[Weights], Weights] = dict
 ) -> None:
-    """Load a checkpoint, `renamed`, into the module. Raises `BackboneError` unless all names and shapes agree.
+    """Loads a checkpoint, after `rename`, into the module. Raises `BackboneError` unless all names and shapes agree.
 
     `name`: of the backbone, for messages. No message holds a path.
     """
@@ -28,27 +23,27 @@ def fill(
     from open_clip.factory import load_state_dict
 
     try:
-        weights = renamed(load_state_dict(str(path), device="cpu", weights_only=True))
-        found = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+        weights = rename(load_state_dict(str(path), device="cpu", weights_only=True))
+        shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
     except Exception as error:  # whatever a broken or foreign file makes its parser raise
         raise BackboneError(
             f"the file for the backbone '{name}' is no {architecture} checkpoint that can be read "
             f"({type(error).__name__}): give safetensors or a saved state dict, not a TorchScript archive"
         ) from None
     expected = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
-    if found != expected:
-        wrong = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    if shapes != expected:
+        wrong = sorted(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         raise BackboneError(
             f"the file for the backbone '{name}' is not of architecture {architecture}: {len(wrong)} tensors differ, "
-            f"first '{wrong[0]}': {found.get(wrong[0], 'absent')}, expected {expected.get(wrong[0], 'absent')}"
+            f"first '{wrong[0]}': {shapes.get(wrong[0], 'absent')}, expected {expected.get(wrong[0], 'absent')}"
         )
     module.load_state_dict(weights)
 
 
 def digest(module: nn.Module) -> str:
     """SHA-256 over the weights, by name."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for key, tensor in sorted(module.state_dict().items()):
-        found.update(f"{key} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(f"{key} {tuple(tensor.shape)}\n".encode())
+        hashed.update(tensor.cpu().contiguous().numpy().tobytes())
+    return hashed.hexdigest()

@@ -1,15 +1,13 @@
-"""CLIP as a backbone: two towers, each of whose distinct inputs goes through it once."""
+"""CLIP as a backbone: two towers. Each distinct input goes through its tower once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
@@ -28,8 +26,8 @@ CHUNK = 32
 class Distinct:
     """One tower's distinct inputs in a batch.
 
-    `start`: where the tuned part starts, as `_Start` says. `item`: which one each row has, int64 [rows].
-    `owner`: whose each one is, int64 [items], if the batch was gathered with owners.
+    `start`: the inputs of the tuned part, see `ClipCache`. `item`: the input of each row, int64 [rows].
+    `owner`: the owner of each input, int64 [items], in a batch with owners.
     """
 
     start: torch.Tensor
@@ -39,12 +37,12 @@ class Distinct:
 
 @dataclass(frozen=True)
 class ClipBatch:
-    """Rows of a site, each picture and each question only once; `answers`: int64 [rows]."""
+    """Rows of a site; each picture and each question stands only once. `answers` is int64 [rows]."""
 
     pictures: Distinct
     questions: Distinct
     words: Packed
-    """How the distinct questions lie in `questions.start`."""
+    """The layout of the distinct questions in `questions.start`."""
     answers: torch.Tensor
     depth: Depth
 
@@ -81,10 +79,10 @@ class ClipBackbone(Backbone):
         return ClipCache(self, depth, pictures, questions)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        return _with(tuning, _WholeClip(self.clip), batch, tuning, join)
+        return tuning.call(_features, self.clip, batch, tuning, join)
 
     def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
-        return _with(tuning, _ClipLooking(self.clip), batch, tuning)
+        return tuning.call(_attention, self.clip, batch, tuning)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -96,54 +94,30 @@ class ClipBackbone(Backbone):
         return (grey.to(self.device).expand(-1, 3, -1, -1) - mean) / std
 
 
-def _with(tuning: Tuning, module: nn.Module, *arguments: Any) -> torch.Tensor:
-    """What a module over CLIP gives, with other weights in the place of CLIP's where they are tuned."""
-    weights = {f"clip.{name}": weight for name, weight in tuning.weights.items()}
-    found: torch.Tensor = functional_call(module, weights, arguments) if weights else module(*arguments)
-    return found
+def _features(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
+    """The features of a batch's rows, [rows, width]."""
+    image, text = towers(clip, batch.depth)
+    pictures, questions = batch.pictures.start, batch.questions.start
+    if batch.depth[IMAGE]:
+        with owned(batch.pictures.owner):
+            pictures = image.features(_hidden(image, batch), tuning.tower(IMAGE))
+    if batch.depth[TEXT]:
+        with owned(batch.words.owners):
+            raw = _raw(text.layers, batch.depth[TEXT])
+            hidden = text.trunk(questions, batch.words) if raw else questions
+            questions = text.features(hidden, batch.words, tuning.tower(TEXT))
+    parts = [pictures[batch.pictures.item], questions[batch.questions.item]]
+    if join == "product":
+        parts.append(image.embed(pictures)[batch.pictures.item] * text.embed(questions)[batch.questions.item])
+    return torch.cat(parts, dim=-1)
 
 
-class _OverClip(nn.Module):
-    """A module that holds CLIP, so that other weights can stand in for CLIP's."""
-
-    def __init__(self, clip: "CLIP | CustomTextCLIP") -> None:
-        super().__init__()
-        self.clip = clip
-
-
-class _WholeClip(_OverClip):
-    """All that is computed for a batch."""
-
-    def forward(self, batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
-        image, text = towers(self.clip, batch.depth)
-        seen, read = batch.pictures.start, batch.questions.start
-        if batch.depth[IMAGE]:
-            with owned(batch.pictures.owner):
-                seen = image.features(_hidden(image, batch), *_beside(tuning, IMAGE))
-        if batch.depth[TEXT]:
-            with owned(batch.words.owners):
-                hidden = text.trunk(read, batch.words) if _raw(text.layers, batch.depth[TEXT]) else read
-                read = text.features(hidden, batch.words, *_beside(tuning, TEXT))
-        parts = [seen[batch.pictures.item], read[batch.questions.item]]
-        if join == "product":
-            parts.append(image.embed(seen)[batch.pictures.item] * text.embed(read)[batch.questions.item])
-        return torch.cat(parts, dim=-1)
-
-
-class _ClipLooking(_OverClip):
-    """How the picture's pooled position looks at its patches in the last block: the same for every question."""
-
-    def forward(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
-        if not batch.depth[IMAGE]:
-            raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
-        image, _ = towers(self.clip, batch.depth)
-        seen = image.attention(_hidden(image, batch), *_beside(tuning, IMAGE))
-        return seen[batch.pictures.item]
-
-
-def _beside(tuning: Tuning, tower: str) -> tuple[Any, ...]:
-    """What is tuned beside a tower's weights: prompts, adapters, low-rank updates."""
-    return tuning.prompts.get(tower), tuning.adapters.get(tower, NOTHING), tuning.updates.get(tower, NOTHING)
+def _attention(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
+    """The attention of a picture's pooled position to its patches in the last block: the same for every question."""
+    if not batch.depth[IMAGE]:
+        raise ConfigError("the batch holds finished features of pictures: make its cache for at least one block")
+    image, _ = towers(clip, batch.depth)
+    return image.attention(_hidden(image, batch), tuning.tower(IMAGE))[batch.pictures.item]
 
 
 def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
@@ -154,7 +128,7 @@ def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
 
 def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[ImageTower, TextTower]:
     """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
-    # What is tuned as a whole has all its blocks above the cut, and where nothing is, one is as good as any.
+    # A tower that is tuned as a whole is cut below its first block; one that is not tuned may be cut anywhere.
     image, text = ImageTower(clip.visual, 1), TextTower(clip, 1)
     if depth[IMAGE] > image.layers + 1 or depth[TEXT] > text.layers + 1:
         raise ConfigError(f"CLIP's towers have {image.layers} and {text.layers} blocks: tune fewer")
@@ -163,15 +137,15 @@ def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[ImageTower, Tex
 
 
 def _raw(layers: int, depth: int) -> bool:
-    """Whether even the embedding is tuned, so that nothing can be computed once."""
+    """Whether even the embedding is tuned, so that a cache can hold no outputs."""
     return depth == layers + 1
 
 
 class ClipCache:
-    """Where the tuned part of a model starts, for every picture and question of a site; see `Cache`.
+    """The inputs of the tuned part of a model, for every picture and question of a site; see `Cache`.
 
-    That is final features for a tower in which nothing is tuned, hidden states for one that is tuned in its last
-    blocks, and pixels or token ids for one that is tuned as a whole.
+    A tower without tuned parts has final features here, a tower that is tuned in its last blocks has hidden states, and
+    a tower that is tuned as a whole has pixels or token ids.
     """
 
     def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
@@ -179,23 +153,23 @@ class ClipCache:
         self._device, self._depth = backbone.device, depth
         image, text = towers(backbone.clip, depth)
         self._by_state = 0 < depth[TEXT] <= text.layers
-        self._asked = DistinctQuestions(questions, backbone.tokenize)
-        tokens = self._asked.tokens.to(self._device)
+        self._distinct = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._distinct.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
         with torch.no_grad():
             self._pictures = torch.cat(
-                [_see(backbone, image, depth[IMAGE], grey) for grey in torch.split(pictures, CHUNK)]
+                [_picture_start(backbone, image, depth[IMAGE], grey) for grey in torch.split(pictures, CHUNK)]
             )
-            self._questions = _read(text, depth[TEXT], tokens, self._beginnings)
+            self._questions = _question_start(text, depth[TEXT], tokens, self._beginnings)
 
     @property
     def nbytes(self) -> int:
-        """Memory that the cache takes, bytes."""
+        """The memory of the cache, bytes."""
         return self._pictures.nbytes + self._questions.nbytes
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._asked.ids(questions)
+        return self._distinct.ids(questions)
 
     def batch(
         self,
@@ -206,12 +180,12 @@ class ClipCache:
     ) -> ClipBatch:
         """See `Cache`."""
         device = self._device
-        shown, picture_of, picture_owner = distinct(pictures.to(device), owners)
-        asked, question_of, question_owner = distinct(questions.to(device), owners)
-        words = Packed(self._beginnings, asked, question_owner)
-        start = self._questions[words.states if self._by_state else asked]
+        unique_pictures, picture_of, picture_owner = distinct(pictures.to(device), owners)
+        unique_questions, question_of, question_owner = distinct(questions.to(device), owners)
+        words = Packed(self._beginnings, unique_questions, question_owner)
+        start = self._questions[words.states if self._by_state else unique_questions]
         return ClipBatch(
-            pictures=Distinct(self._pictures[shown], picture_of, picture_owner),
+            pictures=Distinct(self._pictures[unique_pictures], picture_of, picture_owner),
             questions=Distinct(start, question_of, question_owner),
             words=words,
             answers=answers.to(device),
@@ -219,23 +193,23 @@ class ClipCache:
         )
 
 
-def _see(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tensor) -> torch.Tensor:
-    """Where grey pictures [n, 1, size, size] start: [n, tokens, width], [n, width] or pixels."""
+def _picture_start(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tensor) -> torch.Tensor:
+    """The inputs of the tuned part for grey pictures [n, 1, size, size]: [n, tokens, width], [n, width] or pixels."""
     pixels = backbone.normalised(grey)
     if _raw(tower.layers, depth):
         return pixels
-    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels), None)
+    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels))
 
 
-def _read(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
-    """Where questions with token ids [n, context] start: [states, width], [n, width] or token ids."""
+def _question_start(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
+    """The inputs of the tuned part for token ids [n, context]: [states, width], [n, width] or token ids."""
     if _raw(tower.layers, depth):
         return tokens
     chunks = torch.split(torch.arange(len(tokens), device=tokens.device), CHUNK)
     layouts = [Packed(of, chunk) for chunk in chunks]
     hidden = [tower.trunk(tokens[chunk], layout) for chunk, layout in zip(chunks, layouts, strict=True)]
     if not depth:
-        return torch.cat([tower.features(*pair, None) for pair in zip(hidden, layouts, strict=True)])
+        return torch.cat([tower.features(*pair) for pair in zip(hidden, layouts, strict=True)])
     start = hidden[0].new_empty(of.count, hidden[0].shape[-1])
     for part, layout in zip(hidden, layouts, strict=True):
         start[layout.states] = part

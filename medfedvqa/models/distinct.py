@@ -1,4 +1,4 @@
-"""What the caches of all models begin with: pictures of the right size, and each question only once."""
+"""The common part of all caches: a check of the pictures' size, and each distinct question once."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,17 +8,17 @@ from medfedvqa.errors import ConfigError
 
 
 class DistinctQuestions:
-    """A site's questions as token ids; those that differ in case or spaces alone have the same and are one."""
+    """A site's questions as token ids. Questions that differ only in case or spaces have the same ids and are one."""
 
     def __init__(self, questions: Sequence[str], tokenize: Callable[[list[str]], torch.Tensor]) -> None:
         """`tokenize`: questions to ids, int64 [questions, context]."""
-        different = list(dict.fromkeys(questions))
-        self.tokens, numbers = torch.unique(tokenize(different), dim=0, return_inverse=True)
+        texts = list(dict.fromkeys(questions))
+        self.tokens, numbers = torch.unique(tokenize(texts), dim=0, return_inverse=True)
         """int64 [distinct, context]."""
-        self._numbers = dict(zip(different, numbers.tolist(), strict=True))
+        self._numbers = dict(zip(texts, numbers.tolist(), strict=True))
 
     def ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """Which of the distinct ones each is, int64 [questions]. Raises `ConfigError` for one that was not given."""
+        """The number of each question, int64 [questions]. Raises `ConfigError` for a question that was not there."""
         try:
             return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
         except KeyError:

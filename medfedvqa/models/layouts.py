@@ -1,7 +1,7 @@
-"""How the positions of a batch lie in memory: each distinct hidden state once, and padded only inside attention.
+"""The layout of a batch's positions in memory: each distinct hidden state once, and padding only inside attention.
 
-Where attention is causal, what a position computes depends on the tokens up to it alone. So a question ends at its
-end token, and questions that begin alike share the hidden states of their common beginning.
+In causal attention, a position depends only on the tokens up to it. So a question ends at its end token, and questions
+that begin alike share the hidden states of their common beginning.
 """
 
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ import torch
 
 
 class Layout(Protocol):
-    """What a block needs to know of a layout."""
+    """The operations of a layout that a block needs."""
 
     def pad(self, hidden: torch.Tensor) -> torch.Tensor:
-        """To [items, length, width], for attention."""
+        """Hidden states as [items, length, width], for attention."""
 
     def pack(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Back from [items, length, width]."""
+        """The inverse of `pad`."""
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
         """The one position of each item that is pooled, [items, 1, width]."""
 
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        """What the pooled positions see, of a mask [length, length]: broadcasts to [items, heads, 1, length]."""
+        """The rows of a mask [length, length] for the pooled positions. They broadcast to [items, heads, 1, length]."""
 
     def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:
-        """Whose the items are, int64 [items], if those of all states, int64 [states], are given."""
+        """The owners of the items, int64 [items], from the owners of all states, int64 [states], if there are any."""
 
 
 class Aligned:
@@ -55,15 +55,15 @@ class Beginnings:
     ends: torch.Tensor
     """The position that is pooled, int64 [questions]."""
     lengths: torch.Tensor
-    """How many positions must be computed, int64 [questions]."""
+    """The number of positions to compute, int64 [questions]."""
     states: torch.Tensor
-    """The state of each position, int64 [questions, longest]; a question's last one again beyond its length."""
+    """The state of each position, int64 [questions, longest]. Beyond its length a question repeats its last state."""
     count: int
-    """How many states there are."""
+    """The number of states."""
 
 
 def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool) -> Beginnings:
-    """Number the beginnings of token ids [questions, context]; nothing is cut or shared if attention is not causal."""
+    """Numbers the beginnings of token ids [questions, context]. Without causal attention nothing is cut or shared."""
     lengths = ends + 1 if causal else torch.full_like(ends, tokens.shape[1])
     longest = int(lengths.max())
     numbers: dict[tuple[int, int], int] = {}
@@ -82,7 +82,7 @@ class Packed:
     """Some of the questions, each distinct state once, [states, width]; with owners, once for each owner."""
 
     def __init__(self, of: Beginnings, items: torch.Tensor, owner: torch.Tensor | None = None) -> None:
-        """`items`: which questions, int64 [items]; `owner`: whose each is, int64 [items]."""
+        """`items`: the questions, int64 [items]; `owner`: the owner of each, int64 [items]."""
         lengths, self._ends = of.lengths[items], of.ends[items]
         self.length = int(lengths.max())
         """Positions of the longest question."""
@@ -93,13 +93,13 @@ class Packed:
         self.states = present % of.count
         """The number of each row's state, int64 [states]."""
         self.owners = None if owner is None else present // of.count
-        """Whose each row is, int64 [states], if there are owners."""
+        """The owner of each row, int64 [states], if there are owners."""
         place = torch.arange(spots.numel(), device=spots.device)
-        own = place % self.length < lengths.repeat_interleave(self.length)
+        inside = place % self.length < lengths.repeat_interleave(self.length)
         self._spots = spots.flatten()
         # Of the places that share a state, the first one computes it.
         self._places = place.new_zeros(len(present)).scatter_reduce(
-            0, self._spots[own], place[own], "amin", include_self=False
+            0, self._spots[inside], place[inside], "amin", include_self=False
         )
         self._pooled = spots.gather(1, self._ends[:, None]).flatten()
 

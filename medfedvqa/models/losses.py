@@ -1,7 +1,7 @@
-"""Terms of losses beside cross-entropy: those that depend on no data, and distillation.
+"""Terms of losses beside cross-entropy: penalties that depend on no data, and distillation.
 
-In L = CE + alpha * L_d + beta * ||w_mlp||^2 (Zhu et al., 2024, Eqs. 6-8) only the first term depends on data: gradients
-that are clipped per patient are its gradients.
+In L = CE + alpha * L_d + beta * ||w_mlp||^2 (Zhu et al., 2024, Eqs. 6-8) only the first term depends on data, so only
+its gradients are clipped by patient.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 def prompt_distance(
     local: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], per_block: bool = False
 ) -> torch.Tensor:
-    """L_d = 1 - cos(local, shared), the mean over the prompts in `local` (Eq. 7); 0 without any.
+    """L_d = 1 - cos(local, shared), the mean over the prompts in `local` (Eq. 7); 0 without prompts.
 
     Each prompt is one vector, or with `per_block` one for each block. `shared` is a constant.
     """
@@ -35,5 +35,5 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float 
 
     The gradient to the student is tau (p_s - p_t); to the teacher tau p_t (l - <p_t, l>) with l = log(p_t / p_s).
     """
-    taught, learnt = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
-    return temperature**2 * (taught.exp() * (taught - learnt)).sum(dim=-1)
+    target, answer = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
+    return temperature**2 * (target.exp() * (target - answer)).sum(dim=-1)

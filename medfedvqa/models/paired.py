@@ -1,4 +1,4 @@
-"""A VQA model that sees pictures, questions or both, and puts what it sees into a space in common with other models."""
+"""A VQA model that sees pictures, questions or both, and projects them into a space that models share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ PROJECTION = "projection."
 
 
 def check_apart(shape: BackboneShape) -> None:
-    """Raises `ConfigError` for a backbone that sees pictures and texts together only."""
+    """Raises `ConfigError` for a backbone that sees pictures and texts only together."""
     if shape.towers.keys() != {IMAGE, TEXT}:
         raise ConfigError("this backbone reads picture and text in one tower, so neither alone: take a CLIP")
 
 
 @dataclass(frozen=True)
 class PairedModel(TunedModel):
-    """Of a modality that it does not see nothing is tuned, nothing reaches the answer head, and nothing is projected.
+    """A model of the modalities in `sees`. Others are not tuned, not projected, and do not reach the answer head.
 
     Its backbone has a tower for each modality.
     """
@@ -35,7 +35,7 @@ class PairedModel(TunedModel):
 
     @property
     def shape(self) -> BackboneShape:
-        """The towers of what it sees. Raises `ConfigError`."""
+        """The backbone's shape with only the towers that the model sees. Raises `ConfigError`."""
         shape = self.backbone.shape
         check_apart(shape)
         if self.tuning.kind == "full" and len(self.sees) < len(shape.towers):
@@ -47,7 +47,7 @@ class PairedModel(TunedModel):
         return {tower: 0 for tower in self.backbone.shape.towers} | dict(super().depth)
 
     def projection(self, generator: torch.Generator) -> Values:
-        """Weights into the common space before the first step, by name; apart from the values of the VQA model."""
+        """The initial weights of the projections, by name. They are no part of the VQA model's values."""
         return {
             f"{PROJECTION}{tower}": (torch.randn(self.space, facts.width, generator=generator) * facts.width**-0.5).to(
                 self.backbone.device
@@ -59,7 +59,7 @@ class PairedModel(TunedModel):
         return torch.cat([*self._parts(values, batch).values()], dim=-1)
 
     def represent(self, values: Mapping[str, torch.Tensor], batch: Any) -> Values:
-        """By modality, unit vectors [rows, space]; `values` hold the projections, too."""
+        """The unit vectors of a batch, [rows, space], by modality. `values` include the projections."""
         parts = self._parts(values, batch)
         return {m: F.normalize(F.linear(part, values[PROJECTION + m]), dim=-1) for m, part in parts.items()}
 
@@ -70,5 +70,5 @@ class PairedModel(TunedModel):
 
     def _parts(self, values: Mapping[str, torch.Tensor], batch: Any) -> Values:
         towers = self.backbone.shape.towers
-        found = torch.split(super().features(values, batch), [facts.width for facts in towers.values()], dim=-1)
-        return {tower: part for tower, part in zip(towers, found, strict=True) if tower in self.sees}
+        parts = torch.split(super().features(values, batch), [facts.width for facts in towers.values()], dim=-1)
+        return {tower: part for tower, part in zip(towers, parts, strict=True) if tower in self.sees}

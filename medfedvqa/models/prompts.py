@@ -16,7 +16,7 @@ Placing = Literal["before", "after"]
 
 @dataclass(frozen=True)
 class PromptShape:
-    """`blocks` r: in how many blocks; `length` L: tokens per block, half keys and half values; `width` D."""
+    """`blocks` r: the number of blocks; `length` L: tokens per block, half keys and half values; `width` D."""
 
     blocks: int
     length: int
@@ -37,10 +37,10 @@ class PromptShape:
 @dataclass(frozen=True)
 class JoinedPrompts:
     """Prompt tokens as attention takes them: [blocks, tokens, width], or [owners, blocks, tokens, width] with
-    other tokens for each owner of items in a batch.
+    separate tokens for each owner of items in a batch.
 
-    `placing`: they join keys and values `before` these are projected (Eqs. 4-5 as printed) or `after`.
-    `owner`: whose each item is, int64 [items], where owners have tokens of their own.
+    `placing`: they join keys and values `before` their projection (Eqs. 4-5 as printed) or `after` it.
+    `owner`: the owner of each item, int64 [items], if owners have separate tokens.
     """
 
     keys: torch.Tensor
@@ -56,7 +56,7 @@ def join(
     placing: Placing,
     owner: torch.Tensor | None = None,
 ) -> JoinedPrompts:
-    """Split the local and the shared prompt each into keys and values, then join the halves.
+    """Splits the local and the shared prompt each into keys and values, then joins the halves.
 
     `local`: [blocks, length, width] or [owners, blocks, length, width]; `shared`: [blocks, length, width], a constant,
     or None before the first exchange. `concatenate` gives length tokens in each block, length / 2 without a shared

@@ -1,7 +1,7 @@
 """The networks of UniCon (Sun and Ochiai, 2023), as functions of named values, and its contrastive loss.
 
-A site holds the trunk ("MHA") and the answer projection (APN), the server the two adapters (NHA, LTA); between them
-only activations and their gradients pass.
+A site holds the trunk ("MHA") and the answer projection (APN); the server holds the two adapters (NHA, LTA). Only
+activations and their gradients pass between them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from medfedvqa.models.tuning import Shapes, TuningConfig, Values
 APN, MHA, NHA, LTA = "apn.", "mha.", "nha.", "lta."
 Norm = Literal["layer", "batch"]
 BUFFERS = (f"{NHA}norm.mean", f"{NHA}norm.variance")
-"""What batch normalisation keeps beside what is trained."""
+"""The running statistics of batch normalisation, which are not trained."""
 _MOMENTUM = 0.1
 
 
@@ -32,7 +32,7 @@ class SiteNetworks:
 
     @property
     def depth(self) -> Depth:
-        """For the backbone's cache."""
+        """The depth of the backbone's cache."""
         return self.tuning.depth(self.backbone.shape)
 
     def initial(self, generator: torch.Generator) -> Values:
@@ -47,18 +47,18 @@ class SiteNetworks:
         return _linear(values, MHA, features)
 
     def answers(self, values: Mapping[str, torch.Tensor], words: TokenEmbeddings, mask_padding: bool) -> torch.Tensor:
-        """v_APN of answers: each token projected, then the largest over tokens, [answers, width].
+        """v_APN of answers: the maximum over the projected tokens, [answers, width].
 
         Without `mask_padding` the zeros beyond an answer's end count as tokens, as in the released code.
         """
         tokens = _linear(values, APN, words.values).relu()
-        if mask_padding:  # nothing is below zero here, so a zero never is the largest of what remains
+        if mask_padding:  # no value is below zero here, so a zero never exceeds the others
             tokens = tokens * words.present[..., None]
         return tokens.amax(dim=1)
 
 
 def site_shapes(shape: BackboneShape, tuning: TuningConfig, width: int) -> Shapes:
-    """All that a site trains, by name. Raises `ConfigError` for a backbone without embeddings of tokens."""
+    """The shapes of all that a site trains, by name. Raises `ConfigError` for a backbone without token embeddings."""
     return tuning.shapes(shape) | _cut(shape, width)
 
 
@@ -72,7 +72,7 @@ class ServerNetworks:
 
     @property
     def shapes(self) -> Shapes:
-        """Of all values, those of `BUFFERS` among them where batches are normalised."""
+        """The shapes of all values, with `BUFFERS` if batches are normalised."""
         shapes: Shapes = {
             f"{NHA}hidden.weight": (self.width, self.width),
             f"{NHA}hidden.bias": (self.width,),
@@ -94,29 +94,29 @@ class ServerNetworks:
                 values[name] = torch.ones(size) if name.endswith(("weight", "variance")) else torch.zeros(size)
         return values
 
-    def rows(self, values: Mapping[str, torch.Tensor], sent: torch.Tensor, training: bool) -> torch.Tensor:
-        """v_NHA of v_MHA [rows, width], [rows, space]. In training, buffers of batches change in place."""
-        out = _linear(values, f"{NHA}out.", _linear(values, f"{NHA}hidden.", sent).relu())
+    def rows(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor, training: bool) -> torch.Tensor:
+        """v_NHA from v_MHA [rows, width], [rows, space]. In training, `BUFFERS` change in place."""
+        out = _linear(values, f"{NHA}out.", _linear(values, f"{NHA}hidden.", activations).relu())
         weight, bias = values[f"{NHA}norm.weight"], values[f"{NHA}norm.bias"]
         if self.norm == "layer":
             return F.layer_norm(out, (self.space,), weight, bias)
         mean, variance = (values[name] for name in BUFFERS)
         return F.batch_norm(out, mean, variance, weight, bias, training, _MOMENTUM)
 
-    def answers(self, values: Mapping[str, torch.Tensor], sent: torch.Tensor) -> torch.Tensor:
-        """v_LTA of v_APN [answers, width], [answers, space]."""
-        return _linear(values, LTA, sent)
+    def answers(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor) -> torch.Tensor:
+        """v_LTA from v_APN [answers, width], [answers, space]."""
+        return _linear(values, LTA, activations)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The loss that holds each row against the answers of the others in its batch."""
+    """The loss that contrasts each row with the answers of the other rows in its batch."""
 
     variant: Literal["reference", "paper"] = "reference"
     """`reference` (released code): cosine, own answer in the denominator, mean. `paper`: dot product, without, sum."""
     temperature: float = 0.07
     mask_duplicates: bool = True
-    """Rows with one answer are no negatives of each other."""
+    """Whether rows with the same answer are not negatives of each other."""
 
     @property
     def cosine(self) -> bool:
@@ -124,7 +124,7 @@ class Contrast:
         return self.variant == "reference"
 
     def __call__(self, rows: torch.Tensor, answers: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        """Of v_NHA and v_LTA [rows, space]; `same`: which rows have one answer, bool [rows, rows]."""
+        """The loss of v_NHA and v_LTA [rows, space]. `same`: which rows have the same answer, bool [rows, rows]."""
         scores = similarities(rows, answers, self.cosine) / self.temperature
         negatives = ~same if self.mask_duplicates else torch.ones_like(same)
         losses = info_nce(scores, negatives, included=self.variant == "reference")
@@ -132,27 +132,27 @@ class Contrast:
 
 
 def similarities(rows: torch.Tensor, answers: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """Of each row to each answer, [rows, answers]: cosines, or dot products."""
+    """The similarity of each row to each answer, [rows, answers]: cosines, or dot products."""
     if cosine:
         rows, answers = F.normalize(rows, dim=-1), F.normalize(answers, dim=-1)
     return rows @ answers.T
 
 
 def info_nce(scores: torch.Tensor, negatives: torch.Tensor, included: bool) -> torch.Tensor:
-    """InfoNCE of each row, [rows]: its own key's score is on the diagonal of `scores` [rows, rows].
+    """The InfoNCE loss of each row, [rows]. The score of its positive is on the diagonal of `scores` [rows, rows].
 
-    `negatives`: which other keys a row is held against, bool [rows, rows]. `included`: the own key is in the
+    `negatives`: the keys that a row is contrasted with, bool [rows, rows]. `included`: the positive is in the
     denominator as well, which keeps the loss above 0. A row without negatives counts 0.
     """
-    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    some = (negatives & ~own).any(dim=1, keepdim=True)
-    counted = (negatives & ~own) | (own if included else own & ~some)
+    positive = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    negatives = negatives & ~positive
+    counted = negatives | (positive if included else positive & ~negatives.any(dim=1, keepdim=True))
     return scores.masked_fill(~counted, -torch.inf).logsumexp(dim=1) - scores.diagonal()
 
 
-def same_rows(sent: torch.Tensor) -> torch.Tensor:
-    """Which rows of [rows, width] are equal, bool [rows, rows]: v_APN of one answer is, to the bit."""
-    group: torch.Tensor = torch.unique(sent, dim=0, return_inverse=True)[1]
+def same_rows(activations: torch.Tensor) -> torch.Tensor:
+    """Which rows of [rows, width] are equal, bool [rows, rows]. v_APN of one answer is equal to the bit."""
+    group: torch.Tensor = torch.unique(activations, dim=0, return_inverse=True)[1]
     return group[:, None] == group
 
 
@@ -172,7 +172,7 @@ def _linear(values: Mapping[str, torch.Tensor], name: str, inputs: torch.Tensor)
 
 
 def _linears(shapes: Shapes, generator: torch.Generator) -> Values:
-    """Uniform in +-1/sqrt(inputs), as torch's default."""
+    """Initial values, uniform in +-1/sqrt(inputs) like torch's default."""
     values: Values = {}
     for name, size in shapes.items():
         inputs = shapes[f"{name.rpartition('.')[0]}.weight"][1]
@@ -184,26 +184,27 @@ class ServerPart:
     """The server's adapters for one site, in training."""
 
     def __init__(self, networks: ServerNetworks, contrast: Contrast, seed: int) -> None:
-        """With one seed for all sites, their parts begin alike."""
+        """Parts with the same seed start alike."""
         self._networks, self._contrast = networks, contrast
         self.values = networks.initial(torch.Generator().manual_seed(seed))
         trained = {name: value.requires_grad_() for name, value in self.values.items() if name not in BUFFERS}
         self._optimizer = adam(trained, 0.0)
 
-    def learn(self, sent: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
-        """One step on a batch's v_MHA and v_APN, [rows, width] each; the gradients of its loss by the two."""
-        sent, answers = (tensor.detach().clone().requires_grad_() for tensor in (sent, answers))
-        rows, keys = self._networks.rows(self.values, sent, training=True), self._networks.answers(self.values, answers)
+    def learn(self, rows: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
+        """One step on a batch's v_MHA and v_APN, [rows, width] each. Returns the gradients of its loss by the two."""
+        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in (rows, answers))
+        projected = self._networks.rows(self.values, leaves[0], training=True)
+        keys = self._networks.answers(self.values, leaves[1])
         self._optimizer.zero_grad()
-        torch.autograd.backward(self._contrast(rows, keys, same_rows(answers.detach())))
+        torch.autograd.backward(self._contrast(projected, keys, same_rows(answers)))
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.step()
-        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (sent, answers))
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 
 
 @torch.no_grad()
 def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
-    """Give every part the plain mean of the chosen values, accumulated in float64; buffers are values as well."""
+    """Gives every part the mean of the chosen values, accumulated in float64. Buffers are values as well."""
     for name in filter(chosen, parts[0].values):
         mean = torch.stack([part.values[name].double() for part in parts]).mean(dim=0)
         for part in parts:
@@ -211,7 +212,7 @@ def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
 
 
 def adam(values: Values, rate: float, saved: dict[str, Any] | None = None) -> torch.optim.Optimizer:
-    """The optimiser of either side at this learning rate, as it was saved."""
+    """The optimiser of either side at this learning rate, with its `saved` state."""
     optimizer = torch.optim.Adam(values.values(), rate)
     if saved is not None:
         optimizer.load_state_dict(saved)

@@ -1,22 +1,24 @@
-"""open_clip's towers, frozen, with something tuned in their last blocks. Exact; nothing is computed twice or in vain.
+"""open_clip's frozen towers with tuned parts in their last blocks. They are exact, and compute nothing twice.
 
-- The *trunk* is everything below the first block with prompts or adapters: nothing in it is trained, so that a site
-  computes it once per picture and question (`ClipCache`), and nothing of it is kept for the backward pass.
+- The *trunk* is everything below the first block with prompts or adapters. Nothing in it is trained, so a site
+  computes it once per picture and question (`ClipCache`), and the backward pass needs nothing of it.
 - Questions are cut at their end token and share the states of common beginnings (`layouts`).
 - In the last block only the position that is pooled has a query.
 - Prompts are projected once for the batch, or once for each owner of items in it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import NOTHING, Update, looked_at
+from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
+from medfedvqa.models.backbone import UNTUNED, TowerTuning, Update
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
 from medfedvqa.models.prompts import JoinedPrompts
 from privacy import current_owners, owned
@@ -24,13 +26,6 @@ from privacy import current_owners, owned
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
     from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
-
-Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
-"""By block, counted from the tower's first: applied to what the block gives."""
-Updates = Mapping[int, Update]
-"""By block, counted as adapters are: added to its queries and values."""
-Beside = TypeVar("Beside")
-"""What stands beside a block: an adapter or an update."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class ImageTower:
 
     @property
     def layers(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self.visual.transformer.resblocks)
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
@@ -53,43 +48,31 @@ class ImageTower:
         blocks = self.visual.transformer.resblocks
         return _run(blocks[: len(blocks) - self.tuned], self.visual._embeds(images), Aligned())
 
-    def features(
-        self,
-        hidden: torch.Tensor,
-        prompts: JoinedPrompts | None,
-        adapters: Adapters = NOTHING,
-        updates: Updates = NOTHING,
-    ) -> torch.Tensor:
+    def features(self, hidden: torch.Tensor, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
         """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
-        blocks, first = self.visual.transformer.resblocks[-self.tuned :], self.layers - self.tuned
-        pool, adapters, updates = bool(self.visual.pool_type == "tok"), _last(adapters, first), _last(updates, first)
-        hidden = _run(blocks, hidden, Aligned(), prompts, pool=pool, adapters=adapters, updates=updates)
+        blocks, pool = self.visual.transformer.resblocks[-self.tuned :], bool(self.visual.pool_type == "tok")
+        hidden = _run(blocks, hidden, Aligned(), tuning.above(self.layers - self.tuned), pool=pool)
         pooled: torch.Tensor = self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
         return pooled
 
-    def attention(
-        self,
-        hidden: torch.Tensor,
-        prompts: JoinedPrompts | None,
-        adapters: Adapters = NOTHING,
-        updates: Updates = NOTHING,
-    ) -> torch.Tensor:
-        """The trunk's output to how the pooled position of the last block looks at each patch, [n, patches].
+    def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
+        """The attention of the pooled position to each patch in the last block, [n, patches], from the trunk's output.
 
         Raises `ConfigError` for a tower that pools by a mean.
         """
         if self.visual.pool_type != "tok":
             raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
         *below, last = self.visual.transformer.resblocks[-self.tuned :]
-        first, tokens, lower = self.layers - self.tuned, None, None
-        adapters, updates = _last(adapters, first), _last(updates, first)
-        if prompts is not None:
-            tokens = _project(last, prompts, -1)
-            lower = replace(prompts, keys=prompts.keys[..., :-1, :, :], values=prompts.values[..., :-1, :, :])
-        hidden = _run(below, hidden, Aligned(), lower, adapters=adapters, updates=updates)
-        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, True, updates.get(len(below)))
-        seen = looked_at(queries, keys, hidden.shape[1] - 1)[:, 0]
-        return seen / seen.sum(dim=1, keepdim=True)
+        tuning, tokens = tuning.above(self.layers - self.tuned), None
+        lower = tuning
+        if tuning.prompts is not None:
+            tokens = _project(last, tuning.prompts, -1)
+            keys, values = (part[..., :-1, :, :] for part in (tuning.prompts.keys, tuning.prompts.values))
+            lower = replace(tuning, prompts=replace(tuning.prompts, keys=keys, values=values))
+        hidden = _run(below, hidden, Aligned(), lower)
+        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, True, tuning.updates.get(len(below)))
+        weights = attention_to_patches(queries, keys, hidden.shape[1] - 1)[:, 0]
+        return weights / weights.sum(dim=1, keepdim=True)
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
@@ -108,12 +91,12 @@ class TextTower:
 
     @property
     def layers(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self._text.transformer.resblocks)
 
     @property
     def _text(self) -> "CLIP | TextTransformer":
-        """Where this kind of CLIP keeps its text tower."""
+        """The module with the text tower: CLIP itself, or its part `text`."""
         return getattr(self.clip, "text", self.clip)
 
     def beginnings(self, tokens: torch.Tensor) -> Beginnings:
@@ -136,7 +119,7 @@ class TextTower:
                 return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
 
     def words(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Between start and end of token ids [n, context]: embeddings [n, count, width], and which there are.
+        """The embeddings between start and end of token ids [n, context], [n, count, width], and which are present.
 
         Raises `ConfigError` if this tower's texts have no end token.
         """
@@ -154,18 +137,10 @@ class TextTower:
         hidden = hidden + text.positional_embedding[layout.positions]
         return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=text.attn_mask)
 
-    def features(
-        self,
-        hidden: torch.Tensor,
-        layout: Packed,
-        prompts: JoinedPrompts | None,
-        adapters: Adapters = NOTHING,
-        updates: Updates = NOTHING,
-    ) -> torch.Tensor:
+    def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
         """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
-        text, blocks, first = self._text, self._text.transformer.resblocks, self.layers - self.tuned
-        adapters, updates = _last(adapters, first), _last(updates, first)
-        pooled = _run(blocks[-self.tuned :], hidden, layout, prompts, text.attn_mask, True, adapters, updates)
+        text, tuning = self._text, tuning.above(self.layers - self.tuned)
+        pooled = _run(text.transformer.resblocks[-self.tuned :], hidden, layout, tuning, text.attn_mask, pool=True)
         with owned(layout.pooled_owners(current_owners())):
             normed: torch.Tensor = text.ln_final(pooled[:, 0])
         return normed
@@ -180,59 +155,46 @@ def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
         raise ConfigError(f"tuning in {tuned} blocks is asked for; the {tower} tower has {len(blocks)}")
 
 
-def _last(beside: Mapping[int, Beside], first: int) -> Mapping[int, Beside]:
-    """What stands beside the blocks from `first` on, counted from there. Raises `ConfigError` for a block before it."""
-    if any(block < first for block in beside):
-        raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
-    return {block - first: part for block, part in beside.items()}
-
-
 def _run(
     blocks: "Sequence[ResidualAttentionBlock]",
     hidden: torch.Tensor,
     layout: Layout,
-    prompts: JoinedPrompts | None = None,
+    tuning: TowerTuning = UNTUNED,
     mask: torch.Tensor | None = None,
     pool: bool = False,
-    adapters: Adapters = NOTHING,
-    updates: Updates = NOTHING,
 ) -> torch.Tensor:
     """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
 
     `mask` [context, context] is added to attention's scores. Prompts are for the last of the blocks.
     """
+    prompts = tuning.prompts
     unprompted = 0 if prompts is None else len(blocks) - prompts.keys.shape[-3]
     for index, block in enumerate(blocks):
         tokens = None if prompts is None or index < unprompted else _project(block, prompts, index - unprompted)
         last = pool and index == len(blocks) - 1
-        hidden = _block(block, hidden, layout, tokens, mask, last, updates.get(index))
-        if index in adapters:
+        hidden = _block(block, hidden, layout, tokens, mask, last, tuning.updates.get(index))
+        if index in tuning.adapters:
             with owned(_owners(layout, last)):
-                hidden = adapters[index](hidden)
+                hidden = tuning.adapters[index](hidden)
     return hidden
 
 
 def _owners(layout: Layout, pool: bool) -> torch.Tensor | None:
-    """Whose the states that a block gives are."""
+    """The owners of a block's output states."""
     return layout.pooled_owners(current_owners()) if pool else current_owners()
 
 
-def _project(block: "ResidualAttentionBlock", prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One block's prompt tokens as projected keys and values, each [1 or items, tokens, width] (Eqs. 4-5)."""
-    keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
-    if prompts.placing == "before":
-        weights, biases = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
-        keys, values = F.linear(keys, weights[1], biases[1]), F.linear(values, weights[2], biases[2])
-    if prompts.owner is None:
-        return keys[None], values[None]
-    return keys.index_select(0, prompts.owner), values.index_select(0, prompts.owner)
+def _project(block: "ResidualAttentionBlock", prompts: JoinedPrompts, index: int) -> Tokens:
+    weights, biases = block.attn.in_proj_weight.chunk(3), block.attn.in_proj_bias.chunk(3)
+    key, value = (partial(F.linear, weight=weights[n], bias=biases[n]) for n in (1, 2))
+    return projected(prompts, index, key, value)
 
 
 def _block(
     block: "ResidualAttentionBlock",
     hidden: torch.Tensor,
     layout: Layout,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     mask: torch.Tensor | None,
     pool: bool,
     update: Update | None = None,
@@ -243,20 +205,20 @@ def _block(
     attended = attended if pool else layout.pack(attended)
     with owned(_owners(layout, pool)):
         hidden = (layout.pooled(hidden) if pool else hidden) + block.ls_1(block.attn.out_proj(attended))
-        grown: torch.Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
-    return grown
+        output: torch.Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    return output
 
 
 def _heads(
     block: "ResidualAttentionBlock",
     hidden: torch.Tensor,
     layout: Layout,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     mask: torch.Tensor | None,
     pool: bool,
     update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Queries, keys and values, each [items, heads, positions, width], and what is added to their scores."""
+    """Queries, keys and values, each [items, heads, positions, width], and the mask that is added to their scores."""
     attention, normed = block.attn, block.ln_1(hidden)
     weight, bias, width = attention.in_proj_weight, attention.in_proj_bias, hidden.shape[-1]
     if pool:
@@ -272,17 +234,9 @@ def _heads(
     if mask is not None:
         mask = mask[: keys.shape[1], : keys.shape[1]]
         mask = layout.pooled_mask(mask) if pool else mask
-    if prompts is not None:
-        keys, values = (
-            torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
-            for tokens, own in zip(prompts, (keys, values), strict=True)
-        )
-        if mask is not None:  # every position sees all prompts
-            mask = F.pad(mask, (prompts[0].shape[1], 0))
-    queries, keys, values = (
-        torch.unflatten(part, -1, (attention.num_heads, -1)).transpose(1, 2) for part in (queries, keys, values)
-    )
-    return queries, keys, values, mask
+    if prompts is not None and mask is not None:  # every position sees all prompts
+        mask = F.pad(mask, (prompts[0].shape[1], 0))
+    return *by_head(attention.num_heads, queries, keys, values, prompts), mask
 
 
 def _embed(features: torch.Tensor, projection: nn.Parameter | nn.Linear | None) -> torch.Tensor:

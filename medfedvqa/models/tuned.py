@@ -1,4 +1,4 @@
-"""A VQA model as a function of what is trained in it: tuned parts of a frozen backbone, and an answer head."""
+"""A VQA model as a function of its trained values: tuned parts of a frozen backbone, and an answer head."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class HeadConfig:
             raise ConfigError("dropout lies in [0, 1), and the head's hidden width is positive")
 
     def shapes(self, width: int) -> Shapes:
-        """Of the head's weights, for features of this width."""
+        """The shapes of the head's weights, for features of this width."""
         return {
             f"{HEAD}hidden.weight": (self.hidden, width),
             f"{HEAD}hidden.bias": (self.hidden,),
@@ -39,41 +39,41 @@ class HeadConfig:
 
 
 class AnswerModel(ABC):
-    """What a method trains, without its values: these are arguments, so that a teacher is the same model with others.
+    """The model that a method trains, without its values: a teacher is the same model with other values.
 
-    The values of what answers from features begin with `HEAD`.
+    The names of the answer head's values begin with `HEAD`.
     """
 
     @property
     @abstractmethod
     def depth(self) -> Depth:
-        """How deep something is tuned in the backbone, by tower; empty for a model that has none of its own to tune."""
+        """The depth of the tuned parts in the backbone, by tower; empty for a model without a tuned backbone."""
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        """What a site computes once for its rows, as `Backbone.cache`; `pictures` have the backbone's size."""
+        """The cache of a site's rows, see `Backbone.cache`. `pictures` have the backbone's size."""
 
     @abstractmethod
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """Values before the first step; `head` draws the head's."""
+        """Values before the first step. `head` draws those of the head."""
 
     @abstractmethod
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """What the head sees, [rows, width]."""
+        """The inputs of the answer head, [rows, width]."""
 
     @abstractmethod
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, chance: Chance | None = None
     ) -> torch.Tensor:
-        """Features [rows, width] to logits [rows, answers]; dropout only with a chance to draw from."""
+        """Features [rows, width] to logits [rows, answers]. Dropout applies only with a chance to draw from."""
 
     def logits(self, values: Mapping[str, torch.Tensor], batch: Any, chance: Chance | None = None) -> torch.Tensor:
-        """Of the rows of a batch, [rows, answers]."""
+        """The logits of a batch's rows, [rows, answers]."""
         return self.answer(values, self.features(values, batch), chance)
 
     @abstractmethod
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """How much each row's answer looks at each part of its picture, [rows, parts], line by line; sums to 1."""
+        """The attention to each part of each row's picture, [rows, parts], line by line; a row sums to 1."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class TunedModel(AnswerModel):
     tuning: TuningConfig
     head: HeadConfig
     join: Features = "concat"
-    """What the head sees: all towers' features; `product` adds their product in CLIP's common space."""
+    """The inputs of the head: all towers' features; `product` adds their product in CLIP's common space."""
     shared: Mapping[str, torch.Tensor] | None = None
-    """Prompts of others that join the model's own, by name: received, never trained."""
+    """Other sites' prompts that join the model's own, by name. They are constants."""
 
     @property
     def shape(self) -> BackboneShape:
-        """Of what the model uses of the backbone."""
+        """The shape of the part of the backbone that the model uses."""
         return self.backbone.shape
 
     @property
@@ -101,7 +101,7 @@ class TunedModel(AnswerModel):
         return self.backbone.cache(depth, pictures, questions)
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """The head's are uniform in +-1/sqrt(inputs), as torch's default."""
+        """Initial values. Those of the head are uniform in +-1/sqrt(inputs), like torch's default."""
         shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
         inputs = {"hidden": joined_width(shape, self.join), "answers": self.head.hidden}
@@ -129,17 +129,12 @@ class TunedModel(AnswerModel):
 
 
 def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Tensor:
-    """Dropout: each number is 0 with probability `share`, the others grow; without a chance to draw from all stay."""
+    """Dropout of numbers with probability `share`, with the others scaled up. Without a chance nothing changes."""
     if chance is None or not share:
         return rows
     return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)
 
 
 def joined_width(shape: BackboneShape, join: Features) -> int:
-    """Of the features that the head sees."""
+    """The width of the features that the head sees."""
     return shape.width + (shape.embed if join == "product" else 0)
-
-
-def trained_shapes(shape: BackboneShape, tuning: TuningConfig, head: HeadConfig) -> Shapes:
-    """All that a model trains, by name."""
-    return tuning.shapes(shape) | head.shapes(shape.width)

@@ -1,7 +1,7 @@
-"""What can be tuned in a frozen backbone: nothing, low-rank updates, prompts, biases, adapters, blocks, or all of it.
+"""The kinds of tuning of a frozen backbone: none, low-rank updates, prompts, biases, adapters, blocks, or everything.
 
-Whatever is tuned is a flat mapping of names to tensors, the same for every kind; these names travel, so they say
-where a tensor belongs and nothing of a site.
+Every kind is a flat mapping of names to tensors. The names travel, so they say where a tensor belongs and nothing
+about a site.
 
 | kind         | names                             | source                                                  |
 |--------------|-----------------------------------|---------------------------------------------------------|
@@ -33,26 +33,26 @@ Shapes = dict[str, tuple[int, ...]]
 
 PROMPT = "prompt."
 OTHER = "other."
-"""Before the name of an adapter's value: a second adapter of the same block; the block has the mean of both."""
+"""The name prefix of a second adapter in the same block. The block applies the mean of both."""
 
 _STD = 0.02
 
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """What is tuned; the options that the kind does not use say nothing."""
+    """The tuning of a backbone. A kind ignores the options that it does not use."""
 
     kind: Kind
     blocks: int | None = None
-    """How many of each tower's last blocks; None is all of them."""
+    """The number of each tower's last blocks; None means all."""
     rank: int = 16
-    """Of low-rank updates."""
+    """The rank of low-rank updates."""
     reduction: int = 16
     """A token's width over that of an adapter's bottleneck."""
     length: int = 4
     """Tokens of a prompt in each block, half of them keys and half values."""
     without: tuple[str, ...] = ()
-    """Towers that have no prompt."""
+    """Towers without a prompt."""
     joining: Joining = "concatenate"
     """How prompts join with shared ones."""
     placing: Placing = "before"
@@ -65,14 +65,14 @@ class TuningConfig:
             raise ConfigError("rank, reduction, number of tuned blocks and deviation of new values are positive")
 
     def depth(self, shape: BackboneShape) -> Depth:
-        """How deep it reaches into each tower. Raises `ConfigError` for more blocks than there are."""
+        """The depth of the tuning in each tower. Raises `ConfigError` for more blocks than there are."""
         if self.kind == "full":
             return {name: tower.layers + 1 for name, tower in shape.towers.items()}
         prompted = {name: self.kind != "prompt" or name not in self.without for name in shape.towers}
         return {name: len(self._blocks(shape, name)) if prompted[name] else 0 for name in shape.towers}
 
     def shapes(self, shape: BackboneShape) -> Shapes:
-        """What is tuned in a backbone of this shape, by name. Raises `ConfigError`."""
+        """The shapes of the tuned tensors in a backbone of this shape, by name. Raises `ConfigError`."""
         if self.kind == "full":
             return {f"weight.{name}": size for name, size in shape.parameters.items()}
         shapes: Shapes = {}
@@ -85,9 +85,9 @@ class TuningConfig:
         return shapes
 
     def initial(self, shape: BackboneShape, weights: Backbone | None, generator: torch.Generator) -> Values:
-        """Values before the first step, drawn in order of names; `weights` of the backbone where they are tuned.
+        """Values before the first step, drawn in order of names. Tuned weights start from those of `weights`.
 
-        Low-rank updates begin as none. Adapters begin with small random projections, as FedDAT's do.
+        Low-rank updates start at zero. Adapters start with small random projections, as in FedDAT.
         """
         values = {}
         for name, size in sorted(self.shapes(shape).items()):
@@ -108,16 +108,16 @@ class TuningConfig:
     ) -> Tuning:
         """These values as a backbone takes them.
 
-        `shared`: prompts that join the values' own, as constants. `owners`: by tower, whose each of its items is; a
-        prompt may then be [owners, blocks, length, width], with other tokens for each owner.
+        `shared`: other sites' prompts that join these, as constants. `owners`: the owner of each item, by tower. A
+        prompt may then be [owners, blocks, length, width], with separate tokens for each owner.
         """
         prompts = {
             name.removeprefix(PROMPT): self._joined(name, value, shared, owners)
             for name, value in values.items()
             if name.startswith(PROMPT)
         }
-        own = {name.removeprefix("weight."): value for name, value in values.items() if name.startswith("weight.")}
-        return Tuning(prompts, own, adapters(values), self._updates(backbone.shape, values))
+        weights = {name.removeprefix("weight."): value for name, value in values.items() if name.startswith("weight.")}
+        return Tuning(prompts, weights, adapters(values), self._updates(backbone.shape, values))
 
     def _joined(
         self,
@@ -148,41 +148,41 @@ class TuningConfig:
                 sizes |= {"up.weight": (width, narrow), "up.bias": (width,)}
                 return {f"adapter.{tower}.{block}.{part}": size for part, size in sizes.items()}
             case "lora":
-                found: Shapes = {}
+                shapes: Shapes = {}
                 for part, first, end in shape.towers[tower].queries_values:
                     name = f"lora.{tower}.{block}.{part}.{first}"
-                    found |= {f"{name}.down": (self.rank, width), f"{name}.up": (end - first, self.rank)}
-                return found
+                    shapes |= {f"{name}.down": (self.rank, width), f"{name}.up": (end - first, self.rank)}
+                return shapes
             case "bias":
-                own = shape.block(tower, block)
-                return {f"weight.{name}": size for name, size in own.items() if name.endswith("bias")}
+                parameters = shape.block(tower, block).items()
+                return {f"weight.{name}": size for name, size in parameters if name.endswith("bias")}
             case "blocks":
                 return {f"weight.{name}": size for name, size in shape.block(tower, block).items()}
         return {}
 
     def _updates(self, shape: BackboneShape, values: Mapping[str, torch.Tensor]) -> dict[str, dict[int, Update]]:
         """The low-rank updates among these values, by tower and block."""
-        found: dict[str, dict[int, Update]] = {}
+        updates: dict[str, dict[int, Update]] = {}
         for tower, facts in shape.towers.items() if self.kind == "lora" else ():
             for block in self._blocks(shape, tower):
                 names = [f"lora.{tower}.{block}.{part}.{first}" for part, first, _ in facts.queries_values]
                 if all(f"{name}.down" in values for name in names):
-                    found.setdefault(tower, {})[block] = Update(*(partial(_low_rank, values, name) for name in names))
-        return found
+                    updates.setdefault(tower, {})[block] = Update(*(partial(_low_rank, values, name) for name in names))
+        return updates
 
 
 def adapters(values: Mapping[str, torch.Tensor]) -> dict[str, dict[int, Callable[[torch.Tensor], torch.Tensor]]]:
     """The adapters among these values, by tower and block: h + relu(h W_down + b_d) W_up + b_u (FedDAT, Eq. 1).
 
-    Of a block that has a second one (`OTHER`), the mean of both (FedDAT, Eq. 4).
+    A block with a second adapter (`OTHER`) applies the mean of both (FedDAT, Eq. 4).
     """
-    found: dict[str, dict[int, Callable[[torch.Tensor], torch.Tensor]]] = {}
+    by_tower: dict[str, dict[int, Callable[[torch.Tensor], torch.Tensor]]] = {}
     for name in values:
         if name.startswith("adapter.") and name.endswith(".down.weight"):
             _, tower, block, *_ = name.split(".")
             adapted = _mean_adapted if OTHER + name in values else _adapted
-            found.setdefault(tower, {})[int(block)] = partial(adapted, values, f"adapter.{tower}.{block}")
-    return found
+            by_tower.setdefault(tower, {})[int(block)] = partial(adapted, values, f"adapter.{tower}.{block}")
+    return by_tower
 
 
 def _adapted(values: Mapping[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021).
 
-Each row is an item of its own, since every block mixes its words with its picture: only the embeddings of distinct
-pictures and questions are computed once, and with nothing tuned the features of each pair.
+Each row is an item of its own, since every block mixes its words with its picture. Only the embeddings of distinct
+pictures and questions are computed once, and the features of each pair if nothing is tuned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +10,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
 from medfedvqa.models.backbone import (
-    NOTHING,
+    UNTUNED,
     Backbone,
     BackboneShape,
     Depth,
     Features,
     TokenEmbeddings,
+    TowerTuning,
     Tuning,
     Update,
-    looked_at,
 )
 from medfedvqa.models.distinct import DistinctQuestions, check_size
 from medfedvqa.models.prompts import JoinedPrompts
 
 JOINT = "joint"
 WORDS, PATCHES = 0, 1
-"""Which embedding says that a token is a word, or a part of a picture."""
+"""The indices of the embeddings that mark a token as a word or as a patch."""
 
 CHUNK = 32
 """Pictures, questions or pairs that go through the frozen part together."""
@@ -40,8 +39,8 @@ CHUNK = 32
 class ViltBatch:
     """Rows of a site, each an item of its own.
 
-    With nothing tuned, `pictures` are the rows' features [rows, width] and `questions` are not looked at. With
-    everything tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else embeddings
+    If nothing is tuned, `pictures` are the rows' features [rows, width] and `questions` have no effect. If everything
+    is tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else embeddings
     [rows, tokens, width] each.
     """
 
@@ -72,12 +71,12 @@ class ViltBackbone(Backbone):
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self.vilt.embeddings.cls_token.device
-        return found
+        device: torch.device = self.vilt.embeddings.cls_token.device
+        return device
 
     def parameter(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self.vilt.get_parameter(name)
-        return found
+        parameter: torch.Tensor = self.vilt.get_parameter(name)
+        return parameter
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ViltCache":
         return ViltCache(self, depth, pictures, questions)
@@ -85,12 +84,12 @@ class ViltBackbone(Backbone):
     def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         if join != "concat":
             raise ConfigError("ViLT has no common space of images and texts; join its features by 'concat'")
-        return _with(tuning, _WholeVilt(self.vilt), batch)
+        return tuning.call(_features, self.vilt, batch, tuning.tower(JOINT))
 
     def attention(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
         if not batch.depth:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
-        return _with(tuning, _ViltLooking(self.vilt), batch)
+        return tuning.call(_attention, self.vilt, batch, tuning.tower(JOINT))
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -101,40 +100,33 @@ class ViltBackbone(Backbone):
         return TokenEmbeddings(embedding(pieces) * present[..., None], present)
 
 
-def _with(tuning: Tuning, module: nn.Module, batch: ViltBatch) -> torch.Tensor:
-    """What a module over ViLT gives, with other weights in the place of ViLT's where they are tuned."""
-    weights = {f"vilt.{name}": weight for name, weight in tuning.weights.items()}
-    found: torch.Tensor = functional_call(module, weights, (batch, tuning))
-    return found
+def _features(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> torch.Tensor:
+    """The features of a batch's rows, [rows, width]."""
+    embeddings = _embeddings(vilt, batch, tuning)
+    return encoded(vilt, *embeddings, batch.lengths, tuning) if batch.depth else batch.pictures
 
 
-class _WholeVilt(nn.Module):
-    """All that is computed for a batch, as one module, so that other weights can stand in for ViLT's."""
-
-    def __init__(self, vilt: Any) -> None:
-        super().__init__()
-        self.vilt = vilt
-
-    def forward(self, batch: ViltBatch, tuning: Tuning) -> torch.Tensor:
-        layers = len(self.vilt.encoder.layer)
-        adapters, updates = tuning.adapters.get(JOINT, NOTHING), tuning.updates.get(JOINT, NOTHING)
-        if any(block < layers - batch.depth for block in (*adapters, *updates)):
-            raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
-        if not batch.depth:
-            return batch.pictures
-        words, patches = batch.questions, batch.pictures
-        if batch.depth > layers:
-            words, patches = embedded_words(self.vilt, words), embedded_patches(self.vilt, patches)
-        return self.last(words, patches, batch.lengths, tuning.prompts.get(JOINT), adapters, updates)
-
-    def last(self, *arguments: Any) -> torch.Tensor:
-        """What is wanted of the embeddings."""
-        return encoded(self.vilt, *arguments)
+def _attention(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> torch.Tensor:
+    """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]; sums to 1."""
+    words, patches = _embeddings(vilt, batch, tuning)
+    hidden, visible = _below(vilt, words, patches, batch.lengths, tuning)
+    last = len(vilt.encoder.layer) - 1
+    tokens = _tokens(vilt, tuning.prompts, last)
+    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, tuning.updates.get(last))
+    # The picture's own first position stands for no patch.
+    asking = hidden.shape[1] - patches.shape[1]
+    weights = attention_to_patches(queries[:, :, :asking], keys, patches.shape[1] - 1, seen)
+    weights = (weights * visible[:, 0, 0, :asking, None]).sum(dim=1)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
-class _ViltLooking(_WholeVilt):
-    def last(self, *arguments: Any) -> torch.Tensor:
-        return looked(self.vilt, *arguments)
+def _embeddings(vilt: Any, batch: ViltBatch, tuning: TowerTuning) -> tuple[torch.Tensor, torch.Tensor]:
+    """The embeddings of a batch's words and patches. Raises `ConfigError` for tuning below the cache."""
+    layers = len(vilt.encoder.layer)
+    tuning.above(layers - batch.depth)
+    if batch.depth <= layers:
+        return batch.questions, batch.pictures
+    return embedded_words(vilt, batch.questions), embedded_patches(vilt, batch.pictures)
 
 
 def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -154,111 +146,70 @@ def embedded_words(vilt: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None = None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = NOTHING,
-    updates: Mapping[int, Update] = NOTHING,
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning = UNTUNED
 ) -> torch.Tensor:
     """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
+    hidden, visible = _below(vilt, words, patches, lengths, tuning)
     last = len(vilt.encoder.layer) - 1
-    tokens = _tokens(vilt, prompts, last)
-    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, updates.get(last))
-    hidden = adapters[last](hidden) if last in adapters else hidden
+    tokens = _tokens(vilt, tuning.prompts, last)
+    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, tuning.updates.get(last))
+    hidden = tuning.adapters[last](hidden) if last in tuning.adapters else hidden
     pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
     return pooled
 
 
-def looked(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
-    updates: Mapping[int, Update],
-) -> torch.Tensor:
-    """How a question's tokens, all alike, look at each patch in the last block, [rows, patches]; sums to 1."""
-    hidden, visible = _below(vilt, words, patches, lengths, prompts, adapters, updates)
-    last = len(vilt.encoder.layer) - 1
-    tokens = _tokens(vilt, prompts, last)
-    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, updates.get(last))
-    # The picture's own first position stands for no patch.
-    asked = hidden.shape[1] - patches.shape[1]
-    found = looked_at(queries[:, :, :asked], keys, patches.shape[1] - 1, seen)
-    found = (found * visible[:, 0, 0, :asked, None]).sum(dim=1)
-    return found / found.sum(dim=1, keepdim=True)
-
-
 def _below(
-    vilt: Any,
-    words: torch.Tensor,
-    patches: torch.Tensor,
-    lengths: torch.Tensor,
-    prompts: JoinedPrompts | None,
-    adapters: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
-    updates: Mapping[int, Update],
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings up to the last block, and which positions may be looked at, bool [rows, 1, 1, tokens]."""
+    """Embeddings up to the last block, and the visible positions, bool [rows, 1, 1, tokens]."""
     words = words[:, : int(lengths.max())]
     hidden = torch.cat([words, patches], dim=1)
     visible = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
     visible = F.pad(visible, (0, patches.shape[1]), value=True)[:, None, None]
     for index, block in enumerate(vilt.encoder.layer[:-1]):
-        hidden = _block(block, hidden, visible, _tokens(vilt, prompts, index), False, updates.get(index))
-        hidden = adapters[index](hidden) if index in adapters else hidden
+        tokens = _tokens(vilt, tuning.prompts, index)
+        hidden = _block(block, hidden, visible, tokens, False, tuning.updates.get(index))
+        hidden = tuning.adapters[index](hidden) if index in tuning.adapters else hidden
     return hidden, visible
 
 
-def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> Tokens | None:
     """The prompt tokens of one block; None where it has none."""
     blocks = vilt.encoder.layer
     if prompts is None or index < len(blocks) - prompts.keys.shape[-3]:
         return None
-    return _projected(blocks[index], prompts, index - len(blocks))
-
-
-def _projected(block: Any, prompts: JoinedPrompts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One block's prompt tokens as projected keys and values, each [1 or rows, tokens, width]."""
-    keys, values = prompts.keys[..., index, :, :], prompts.values[..., index, :, :]
-    if prompts.placing == "before":
-        keys, values = block.attention.attention.key(keys), block.attention.attention.value(values)
-    if prompts.owner is None:
-        return keys[None], values[None]
-    return keys.index_select(0, prompts.owner), values.index_select(0, prompts.owner)
+    attention = blocks[index].attention.attention
+    return projected(prompts, index - len(blocks), attention.key, attention.value)
 
 
 def _block(
     block: Any,
     hidden: torch.Tensor,
     visible: torch.Tensor,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     pool: bool,
     update: Update | None = None,
 ) -> torch.Tensor:
-    """One block, as transformers' own but for prompts; with `pool` only its first position, [rows, 1, width].
+    """One block like that of transformers, with prompts; with `pool` only its first position, [rows, 1, width].
 
-    `visible`: which positions may be looked at, bool [rows, 1, 1, tokens].
+    `visible`: the positions that others may attend to, bool [rows, 1, 1, tokens].
     """
     queries, keys, values, visible = _heads(block, hidden, visible, prompts, pool, update)
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible).transpose(1, 2).flatten(2)
     hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
-    grown: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
-    return grown
+    output: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
+    return output
 
 
 def _heads(
     block: Any,
     hidden: torch.Tensor,
     visible: torch.Tensor,
-    prompts: tuple[torch.Tensor, torch.Tensor] | None,
+    prompts: Tokens | None,
     pool: bool,
     update: Update | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values, each [rows, heads, positions, width], and which keys may be looked at."""
+    """Queries, keys and values, each [rows, heads, positions, width], and the visible keys."""
     attention, normed = block.attention.attention, block.layernorm_before(hidden)
     keys, values = attention.key(normed), attention.value(normed)
     asking = normed[:, :1] if pool else normed
@@ -266,23 +217,15 @@ def _heads(
     if update is not None:
         queries, values = queries + update.queries(asking), values + update.values(normed)
     if prompts is not None:
-        keys, values = (
-            torch.cat([tokens.expand(len(own), -1, -1), own], dim=1)
-            for tokens, own in zip(prompts, (keys, values), strict=True)
-        )
         visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
-    queries, keys, values = (
-        torch.unflatten(part, -1, (attention.num_attention_heads, -1)).transpose(1, 2)
-        for part in (queries, keys, values)
-    )
-    return queries, keys, values, visible
+    return *by_head(attention.num_attention_heads, queries, keys, values, prompts), visible
 
 
 class ViltCache:
     """Embeddings of every distinct picture and question of a site; see `Cache`.
 
-    States above the embeddings belong to pairs of them, too many and too large to keep; only with nothing tuned the
-    features of each pair are kept, computed when a batch first holds it.
+    States above the embeddings belong to pairs, which are too many and too large to cache. Only if nothing is tuned,
+    the cache holds the features of each pair, computed for the first batch with the pair.
     """
 
     def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
@@ -291,23 +234,23 @@ class ViltCache:
         if depth[JOINT] > layers + 1:
             raise ConfigError(f"ViLT has {layers} blocks: tune fewer")
         self._vilt, self._depth, self._device = backbone.vilt, depth[JOINT], backbone.device
-        self._asked = DistinctQuestions(questions, backbone.tokenize)
-        tokens = self._asked.tokens
+        self._distinct = DistinctQuestions(questions, backbone.tokenize)
+        tokens = self._distinct.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
-            self._pictures = torch.cat([self._see(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
-            self._questions = torch.cat([self._read(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
+            self._pictures = torch.cat([self._patches(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
+            self._questions = torch.cat([self._words(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
         self._pairs: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory that the cache takes, bytes."""
+        """The memory of the cache, bytes."""
         pairs = sum(features.nbytes for features in self._pairs.values())
         return self._pictures.nbytes + self._questions.nbytes + pairs
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._asked.ids(questions)
+        return self._distinct.ids(questions)
 
     def batch(
         self,
@@ -317,33 +260,39 @@ class ViltCache:
         owners: torch.Tensor | None = None,
     ) -> ViltBatch:
         """See `Cache`."""
-        shown, asked = pictures.to(self._device), questions.to(self._device)
-        seen = self._pictures[shown] if self._depth else self._features(shown, asked)
+        pictures, questions = pictures.to(self._device), questions.to(self._device)
+        start = self._pictures[pictures] if self._depth else self._features(pictures, questions)
         owner = None if owners is None else owners.to(self._device)
         return ViltBatch(
-            seen, self._questions[asked], self._lengths[asked], answers.to(self._device), self._depth, owner
+            start,
+            self._questions[questions],
+            self._lengths[questions],
+            answers.to(self._device),
+            self._depth,
+            owner,
         )
 
-    def _see(self, grey: torch.Tensor) -> torch.Tensor:
+    def _patches(self, grey: torch.Tensor) -> torch.Tensor:
         pixels = (grey.expand(-1, 3, -1, -1) - 0.5) / 0.5
         return pixels if self._raw else embedded_patches(self._vilt, pixels)
 
-    def _read(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _words(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens if self._raw else embedded_words(self._vilt, tokens)
 
     @property
     def _raw(self) -> bool:
-        """Whether even the embedding is tuned, so that nothing can be computed once."""
+        """Whether even the embedding is tuned, so that a cache can hold no outputs."""
         return self._depth > len(self._vilt.encoder.layer)
 
     @torch.no_grad()
-    def _features(self, shown: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """Of these pairs of pictures and questions, [rows, width]."""
-        pairs = list(zip(shown.tolist(), asked.tolist(), strict=True))
+    def _features(self, pictures: torch.Tensor, questions: torch.Tensor) -> torch.Tensor:
+        """The features of these pairs of pictures and questions, [rows, width]."""
+        pairs = list(zip(pictures.tolist(), questions.tolist(), strict=True))
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._pairs]
         for first in range(0, len(new), CHUNK):
             part = new[first : first + CHUNK]
-            seen, read = torch.tensor(part, device=self._device).unbind(dim=1)
-            found = encoded(self._vilt, self._questions[read], self._pictures[seen], self._lengths[read])
-            self._pairs |= dict(zip(part, found, strict=True))
+            picture, question = torch.tensor(part, device=self._device).unbind(dim=1)
+            words, patches = self._questions[question], self._pictures[picture]
+            features = encoded(self._vilt, words, patches, self._lengths[question])
+            self._pairs |= dict(zip(part, features, strict=True))
         return torch.stack([self._pairs[pair] for pair in pairs])

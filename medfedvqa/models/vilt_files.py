@@ -1,7 +1,7 @@
-"""ViLT backbones by name: the name says the architecture, the site says in which folder the files are.
+"""ViLT backbones by name: the job names the architecture, the site gives the folder of the files.
 
 A folder holds `model.safetensors` (or `pytorch_model.bin`), `config.json` and `vocab.txt`, as transformers saves them.
-Nothing is ever fetched. Shapes are known without the folder, so that server and sites agree on what travels.
+Nothing is ever fetched. Shapes need no folder, so server and sites agree on what travels.
 """
 
 import json
@@ -26,7 +26,7 @@ ARCHITECTURES: dict[str, Mapping[str, Any]] = {
         "qkv_bias": True,
     },
 }  # fmt: skip
-"""What transformers' `ViltConfig` takes; `vilt-b32` is the published one."""
+"""The arguments of transformers' `ViltConfig`; `vilt-b32` is the published model."""
 
 
 def vilt_shape(architecture: str) -> BackboneShape:
@@ -46,7 +46,7 @@ def vilt_shape(architecture: str) -> BackboneShape:
 
 
 def load_vilt(name: str, architecture: str, folder: Path, device: str) -> ViltBackbone:
-    """Load a ViLT from a folder of this machine. Raises `BackboneError`; no message holds a path."""
+    """Loads a ViLT from a folder of this machine. Raises `BackboneError`; no message holds a path."""
     needed = "config.json", "vocab.txt"
     weights = next(
         (folder / file for file in ("model.safetensors", "pytorch_model.bin") if (folder / file).is_file()), None
@@ -74,18 +74,18 @@ def _build(facts: Mapping[str, Any]) -> nn.Module:
 
 
 def _check(name: str, architecture: str, path: Path) -> None:
-    """What a configuration says must be what the architecture is; shapes alone do not tell everything."""
+    """Raises `BackboneError` if `config.json` contradicts the architecture, which shapes alone do not show."""
     try:
-        said = dict(json.loads(path.read_text(encoding="utf-8")))
+        configuration = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         raise BackboneError(f"config.json of the backbone '{name}' is not JSON") from None
     facts = ARCHITECTURES[architecture]
-    if wrong := sorted(key for key, value in facts.items() if said.get(key, value) != value):
+    if wrong := sorted(key for key, value in facts.items() if configuration.get(key, value) != value):
         raise BackboneError(f"config.json of the backbone '{name}' is not of {architecture}: it differs in {wrong}")
 
 
 def _renamed(weights: Weights) -> Weights:
-    """Names as in `ViltModel`: those of a model with a head begin with `vilt.`, and its head is left out."""
+    """The weights under the names of `ViltModel`, without the prefix `vilt.` and without a head."""
     if any(key.startswith("vilt.") for key in weights):
         weights = {key.removeprefix("vilt."): value for key, value in weights.items() if key.startswith("vilt.")}
     # Older versions of transformers saved this constant.
@@ -93,7 +93,7 @@ def _renamed(weights: Weights) -> Weights:
 
 
 def _tokenizer(name: str, path: Path, context: int, size: int) -> Callable[[list[str]], torch.Tensor]:
-    """BERT's word pieces, lower case; questions that are too long are cut."""
+    """The tokenizer for BERT's word pieces in lower case, which cuts questions that are too long."""
     from tokenizers import BertWordPieceTokenizer
 
     try:
@@ -109,8 +109,8 @@ def _tokenizer(name: str, path: Path, context: int, size: int) -> Callable[[list
 
     def tokenize(questions: list[str]) -> torch.Tensor:
         ids = torch.full((len(questions), context), -1, dtype=torch.int64)
-        for row, found in zip(ids, tokenizer.encode_batch(questions), strict=True):
-            row[: len(found.ids)] = torch.tensor(found.ids)
+        for row, encoding in zip(ids, tokenizer.encode_batch(questions), strict=True):
+            row[: len(encoding.ids)] = torch.tensor(encoding.ids)
         return ids
 
     return tokenize

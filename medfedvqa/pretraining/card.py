@@ -1,4 +1,4 @@
-"""The model card that lies beside a backbone's weights."""
+"""The model card beside a backbone's weights."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,27 +23,27 @@ CREDITS = {
 
 
 def write_card(weights: Path, clip: CLIP, corpus: Corpus, root: Path) -> None:
-    """Measure the probes and write `CARD-NAME.md` beside the weights, whose metadata tells how they were made."""
+    """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages."""
     counts = Counter(picture.source for picture in corpus.pictures)
     probes = linear_probes(clip, corpus)
     benchmarks = {name: answer_probes(clip, read(root / name)) for name, read in BENCHMARKS.items()}
     text = "\n\n".join(
         [
             f"# {weights.stem}",
-            _what(clip),
+            _architecture(clip),
             "## Data seen\n\n" + _data(counts),
             "## Training\n\n" + _training(stages_of(weights)),
             "## Linear probes\n\n"
             "Logistic regression on frozen image features, scored on open pictures that neither training nor the "
             "probe has seen (one in twenty).\n\n" + _table(probes, "chance"),
-            *(_benchmark(name, found, name in counts) for name, found in benchmarks.items()),
+            *(_benchmark(name, scores, name in counts) for name, scores in benchmarks.items()),
             "## Limits\n\n" + _limits(counts),
         ]
     )
     weights.with_name(f"CARD-{weights.stem}.md").write_text(text + "\n", encoding="utf-8")
 
 
-def _what(clip: CLIP) -> str:
+def _architecture(clip: CLIP) -> str:
     vision, text = ARCHITECTURE["vision_cfg"], ARCHITECTURE["text_cfg"]
     size = sum(parameter.numel() for parameter in clip.parameters()) / 1e6
     return (
@@ -56,8 +56,8 @@ def _what(clip: CLIP) -> str:
 
 def _data(counts: Counter[str]) -> str:
     rows = [f"| {source} | {count:,} | {CREDITS[source]} |" for source, count in counts.items()]
-    named = [source for source in counts if source in SHARE_ALIKE]
-    note = f"\n\nShare-alike: {', '.join(named)}; `--no-share-alike` trains without it." if named else ""
+    share_alike = ", ".join(source for source in counts if source in SHARE_ALIKE)
+    note = f"\n\nShare-alike: {share_alike}; `--no-share-alike` trains without it." if share_alike else ""
     return "\n".join(["| set | pictures | licence | credit |", "|---|---|---|---|", *rows]) + note
 
 
@@ -78,8 +78,10 @@ def _stage(stage: dict[str, Any]) -> str:
     )
 
 
-def _benchmark(name: str, probes: list[ZeroShotProbe], seen: bool) -> str:
-    warning = f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if seen else ""
+def _benchmark(name: str, probes: list[ZeroShotProbe], trained: bool) -> str:
+    warning = (
+        f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if trained else ""
+    )
     return (
         f"## {name}: closed questions on frozen features\n\n"
         f"A two-layer head, official split, mean of 3 seeds.{warning}\n\n" + _table(probes, "majority")

@@ -23,12 +23,12 @@ OPEN_SETS = ("kermany_cxr", "brain_tumor_mr", "iqoth_chest_ct", "mhh_covid_cxr",
 SHARE_ALIKE = ("mednist",)
 BENCHMARKS = {"slake": slake.read, "vqa-rad": vqa_rad.read}
 PIXELS = 160
-"""Pictures are kept a quarter larger than the backbone's input, so that crops stay sharp."""
+"""Side of the stored pictures: a quarter more than the backbone's input, so that crops stay sharp."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture's words. Pictures with the same `meaning` are no contrast to each other."""
+    """One picture's texts. Pictures with the same `meaning` are not negatives of each other."""
 
     source: str
     meaning: tuple[object, ...]
@@ -39,14 +39,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pictures and their pixels, uint8 [pictures, 160, 160], in one order."""
+    """Pictures and their pixels, uint8 [pictures, 160, 160], in the same order."""
 
     pictures: Sequence[Picture]
     pixels: torch.Tensor
 
 
-def kept_for_probes(index: int) -> bool:
-    """Whether the picture at this place of the corpus is never trained on: one open picture in twenty."""
+def is_for_probes(index: int) -> bool:
+    """Whether training leaves out the picture of this index: one open picture in twenty."""
     return index % 20 == 0
 
 
@@ -79,16 +79,16 @@ def _open_set(path: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
 
 
 def _label_questions(labels: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Questions that the publishers' labels answer, half of them closed, yes and no in balance."""
+    """Questions that the publishers' labels answer. Half of them are closed, with yes and no in balance."""
     organ, modality = labels["organ"], labels["modality"]
     yield "what imaging modality was used", modality
     yield "which part of the body is shown", organ
     others = {"CT": ("X-ray", "MRI"), "X-ray": ("CT", "MRI"), "MRI": ("CT", "X-ray")}[modality]
-    for shown, answer in ((modality, "yes"), (others[len(organ) % 2], "no")):
-        yield f"is this a {shown} image", answer
+    for name, answer in ((modality, "yes"), (others[len(organ) % 2], "no")):
+        yield f"is this a {name} image", answer
     elsewhere = "abdomen" if organ in ("chest", "head", "brain") else "chest"
-    for shown, answer in ((organ, "yes"), (elsewhere, "no")):
-        yield f"is this an image of the {shown}", answer
+    for name, answer in ((organ, "yes"), (elsewhere, "no")):
+        yield f"is this an image of the {name}", answer
     if plane := labels.get("plane"):
         yield "in what plane was the image taken", plane
         yield f"is this the {plane} plane", "yes"
@@ -122,13 +122,13 @@ def _benchmark(root: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
         by_image[row.image].append(row)
     modality = _slake_modalities(root) if name == "slake" else {}
     for image, rows in by_image.items():
-        shown = modality.get(f"{image.parent.name}/{image.name}", "radiology image")
-        asked = tuple((fold(row.question), fold(row.answer)) for row in rows)
+        kind = modality.get(f"{image.parent.name}/{image.name}", "radiology image")
+        questions = tuple((fold(row.question), fold(row.answer)) for row in rows)
         words = Picture(
             source=name,
             meaning=(name, image.name, image.parent.name),
-            captions=(f"{shown} of the {rows[0].organ}",),
-            questions=asked,
+            captions=(f"{kind} of the {rows[0].organ}",),
+            questions=questions,
             labels={},
         )
         pixels = load_image(image, PIXELS, rows[0].index)[0]

@@ -14,39 +14,39 @@ SIZE = ARCHITECTURE["vision_cfg"]["image_size"]
 
 @dataclass(frozen=True)
 class PairBatch:
-    """`images` float32 [n, 3, 128, 128]; per picture a caption and, or None, a question with its answer."""
+    """`images` are float32 [n, 3, 128, 128]. Each picture has a caption, and a question with its answer or None."""
 
     images: torch.Tensor
     pictures: list[Picture]
     captions: list[str]
-    asked: list[tuple[str, str] | None]
+    questions: list[tuple[str, str] | None]
 
 
 def draw(corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator) -> PairBatch:
-    """One batch of the pictures at `indices`, its words drawn anew."""
+    """One batch of the pictures at `indices`, with newly drawn texts."""
     pictures = [corpus.pictures[i] for i in indices]
     # Python's generator picks words, torch's picks pixels; one seeds the other.
     words = random.Random(int(torch.randint(2**31, (), generator=generator)))
-    asked = [_question(picture, answers, words) for picture in pictures]
+    questions = [_question(picture, answers, words) for picture in pictures]
     images = augment(corpus.pixels[indices], generator)
-    return PairBatch(images, pictures, [_caption(picture, words) for picture in pictures], asked)
+    return PairBatch(images, pictures, [_caption(picture, words) for picture in pictures], questions)
 
 
 def _caption(picture: Picture, words: random.Random) -> str:
     caption = words.choice(picture.captions)
-    if len(picture.meaning) == 3:  # a benchmark's picture: what was said of it makes it distinct
-        said = words.sample(picture.questions, min(2, len(picture.questions)))
-        caption = ". ".join([caption, *(f"{question}? {answer}" for question, answer in said)])
+    if len(picture.meaning) == 3:  # the questions distinguish a benchmark's picture
+        sample = words.sample(picture.questions, min(2, len(picture.questions)))
+        caption = ". ".join([caption, *(f"{question}? {answer}" for question, answer in sample)])
     return caption
 
 
 def _question(picture: Picture, answers: set[str], words: random.Random) -> tuple[str, str] | None:
-    known = [pair for pair in picture.questions if pair[1] in answers]
-    return words.choice(known) if known else None
+    pairs = [pair for pair in picture.questions if pair[1] in answers]
+    return words.choice(pairs) if pairs else None
 
 
 def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random crop, shift, small rotation, brightness and contrast of uint8 [n, h, w].
+    """Applies random crop, shift, small rotation, brightness and contrast to uint8 [n, h, w].
 
     Returns normalised float32 [n, 3, 128, 128].
     """

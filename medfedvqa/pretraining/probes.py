@@ -1,4 +1,4 @@
-"""What frozen features know: linear probes on pictures never trained on, and answers on both benchmarks."""
+"""The quality of frozen features: linear probes on held-out pictures, and answers on both benchmarks."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,19 +11,18 @@ from torch import nn
 
 from medfedvqa.data.images import load_image
 from medfedvqa.data.schema import Row, VQAData
-from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary
-from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
-from medfedvqa.pretraining.pair_batches import normalise
+from medfedvqa.models.bundled import ShortVocabulary
+from medfedvqa.pretraining.corpus import Corpus, is_for_probes
+from medfedvqa.pretraining.pair_batches import SIZE, normalise
 from medfedvqa.pretraining.train import image_features, text_features
 from medfedvqa.public_answers import fold
 
-SIZE = ARCHITECTURE["vision_cfg"]["image_size"]
 LABELS = ("organ", "modality", "plane", "finding")
 
 
 @dataclass(frozen=True)
 class ZeroShotProbe:
-    """Accuracy of a probe and of always saying the most frequent class, both in 0..1, over `rows`."""
+    """The accuracy of a probe and of always answering the most frequent class, both in 0..1, over `rows`."""
 
     name: str
     accuracy: float
@@ -32,40 +31,40 @@ class ZeroShotProbe:
 
 
 def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[ZeroShotProbe]:
-    """Logistic regression per label: fitted on up to `fit_on` trained-on pictures, scored on those kept back."""
+    """Logistic regression per label: fitted on at most `fit_on` training pictures, scored on the held-out ones."""
     labelled = [i for i, picture in enumerate(corpus.pictures) if picture.labels]
-    kept = [i for i in labelled if kept_for_probes(i)]
-    used = [i for i in labelled if not kept_for_probes(i)]
-    used = used[:: max(1, len(used) // fit_on)]
-    features = {part: _features(clip, corpus.pixels[list(part)]) for part in (tuple(used), tuple(kept))}
+    test = [i for i in labelled if is_for_probes(i)]
+    train = [i for i in labelled if not is_for_probes(i)]
+    train = train[:: max(1, len(train) // fit_on)]
+    features = {part: _features(clip, corpus.pixels[list(part)]) for part in (tuple(train), tuple(test))}
     probes = []
     for label in LABELS:
-        known = sorted({corpus.pictures[i].labels[label] for i in used if label in corpus.pictures[i].labels})
+        names = sorted({corpus.pictures[i].labels[label] for i in train if label in corpus.pictures[i].labels})
         parts = []
         for part, values in features.items():
-            rows = [row for row, i in enumerate(part) if corpus.pictures[i].labels.get(label) in known]
-            classes = [known.index(corpus.pictures[part[row]].labels[label]) for row in rows]
+            rows = [row for row, i in enumerate(part) if corpus.pictures[i].labels.get(label) in names]
+            classes = [names.index(corpus.pictures[part[row]].labels[label]) for row in rows]
             parts.append((values[rows], torch.tensor(classes)))
         (x, y), (test_x, test_y) = parts
-        right = _logistic(x, y, len(known))(test_x).argmax(1).eq(test_y).float().mean()
+        right = _logistic(x, y, len(names))(test_x).argmax(1).eq(test_y).float().mean()
         probes.append(ZeroShotProbe(label, right.item(), _most_frequent(test_y.tolist()), len(test_y)))
     return probes
 
 
 def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -> list[ZeroShotProbe]:
-    """A two-layer head on frozen features, per organ, official split, closed questions; mean over seeds."""
+    """A two-layer head on frozen features for closed questions, by organ, on the official split; mean over seeds."""
     closed = [row for row in data.rows if row.closed]
     images = {image: index for index, image in enumerate(dict.fromkeys(row.image for row in closed))}
     first = {row.image: row.index for row in reversed(closed)}
     pixels = torch.cat([load_image(image, SIZE, first[image]) for image in images])
-    seen = _features(clip, (pixels * 255).round().to(torch.uint8))
+    image_part = _features(clip, (pixels * 255).round().to(torch.uint8))
     questions = {text: index for index, text in enumerate(dict.fromkeys(fold(row.question) for row in closed))}
     with torch.no_grad():
-        read = text_features(clip, ShortVocabulary()(list(questions)))
+        text_part = text_features(clip, ShortVocabulary()(list(questions)))
 
     def joined(rows: list[Row]) -> torch.Tensor:
         pictures = [images[row.image] for row in rows]
-        return torch.cat([seen[pictures], read[[questions[fold(row.question)] for row in rows]]], dim=1)
+        return torch.cat([image_part[pictures], text_part[[questions[fold(row.question)] for row in rows]]], dim=1)
 
     probes = []
     for organ in data.organs:
@@ -78,8 +77,8 @@ def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -
         accuracy = 0.0
         for seed in seeds:
             predict = _head(joined(train), targets, len(answers), seed)
-            given = [answers[i] for i in predict(joined(test)).argmax(1)]
-            accuracy += sum(a == b for a, b in zip(given, expected, strict=True)) / len(test) / len(seeds)
+            predicted = [answers[i] for i in predict(joined(test)).argmax(1)]
+            accuracy += sum(a == b for a, b in zip(predicted, expected, strict=True)) / len(test) / len(seeds)
         majority = Counter(fold(row.answer) for row in train).most_common(1)[0][0]
         probes.append(ZeroShotProbe(organ, accuracy, expected.count(majority) / len(test), len(test)))
     return probes
@@ -87,7 +86,7 @@ def answer_probes(clip: CLIP, data: VQAData, seeds: Sequence[int] = (0, 1, 2)) -
 
 @torch.no_grad()
 def _features(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
-    """Image features of uint8 [n, h, w], scaled to the backbone's input size."""
+    """The image features of uint8 [n, h, w], scaled to the backbone's input size."""
     chunks = []
     for chunk in torch.split(pixels, 128):
         grey = F.interpolate(chunk[:, None].float() / 255, size=(SIZE, SIZE), mode="area")

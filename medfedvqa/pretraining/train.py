@@ -19,16 +19,16 @@ from torch import nn
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.bundled import ARCHITECTURE, ShortVocabulary, build
-from medfedvqa.pretraining.corpus import Corpus, kept_for_probes
+from medfedvqa.pretraining.corpus import Corpus, is_for_probes
 from medfedvqa.pretraining.pair_batches import PairBatch, draw
 
 Progress = Callable[[int, int, float], None]
-"""Called with step, steps and the loss."""
+"""A function of the step, the number of steps and the loss."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; the model card prints it."""
+    """The settings of training. The model card prints them."""
 
     steps: int
     batch: int = 96
@@ -36,18 +36,18 @@ class Recipe:
     weight_decay: float = 0.1
     warmup: int = 200
     patch_dropout: float = 0.5
-    """Share of patches hidden until `full_view`: twice the steps for the same time (FLIP, CVPR 2023)."""
+    """The share of patches that are hidden until `full_view`, which doubles the steps per time (FLIP, CVPR 2023)."""
     full_view: float = 0.85
-    """Share of the steps after which whole pictures are shown."""
+    """The share of the steps after which whole pictures are shown."""
     benchmark_share: float = 0.3
-    """Share of a batch that comes from the benchmark's pictures, when there are any."""
+    """The share of the benchmark's pictures in a batch, if there are any."""
     checkpoint_every: int = 200
     """Steps between checkpoints, from which an interrupted training resumes."""
     seed: int = 7
 
 
 class Learner(nn.Module):
-    """The CLIP and an answer head that only training needs: it makes both towers care about questions."""
+    """The CLIP, and an answer head that only training needs: it teaches both towers about questions."""
 
     def __init__(self, answers: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def image_features(clip: CLIP, images: torch.Tensor) -> torch.Tensor:
 
 
 def text_features(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
-    """The text tower's output at the end token before its projection, [n, width]; cut at the last end."""
+    """The text tower's output at the end token before its projection, [n, width]."""
     ends = tokens.argmax(dim=-1)
     length = int(ends.max()) + 1
     hidden = clip.token_embedding(tokens[:, :length]) + clip.positional_embedding[:length]
@@ -73,8 +73,8 @@ def text_features(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
     return pooled
 
 
-def known_answers(corpus: Corpus, least: int = 5) -> list[str]:
-    """Answers given at least `least` times, sorted: the training head's classes."""
+def frequent_answers(corpus: Corpus, least: int = 5) -> list[str]:
+    """The sorted answers with at least `least` questions: the classes of the training head."""
     counts = Counter(answer for picture in corpus.pictures for _, answer in picture.questions)
     return sorted(answer for answer, count in counts.items() if count >= least)
 
@@ -85,36 +85,36 @@ def loss(
     """Symmetric cross-entropy over captions of the same meaning, plus cross-entropy of the answers."""
     device = batch.images.device
     captions = list(dict.fromkeys(batch.captions))
-    questions = list(dict.fromkeys(pair[0] for pair in batch.asked if pair))
+    questions = list(dict.fromkeys(pair[0] for pair in batch.questions if pair))
     words = text_features(learner.clip, encode(captions + questions).to(device))
-    seen = image_features(learner.clip, batch.images)
-    shown, said = seen @ learner.clip.visual.proj, words @ learner.clip.text_projection
+    pictures = image_features(learner.clip, batch.images)
+    images, texts = pictures @ learner.clip.visual.proj, words @ learner.clip.text_projection
 
     meanings: dict[str, set[tuple[object, ...]]] = {caption: set() for caption in captions}
     for caption, picture in zip(batch.captions, batch.pictures, strict=True):
         meanings[caption].add(picture.meaning)  # two pictures may be described in the same words
     same = torch.tensor([[picture.meaning in meanings[caption] for caption in captions] for picture in batch.pictures])
     same = same.to(device, torch.float32)
-    logits = F.normalize(shown, dim=-1) @ F.normalize(said[: len(captions)], dim=-1).T
+    logits = F.normalize(images, dim=-1) @ F.normalize(texts[: len(captions)], dim=-1).T
     logits = logits * learner.clip.logit_scale.exp().clamp(max=100)
     contrast = F.cross_entropy(logits, same / same.sum(1, keepdim=True))
     contrast = (contrast + F.cross_entropy(logits.T, (same / same.sum(0)).T)) / 2
 
-    asked = [(index, *pair) for index, pair in enumerate(batch.asked) if pair]
-    rows = torch.tensor([index for index, _, _ in asked], device=device)
-    texts = torch.tensor([len(captions) + questions.index(question) for _, question, _ in asked], device=device)
-    joined = torch.cat([seen[rows], words[texts], shown[rows] * said[texts]], dim=1)
-    targets = torch.tensor([answers[answer] for _, _, answer in asked], device=device)
+    triples = [(index, *pair) for index, pair in enumerate(batch.questions) if pair]
+    rows = torch.tensor([index for index, _, _ in triples], device=device)
+    asked = torch.tensor([len(captions) + questions.index(question) for _, question, _ in triples], device=device)
+    joined = torch.cat([pictures[rows], words[asked], images[rows] * texts[asked]], dim=1)
+    targets = torch.tensor([answers[answer] for _, _, answer in triples], device=device)
     return contrast + F.cross_entropy(learner.answer(joined), targets)
 
 
 def pick(corpus: Corpus, recipe: Recipe, generator: torch.Generator) -> Iterator[list[int]]:
     """Endless batches of indices: a fixed share from the benchmark, each part shuffled epoch by epoch.
 
-    Pictures that the probes keep for themselves are never drawn.
+    Pictures for the probes are never drawn.
     """
     benchmark = [i for i, picture in enumerate(corpus.pictures) if not picture.labels]
-    rest = [i for i, picture in enumerate(corpus.pictures) if picture.labels and not kept_for_probes(i)]
+    rest = [i for i, picture in enumerate(corpus.pictures) if picture.labels and not is_for_probes(i)]
     few = round(recipe.batch * recipe.benchmark_share) if benchmark else 0
 
     def shuffled(part: list[int]) -> Iterator[int]:
@@ -127,11 +127,11 @@ def pick(corpus: Corpus, recipe: Recipe, generator: torch.Generator) -> Iterator
 
 
 def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, progress: Progress) -> CLIP:
-    """Train, resuming from `checkpoint` if it exists; `start` gives first weights. Returns the CLIP, in eval mode."""
+    """Trains, and resumes from `checkpoint` if it exists. `start` holds first weights. Returns the CLIP."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(recipe.seed)
     generator = torch.Generator().manual_seed(recipe.seed)
-    answers = {answer: index for index, answer in enumerate(known_answers(corpus))}
+    answers = {answer: index for index, answer in enumerate(frequent_answers(corpus))}
     learner = Learner(len(answers)).to(device)
     if start:
         learner.clip.load_state_dict(load_file(start))
@@ -141,7 +141,7 @@ def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, 
         first = _resume(checkpoint, learner, optimizer)
     batches = itertools.islice(pick(corpus, recipe, generator), first, recipe.steps)
     for step, indices in enumerate(batches, start=first):
-        # Seeded by step, so that a resumed run draws what an uninterrupted one would have drawn.
+        # Each step has its own seed, so that a resumed run draws the same numbers as an uninterrupted one.
         torch.manual_seed(recipe.seed + step)
         batch = draw(corpus, indices, set(answers), torch.Generator().manual_seed(recipe.seed + step))
         learner.train()
@@ -162,13 +162,13 @@ def train(corpus: Corpus, recipe: Recipe, checkpoint: Path, start: Path | None, 
 
 
 def write_weights(clip: CLIP, path: Path, stages: list[dict[str, Any]]) -> None:
-    """The CLIP as float16 safetensors; `stages` say how it was made, and stay in the file's metadata."""
+    """Writes the CLIP as float16 safetensors, with the `stages` of its training in the file's metadata."""
     tensors = {name: tensor.half().cpu().contiguous() for name, tensor in clip.state_dict().items()}
     save_file(tensors, path, metadata={"stages": json.dumps(stages)})
 
 
 def stages_of(path: Path) -> list[dict[str, Any]]:
-    """How the weights in this file were made, oldest stage first. Raises `BackboneError`."""
+    """The stages of training of the weights in this file, oldest first. Raises `BackboneError`."""
     try:
         with safe_open(path, framework="pt") as file:
             return list(json.loads((file.metadata() or {})["stages"]))
@@ -177,7 +177,7 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _on(batch: PairBatch, device: torch.device) -> PairBatch:
-    return PairBatch(batch.images.to(device), batch.pictures, batch.captions, batch.asked)
+    return PairBatch(batch.images.to(device), batch.pictures, batch.captions, batch.questions)
 
 
 def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:

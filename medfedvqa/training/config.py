@@ -1,4 +1,4 @@
-"""How a site trains in a round: the options that all methods have, and the optimiser that they make."""
+"""The options of local training that all methods have, and the optimiser that follows from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Optimizer = Literal["adam", "adamw", "sgd"]
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a site trains; `AloneConfig` documents each field."""
+    """The options of local training. `AloneConfig` documents each field."""
 
     local_epochs: int
     local_unit: Literal["epochs", "batches"]
@@ -26,8 +26,7 @@ class TrainingConfig:
     weight_decay: float
 
     def private_steps(self, settings: DPSettings) -> int:
-        """Steps of one round under differential privacy: an epoch takes as many as let each patient take part once
-        on average."""
+        """The steps of one round under differential privacy. In an epoch, each patient takes part once on average."""
         if self.local_unit == "batches":
             return self.local_epochs
         return max(1, round(self.local_epochs / settings.sample_rate))

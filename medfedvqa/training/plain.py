@@ -16,7 +16,7 @@ from privacy import SeededChance
 
 @dataclass(frozen=True)
 class StepRows:
-    """The rows of one step, int64 [rows], and what its forward passes draw from."""
+    """The rows of one step, int64 [rows], and the random source of its forward passes."""
 
     chosen: torch.Tensor
     chance: SeededChance
@@ -31,9 +31,9 @@ class PlainGradients:
     config: TrainingConfig
 
     def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[StepRows, ...]]:
-        """The batches of one round, none without rows; all passes see the same.
+        """The batches of one round, none without rows. All passes see the same batches.
 
-        A chance continues where earlier draws left it.
+        A chance continues after its earlier draws.
         """
         if not len(self.train):
             return iter(())
@@ -46,7 +46,7 @@ class PlainGradients:
         return ((StepRows(rows, chance),) * passes for rows in chosen)
 
     def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> None:
-        """Set each value's gradient. Raises `ConfigError` for a value that takes no part in the loss."""
+        """Sets each value's gradient. Raises `ConfigError` for a value that takes no part in the loss."""
         losses = loss(values, self.rows.rows(self.train, batch.chosen, batch.chance))
         gradients = torch.autograd.grad(losses.mean(), list(values.values()), allow_unused=True)
         for value, gradient in zip(values.values(), gradients, strict=True):

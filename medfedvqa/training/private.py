@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Privacy:
-    """What makes a training private."""
+    """The settings and the noise of private training."""
 
     settings: DPSettings
     noise: NoiseLevels
@@ -41,7 +41,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows of each patient who takes part in a step, int64 [rows] each, and what keys their random choices."""
+    """The rows of each patient who takes part in a step, int64 [rows] each, and the keys of their random choices."""
 
     patients: tuple[torch.Tensor, ...]
     streams: PatientStreams
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Noisy sums over Poisson samples of patients, all patients of a chunk in one pass."""
+    """Noisy sums over Poisson samples of patients. One pass handles all patients of a chunk."""
 
     site: Site
     rows: SiteRows
@@ -58,9 +58,9 @@ class PrivateGradients:
     privacy: Privacy
 
     def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[Sample, ...]]:
-        """The samples of one round; each pass draws patients for itself, as its accounting assumes.
+        """The samples of one round. Each pass draws its own patients, as the accounting assumes.
 
-        The seed of the job is not looked at.
+        The job's seed has no effect.
         """
         settings, randomness = self.privacy.settings, self.site.randomness
         sampler = PatientSampler(
@@ -70,7 +70,7 @@ class PrivateGradients:
             yield tuple(Sample(tuple(sampler.sample()), PatientStreams(randomness.secret())) for _ in range(passes))
 
     def fill(self, values: Values, loss: RowLoss, sample: Sample) -> None:
-        """Set each value's gradient: the noisy sum, by the public number of patients that is expected."""
+        """Sets each value's gradient: the noisy sum over the expected number of patients, which is public."""
         settings, noise = self.privacy.settings, self.privacy.noise
         step = PrivateStep(values.values(), settings.clip)
         for first in range(0, len(sample.patients), settings.physical_patients):
@@ -83,7 +83,7 @@ class PrivateGradients:
     def _add(
         self, step: PrivateStep, values: Values, loss: RowLoss, chunk: tuple[torch.Tensor, ...], streams: PatientStreams
     ) -> None:
-        """Add what the patients of a chunk contribute, after one pass over all their rows."""
+        """Adds the contributions of a chunk's patients, after one pass over all their rows."""
         chosen, counts = torch.cat(chunk), torch.tensor([len(rows) for rows in chunk])
         owners = torch.arange(len(chunk)).repeat_interleave(counts)
         keys = [self.site.data.patients[int(self.train.patients[rows[0]])] for rows in chunk]

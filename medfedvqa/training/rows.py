@@ -1,4 +1,4 @@
-"""Rows of a site as losses see them, and losses."""
+"""A site's rows as the input of losses, and the types of losses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,26 +16,26 @@ from privacy import Chance, owned
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of a site's rows, as a loss sees them."""
+    """Some of a site's rows, as the input of a loss."""
 
     batch: Any
-    """As the backbone takes them."""
+    """The rows as the backbone takes them."""
     answers: torch.Tensor
-    """int64 [rows], in the model's answer space; -1 for one outside of it, in test rows only."""
+    """int64 [rows], in the model's answer space. Test rows may hold -1 for an answer outside of it."""
     chance: Chance | None = None
-    """What dropout and other random choices draw from; None without."""
+    """The random source of dropout and other choices; None turns them off."""
 
 
 RowLoss = Callable[[Values, Rows], torch.Tensor]
-"""The loss of each row, [rows]. Only where it depends on no other patient's rows can it be clipped by patient."""
+"""The loss of each row, [rows]. It can be clipped by patient only if it depends on no other patient's rows."""
 Penalty = Callable[[Values], torch.Tensor]
-"""Terms of the loss that depend on no data."""
+"""The terms of the loss that depend on no data."""
 MakeCache = Callable[[Depth, torch.Tensor, Sequence[str]], Cache]
-"""As `Backbone.cache`."""
+"""A function like `Backbone.cache`."""
 
 
 def answer_losses(model: AnswerModel) -> RowLoss:
-    """Cross-entropy of each row."""
+    """The cross-entropy of each row."""
 
     def loss(values: Values, rows: Rows) -> torch.Tensor:
         return F.cross_entropy(model.logits(values, rows.batch, rows.chance), rows.answers, reduction="none")
@@ -44,18 +44,18 @@ def answer_losses(model: AnswerModel) -> RowLoss:
 
 
 class SiteRows:
-    """A site's rows with answers in a model's answer space, on what its backbone computes once."""
+    """A site's rows with answers in a model's answer space, over the backbone's cache."""
 
     def __init__(self, site: Site, make: MakeCache, depth: Depth, count: int, answers: tuple[str, ...] | None) -> None:
-        """`count`: views of each picture. `answers`: the model's answer space, None for the site's own."""
+        """`count`: views of each picture. `answers`: the model's answer space; None means the site's own."""
         self._site, self._views = site, count
         self._answers = answers or site.data.answers
         self._cache = cached(site, depth, make, count)
 
     def encoded(self, examples: Examples) -> Examples:
         """The same rows, with answers in the model's answer space."""
-        own = self._site.data.answers
-        return replace(examples, answers=numbered(own, self._answers, examples.answers))
+        answers = numbered(self._site.data.answers, self._answers, examples.answers)
+        return replace(examples, answers=answers)
 
     def rows(
         self,
@@ -64,28 +64,28 @@ class SiteRows:
         chance: Chance | None = None,
         owners: torch.Tensor | None = None,
     ) -> Rows:
-        """These rows, int64 [rows], of encoded examples.
+        """The selected rows of encoded examples; `chosen` is int64 [rows].
 
-        Without a `chance` to draw from, pictures are shown as they are. `owners`: each row's patient, int64 [rows] in
-        ascending order, where patients must share nothing.
+        Without a `chance` to draw from, pictures are not augmented. `owners`: each row's patient, int64 [rows] in
+        ascending order, if patients must share nothing.
         """
         questions = self._cache.question_ids([examples.questions[row] for row in chosen.tolist()])
-        pictures = self._shown(examples.pictures[chosen], chance, owners)
+        pictures = self._views_of(examples.pictures[chosen], chance, owners)
         batch = self._cache.batch(pictures, questions, examples.answers[chosen], owners)
         return Rows(batch, batch.answers, chance)
 
-    def _shown(self, pictures: torch.Tensor, chance: Chance | None, owners: torch.Tensor | None) -> torch.Tensor:
-        """A view of each row's picture, the same in all rows of a patient that show the picture; 0 is the picture."""
+    def _views_of(self, pictures: torch.Tensor, chance: Chance | None, owners: torch.Tensor | None) -> torch.Tensor:
+        """The view of each row's picture, one for each picture of a patient. View 0 is the picture itself."""
         if self._views == 1 or chance is None:
             return pictures * self._views
-        shown, place, owner = distinct(pictures, owners)
+        unique, place, owner = distinct(pictures, owners)
         with owned(owner):
-            drawn = (chance.apart("views").uniform((len(shown),)) * self._views).long()
-        return pictures * self._views + drawn[place]
+            view = (chance.apart("views").uniform((len(unique),)) * self._views).long()
+        return pictures * self._views + view[place]
 
 
 def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1) -> Cache:
-    """What is frozen at this depth, computed once for `count` views of all the site's pictures by `make`."""
+    """The frozen part of the model at this depth, which `make` computes once for `count` views of each picture."""
 
     def freeze() -> Cache:
         data, backbone = site.data, site.backbone

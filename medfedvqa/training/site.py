@@ -1,4 +1,4 @@
-"""What a site brings to its training: data, backbone, device, and where its randomness comes from."""
+"""A site's side of training: its data, backbone, device and randomness."""
 
 import hashlib
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Derived = TypeVar("Derived")
 
 @dataclass(frozen=True)
 class Site:
-    """What a handler sees of its site."""
+    """The site as a handler sees it."""
 
     name: str
     data: SiteData
@@ -22,15 +22,15 @@ class Site:
     device: str
     seed: int
     randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
-    """Where the noise of differential privacy comes from; no seed of a job reaches it."""
+    """The source of the noise of differential privacy. No seed of a job reaches it."""
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def derive(self, key: object, make: Callable[[], Derived]) -> Derived:
-        """Something computed from data and backbone alone, made once and kept; never part of the state."""
+        """A value that follows from data and backbone alone. It is computed once and is never part of the state."""
         if key not in self._derived:
             self._derived[key] = make()
-        made: Derived = self._derived[key]
-        return made
+        value: Derived = self._derived[key]
+        return value
 
     def task_seed(self, task: str, round: int) -> int:
         """The seed of one task: the same wherever and however often the task runs."""

@@ -22,23 +22,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """Values in training, with an optimiser of their own."""
+    """Values in training, with their optimiser."""
 
     values: Values
     optimizer: torch.optim.Optimizer
 
     def trained(self) -> Values:
-        """The values as they are now, apart from their gradients."""
+        """The current values, detached from their gradients."""
         return {name: value.detach().clone() for name, value in self.values.items()}
 
     def step(self) -> None:
-        """One step of the optimiser; the gradients are used up."""
+        """One step of the optimiser, which clears the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 class Trainer:
-    """Trains and applies a model's values on one site's rows; keeps nothing but what data and backbone give."""
+    """Trains and applies a model's values on one site's rows. It has no state beyond the backbone's cache."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Trainer:
         privacy: Privacy | None = None,
         depth: Depth | None = None,
     ) -> None:
-        """`answers`: the model's answer space, None for the site's own. Training rows outside of it are left out.
+        """`answers`: the model's answer space; None means the site's own. Training rows outside of it are left out.
 
-        `privacy`: train under differential privacy by patient. `depth`: how deep the models that see the rows reach
-        into the backbone, if others than `model` do.
+        `privacy`: train under differential privacy by patient. `depth`: the cache's depth, if other models than
+        `model` see the rows as well.
         """
         self.site, self.model, self.config = site, model, config
         self._rows = SiteRows(site, model.cache, depth or model.depth, config.views, answers)
@@ -72,7 +72,7 @@ class Trainer:
         penalty: Penalty | None = None,
         memory: Mapping[str, Any] | None = None,
     ) -> Part:
-        """One round's local steps from `start`. `memory`: the optimiser's state of the round before, if it is kept."""
+        """One round's local steps from `start`. `memory`: the optimiser's state after the last round."""
         part = self.part(start, round, memory)
         for (draw,) in self.draws(seed):
             self.step([part], loss, draw, penalty)
@@ -91,14 +91,14 @@ class Trainer:
         return Part(values, optimizer)
 
     def draws(self, seed: int | SeededChance, passes: int = 1) -> Iterator[tuple[Any, ...]]:
-        """What one round's steps are on, for methods that take `passes` steps in turn; each draw serves one step.
+        """The draws of one round: for each step a tuple of `passes` draws, one for each model that takes the step.
 
-        `seed`: of plain training, for the order of rows and for dropout; a chance for a round that draws in parts.
+        `seed` orders the rows and seeds dropout in plain training. A round that draws in parts passes a chance.
         """
         return self._gradients.draws(seed, passes)
 
     def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> None:
-        """One step of these parts, whose names differ. Raises `ConfigError`."""
+        """One step of these parts, which share no names. Raises `ConfigError`."""
         values = {name: value for part in parts for name, value in part.values.items()}
         self._gradients.fill(values, loss, draw)
         if penalty is not None:
@@ -110,7 +110,7 @@ class Trainer:
     def right(
         self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None
     ) -> torch.Tensor:
-        """Whether the model, or another one, with these values answers each row right, bool [rows]."""
+        """Whether the model, or another `model`, with these values answers each row right, bool [rows]."""
         model, encoded = model or self.model, self._rows.encoded(examples)
         right = torch.zeros(len(examples), dtype=torch.bool)
         if not len(examples):
@@ -121,5 +121,5 @@ class Trainer:
         return right
 
     def all_rows(self, examples: Examples) -> Rows:
-        """These rows together, as they are."""
+        """All these rows as one batch, without augmentation."""
         return self._rows.rows(self._rows.encoded(examples), torch.arange(len(examples)))

@@ -71,7 +71,7 @@ def test_the_picture_answers_every_kind_of_question(site: SiteData) -> None:
         for question, answer, picture in zip(part.questions, part.answers, part.pictures, strict=True):
             kind = KINDS[question]
             right.setdefault(kind, []).append(seen[picture][kind] == site.answers[answer])
-    assert set(right) == set(phantom.SITES[site.organ].asked)
+    assert set(right) == set(phantom.SITES[site.organ].questions)
     assert {kind: mean(hits) for kind, hits in right.items() if mean(hits) < 0.95} == {}
 
 

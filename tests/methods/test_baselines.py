@@ -11,7 +11,7 @@ from audits import Kind
 from medfedvqa.core import Method, Site, Tensors, create
 from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.methods.fedkd import lesson, mutual
+from medfedvqa.methods.fedkd import distillation, mutual
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import divergence, shape_of
 
@@ -89,7 +89,7 @@ def test_the_reference_form_holds_nothing_constant(logits: Logits) -> None:
 def test_a_lesson_in_the_paper_s_form_leaves_the_teacher_alone(logits: Logits) -> None:
     """No gradient reaches the teacher."""
     mentor, mentee = (each.requires_grad_() for each in logits)
-    lesson(outputs(mentor), outputs(mentee), "paper").sum().backward()
+    distillation(outputs(mentor), outputs(mentee), "paper").sum().backward()
     assert mentor.grad is None and mentee.grad.any()
 
 

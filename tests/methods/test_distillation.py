@@ -9,7 +9,7 @@ import torch
 from medfedvqa.core import Tensors, create
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.distillation import contrast, decoupled, likeness
+from medfedvqa.methods.distillation import contrast, decoupled, similarity
 from medfedvqa.models import divergence
 from medfedvqa.training import Rows
 from privacy import DPSettings
@@ -55,7 +55,7 @@ def test_dkd_is_the_divergence_where_its_parts_weigh_as_they_do_there(logits: Lo
 def test_similarity_preserving_is_the_paper_s_matrix_norm(logits: Logits) -> None:
     """The mean over rows is |G_T - G_S|_F^2 / rows^2; turning all of a model's features changes nothing."""
     teacher, student = logits
-    expected = torch.linalg.matrix_norm(likeness(teacher) - likeness(student)) ** 2 / len(teacher) ** 2
+    expected = torch.linalg.matrix_norm(similarity(teacher) - similarity(student)) ** 2 / len(teacher) ** 2
     turn = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
     assert torch.allclose(term("sp", teacher, student).mean(), expected, atol=1e-12)
     assert torch.allclose(term("sp", teacher, student @ turn).mean(), expected, atol=1e-12)

@@ -69,7 +69,7 @@ def test_two_hops_by_hand(network) -> None:
     """Eqs. 15 to 22 of the paper, region by region."""
     model = network("san")
     values, batch = values_of(model), batch_of(model)
-    regions = (model.seen(values, batch.pixels) @ values["regions.weight"].T + values["regions.bias"]).tanh()
+    regions = (model.regions(values, batch.pixels) @ values["regions.weight"].T + values["regions.bias"]).tanh()
     asked = model.read(values, batch.words)[0][:, -1]
     for row in range(5):
         query = asked[batch.question[row]]

@@ -7,6 +7,7 @@ import torch
 from open_clip.model import CLIP, CustomTextCLIP
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import TowerTuning
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import JoinedPrompts, join
 from medfedvqa.models.towers import ImageTower, TextTower
@@ -33,12 +34,12 @@ def prompt(blocks: int, width: int, seed: int, *items: int) -> torch.Tensor:
 def read(tower: TextTower, ids: torch.Tensor, prompts: JoinedPrompts | None = None) -> torch.Tensor:
     """All of the text tower."""
     layout = Packed(tower.beginnings(ids), torch.arange(len(ids)))
-    return tower.features(tower.trunk(ids, layout), layout, prompts)
+    return tower.features(tower.trunk(ids, layout), layout, TowerTuning(prompts))
 
 
 def see(tower: ImageTower, pixels: torch.Tensor, prompts: JoinedPrompts | None = None) -> torch.Tensor:
     """All of the image tower."""
-    return tower.features(tower.trunk(pixels), prompts)
+    return tower.features(tower.trunk(pixels), TowerTuning(prompts))
 
 
 def unprojected(clip: torch.nn.Module) -> torch.nn.Module:
@@ -162,7 +163,7 @@ def test_each_item_may_have_its_own_prompts_and_each_gets_its_own_gradient(make_
     layout = Packed(tower.beginnings(ids), torch.arange(5), owner=torch.arange(5))
     hidden = tower.trunk(ids, Packed(tower.beginnings(ids), torch.arange(5)))
     start = hidden[layout.states]
-    found = tower.features(start, layout, join(own, shared, "concatenate", placing, torch.arange(5)))
+    found = tower.features(start, layout, TowerTuning(join(own, shared, "concatenate", placing, torch.arange(5))))
     found.square().sum().backward()
     for item in range(5):
         leaf = own.detach()[item].requires_grad_()

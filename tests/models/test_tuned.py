@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HeadConfig, TunedModel, TuningConfig, trained_shapes
+from medfedvqa.models import HeadConfig, TunedModel, TuningConfig
 from privacy import SeededChance
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -79,7 +79,7 @@ def test_the_head_begins_as_torch_s_layers_do(backbone):
 
 
 def test_a_model_trains_what_it_declares(model):
-    shapes = trained_shapes(model.backbone.shape, model.tuning, model.head)
+    shapes = model.tuning.shapes(model.shape) | model.head.shapes(model.shape.width)
     assert {name: tuple(value.shape) for name, value in drawn(model).items()} == shapes
     assert shapes["head.hidden.weight"] == (7, 32 + 24)
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Cache, HeadConfig, TunedModel, TuningConfig, Values
+from medfedvqa.models.backbone import TowerTuning
 from medfedvqa.models.clip import towers
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.prompts import join
-from medfedvqa.models.tuned import trained_shapes
 from privacy import Chance, SeededChance
 
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
@@ -100,7 +100,7 @@ def test_the_trained_values_are_prompts_and_head_and_none_of_the_backbone(make):
         "head.answers.bias": (3,),
     }
     assert {name: tuple(tensor.shape) for name, tensor in made.values.items()} == expected
-    assert trained_shapes(made.model.backbone.shape, made.model.tuning, made.model.head) == expected
+    assert made.model.tuning.shapes(made.model.shape) | made.model.head.shapes(made.model.shape.width) == expected
     assert not any(parameter.requires_grad for parameter in made.model.backbone.clip.parameters())
 
 
@@ -200,8 +200,8 @@ def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(
     tokens = backbone.tokenize(list(QUESTIONS))
     words = Packed(text.beginnings(tokens), torch.arange(7))
     joined = {name: join(prompt, None, "concatenate", "before") for name, prompt in made.prompts.items()}
-    seen = image.features(image.trunk(normalised(backbone)), joined["prompt.image"])
-    read = text.features(text.trunk(tokens, words), words, joined["prompt.text"])
+    seen = image.features(image.trunk(normalised(backbone)), TowerTuning(joined["prompt.image"]))
+    read = text.features(text.trunk(tokens, words), words, TowerTuning(joined["prompt.text"]))
     expected = made.model.answer(made.values, torch.cat([seen, read, image.embed(seen) * text.embed(read)], dim=1))
     assert torch.allclose(made.logits(gather(made.cache)), expected, rtol=0, atol=1e-10)
 

@@ -14,7 +14,7 @@ from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary
 from medfedvqa.pretraining.card import write_card
-from medfedvqa.pretraining.corpus import BENCHMARKS, OPEN_SETS, kept_for_probes, load
+from medfedvqa.pretraining.corpus import BENCHMARKS, OPEN_SETS, is_for_probes, load
 from medfedvqa.pretraining.pair_batches import augment
 from medfedvqa.pretraining.train import Recipe, pick, stages_of, train, write_weights
 
@@ -84,7 +84,7 @@ def test_pictures_kept_for_the_probes_are_never_drawn(root: Path) -> None:
     corpus = load(root, None)
     batches = pick(corpus, SMALL, torch.Generator().manual_seed(0))
     drawn = {index for _ in range(50) for index in next(batches)}
-    expected = {index for index in range(len(corpus.pictures)) if not kept_for_probes(index)}
+    expected = {index for index in range(len(corpus.pictures)) if not is_for_probes(index)}
     assert drawn == expected and len(expected) < len(corpus.pictures)
 
 

@@ -1,4 +1,4 @@
-"""Global-local contrast of representations of public pairs, and the ensemble that it weighs (CreamFL, Sec. 3.2, 3.3).
+"""The global-local contrast of public representations, and the ensemble that it weighs (CreamFL, Sec. 3.2, 3.3).
 
 Representations are unit vectors [items, space].
 """
@@ -17,13 +17,13 @@ Positive = Literal["included", "excluded"]
 OTHER = {IMAGE: TEXT, TEXT: IMAGE}
 
 BLOCK = 1024
-"""Items whose cosines with all others are in memory together."""
+"""Items whose cosines with all others are in memory at the same time."""
 
 
 def inter_modal(local: torch.Tensor, other: torch.Tensor, items: torch.Tensor, temperature: float) -> torch.Tensor:
     """-log of the share of an item's own partner in exp(cosine / temperature) over the whole public set, [rows].
 
-    `local`: of these items, int64 [rows]; `other`: the server's of all items in the other modality.
+    `local`: the representations of `items`, int64 [rows]; `other`: the server's of all items in the other modality.
     """
     return F.cross_entropy(local @ other.T / temperature, items, reduction="none")
 
@@ -31,19 +31,19 @@ def inter_modal(local: torch.Tensor, other: torch.Tensor, items: torch.Tensor, t
 def scores(
     local: torch.Tensor, other: torch.Tensor, temperature: float, positive: Positive = "included", block: int = BLOCK
 ) -> torch.Tensor:
-    """How well each of a site's representations fits the server's of its partner, against all others, [items].
+    """How well each of a site's representations fits the server's of its partner, against all items, [items].
 
-    `excluded`: the partner is not among these others.
+    `excluded`: the partner is not among these items.
     """
-    found = []
+    parts = []
     for rows in torch.split(torch.arange(len(local)), block):
         logits = local[rows] @ other.T / temperature
-        own = (torch.arange(len(rows)), rows)
-        fit = logits[own]
+        partner = (torch.arange(len(rows)), rows)
+        fit = logits[partner]
         if positive == "excluded":
-            logits[own] = -torch.inf
-        found.append(fit - logits.logsumexp(dim=1))
-    return torch.cat(found)
+            logits[partner] = -torch.inf
+        parts.append(fit - logits.logsumexp(dim=1))
+    return torch.cat(parts)
 
 
 def aggregate(
@@ -65,5 +65,5 @@ def aggregate(
 
 
 def weights(fits: torch.Tensor) -> torch.Tensor:
-    """Scores [sites, items] to weights that sum to one for each item."""
+    """The weights of scores [sites, items], which sum to one for each item."""
     return fits.softmax(dim=0)

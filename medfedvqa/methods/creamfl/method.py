@@ -1,7 +1,7 @@
 """CreamFL: sites and server teach each other by representations of a public set (Q. Yu et al., ICLR 2023).
 
-"Multimodal federated learning via contrastive representation ensemble". No weights travel, so that each site may have a
-model of its own size, and may see pictures, questions or both.
+"Multimodal federated learning via contrastive representation ensemble". No weights travel, so each site may choose the
+size of its model and may see pictures, questions or both.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,24 +15,23 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import (
-    LEAST_TEMPERATURE,
-    MOST_LAYERS,
     MOST_PAIRS,
-    MOST_PASSES,
-    MOST_RANK,
-    MOST_RATE,
     MOST_ROWS,
     MOST_SITES,
-    MOST_SPACE,
-    MOST_TEMPERATURE,
-    MOST_WEIGHT,
-    MOST_WIDTH,
     BackboneName,
+    Blocks,
+    Passes,
+    Rank,
+    Rate,
     SiteName,
+    Space,
+    Temperature,
+    Weight,
+    Width,
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import MethodConfig, State, tensors_of
+from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import public_pairs
@@ -61,18 +60,18 @@ MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,)
 
 
 class SiteModelConfig(MethodConfig, frozen=True):
-    """One site's model; what is null is as the job's options say."""
+    """One site's model. A null field takes the job's option."""
 
     sees: Sees | None = None
     tuning: TuningKind | None = None
-    blocks: int | None = Field(default=None, ge=1, le=MOST_LAYERS)
-    reduction: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
-    rank: int | None = Field(default=None, ge=1, le=MOST_RANK)
-    hidden: int | None = Field(default=None, ge=1, le=MOST_WIDTH)
+    blocks: Blocks = None
+    reduction: Width | None = None
+    rank: Rank | None = None
+    hidden: Width | None = None
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
-    """Options; those of FedAvg describe the sites' models, and nothing of these is averaged."""
+    """Options. Those of FedAvg describe the sites' models, which are never averaged."""
 
     sees: Sees = Field("multimodal", description="what sites see; a text site answers from the question alone")
     models: dict[SiteName, SiteModelConfig] = Field(
@@ -81,38 +80,21 @@ class CreamFLConfig(AveragingConfig, frozen=True):
         description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
     )
     public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
-    space: int = Field(256, ge=1, le=MOST_SPACE, description="width of representations (code: 256)")
-    gamma: float = Field(
-        0.5, ge=0, le=MOST_WEIGHT, description="weight of the contrast (code: 0.5); 0 is local training"
-    )
-    temperature: float = Field(
-        0.5, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the sites' contrast (code: 0.5)"
-    )
+    space: Space = Field(256, description="width of representations (code: 256)")
+    gamma: Weight = Field(0.5, description="weight of the contrast (code: 0.5); 0 is local training")
+    temperature: Temperature = Field(0.5, description="of the sites' contrast (code: 0.5)")
     order: Literal["alternating", "joint"] = Field(
         "alternating", description="private rows and public pairs in turn, epoch by epoch (code), or in every step"
     )
-    gca_temperature: float = Field(
-        1.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, description="of the scores that weigh sites (paper: none)"
-    )
+    gca_temperature: Temperature = Field(1.0, description="of the scores that weigh sites (paper: none)")
     positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
-    kd: float = Field(
-        0.3, ge=0, le=MOST_WEIGHT, description="weight of the ensemble in the server's training (code: 0.3); 0 is none"
-    )
+    kd: Weight = Field(0.3, description="weight of the ensemble in the server's training (code: 0.3); 0 is none")
     distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
     public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
-    server_hidden: int = Field(512, ge=1, le=MOST_WIDTH, description="width of the server's hidden layers")
-    server_epochs: int = Field(
-        5, ge=1, le=MOST_PASSES, description="the server's own passes over the public pairs per round (code: 1)"
-    )
-    server_rate: float = Field(
-        1e-3, gt=0, le=MOST_RATE, description="the server's learning rate, Adam (code: 0.0002, AdamP)"
-    )
-    server_temperature: float = Field(
-        0.07,
-        ge=LEAST_TEMPERATURE,
-        le=MOST_TEMPERATURE,
-        description="of the server's contrast between pictures and captions",
-    )
+    server_hidden: Width = Field(512, description="width of the server's hidden layers")
+    server_epochs: Passes = Field(5, description="the server's own passes over the public pairs per round (code: 1)")
+    server_rate: Rate = Field(1e-3, description="the server's learning rate, Adam (code: 0.0002, AdamP)")
+    server_temperature: Temperature = Field(0.07, description="of the server's contrast between pictures and captions")
     trunk: BackboneName | None = Field(
         None, description="the server's frozen backbone, one that needs no file; null is the job's"
     )
@@ -129,19 +111,19 @@ class CreamFLConfig(AveragingConfig, frozen=True):
 
     @property
     def turns(self) -> int:
-        """Passes over the public pairs per round: after each epoch, or after all batches where these are counted."""
+        """Passes over the public pairs per round: one after each epoch, or one after all batches."""
         return self.local_epochs if self.local_unit == "epochs" else 1
 
     def of(self, site: str) -> "CreamFLConfig":
         """The options of this site's model."""
-        own = self.models.get(site, SiteModelConfig())
-        return self.model_copy(update=own.model_dump(exclude_none=True))
+        changes = self.models.get(site, SiteModelConfig())
+        return self.model_copy(update=changes.model_dump(exclude_none=True))
 
     @property
     def kinds(self) -> tuple[Sees, ...]:
-        """What any site of the job may see."""
-        found = {self.sees, *(self.of(site).sees for site in self.models)}
-        return tuple(kind for kind in MODALITIES if kind in found)
+        """The kinds of sites in the job, by what they see."""
+        present = {self.sees, *(self.of(site).sees for site in self.models)}
+        return tuple(kind for kind in MODALITIES if kind in present)
 
 
 @register
@@ -164,11 +146,11 @@ class CreamFL(Averaging[CreamFLConfig]):
             raise ConfigError("'creamfl' compares features, which tuning 'classifier' never changes: tune more")
 
     def shared(self, shape: BackboneShape) -> Shapes:
-        """No weights."""
+        """Nothing: no weights travel."""
         return {}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Down: the server's representations of the public set; up: the site's, of what it sees; then counts.
+        """The server's representations of the public set come down, the site's go up, and counts go up at the end.
 
         Raises `ConfigError` for a backbone that sees pictures and texts together only.
         """
@@ -187,7 +169,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         yield "evaluate", self.config.rounds
 
     def cost(self, task: str) -> Cost:
-        """Private steps; the contrast sees public pairs alone, and what is sent follows from both."""
+        """The private steps. The contrast sees only public pairs, and the uploads follow from both."""
         if self.dp is None or task == "evaluate":
             return Cost()
         return Cost(steps=self.config.turns * self.config.training.private_steps(self.dp))
@@ -197,14 +179,14 @@ class CreamFL(Averaging[CreamFLConfig]):
         return {**state["values"], **state["projection"]}
 
     def model(self, site: Site) -> PairedModel:
-        """The site's own."""
-        own = self.config.of(site.name)
-        plain = self.model_of(site, own.tuned)
-        head = replace(plain.head, hidden=own.hidden)
-        return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[own.sees], space=self.config.space)
+        """The site's model, by its options."""
+        config = self.config.of(site.name)
+        plain = self.model_of(site, config.tuned)
+        head = replace(plain.head, hidden=config.hidden)
+        return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
     def setup(self, site: Site) -> State:
-        """A model as that of local training, and projections. Raises `ConfigError`."""
+        """The initial model of local training, and projections. Raises `ConfigError`."""
         trunk = self.config.trunk
         if trunk is not None and site.data.name in (seen_by(trunk) or ()):
             raise ConfigError("the server's 'trunk' has seen this site's data set, its test rows too: choose another")
@@ -212,7 +194,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         return {**super().setup(site), "projection": projection}
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Raises `ConfigError` where another modality is asked for than the site's model sees."""
+        """Raises `ConfigError` for a task of a modality that the site's model does not see."""
         if task.name == "evaluate":
             return self.evaluate(site, state, received, round)
         if task.name != _task(self.config.of(site.name).sees):
@@ -220,62 +202,61 @@ class CreamFL(Averaging[CreamFLConfig]):
         return self.train(site, state, received, round)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Private steps and contrast with the server's representations; the site's of the public set go up."""
+        """Private steps and contrast with the server's representations. The site's representations go up."""
         trainer, public = self.trainer(site), self._public(site)
-        glob = tensors_of(received, site.device)
-        state = self._learned(trainer, public, state, glob, round)
+        state = self._after_round(trainer, public, state, tensors_of(received, site.device), round)
         state |= validated(state, self.right(trainer, state["values"], site.data.validate))
-        return state, _arrays(public.represent(self.trained(state)))
+        return state, arrays_of(public.represent(self.trained(state)))
 
     def without_others(self, local_epochs: int | None = None) -> "CreamFL":
-        """See `Alone.without_others`: without the contrast, which needs the server's representations."""
+        """See `Alone.without_others`. The contrast, which needs the server's representations, is left out."""
         alone = super().without_others(local_epochs)
         return CreamFL(alone.config.model_copy(update={"gamma": 0.0}))
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
-        """Rounds: the server learns from pairs, the sites from it, it from their ensemble. Raises `ConfigError`."""
+        """Rounds in which the server learns from pairs and from the sites' ensemble. Raises `ConfigError`."""
         sites = self._by_kind(hub.sites)
         pairs = public_pairs(self.config.public_pairs)
-        # The sites draw from the seed itself: theirs and these must not be the same numbers.
+        # The sites draw from the seed itself: the server must not draw the same numbers.
         server = EnsembleServer(self._trunk(hub.backbone), pairs, self.config.server, hub.seed + 1)
         for _ in hub.rounds(self.config.rounds):
             server.supervise()
             shared, uploads = server.representations(), dict[str, Tensors]()
             for kind, names in sites.items():
-                uploads |= hub.collect(_task(kind), {name: _arrays(shared) for name in names})
+                uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in names})
             server.distil(self.ensemble(uploads, shared))
         return hub.collect("evaluate")
 
     def ensemble(self, uploads: Mapping[str, Tensors], shared: Values) -> Values:
-        """By modality, what the sites that see it make of the public set together."""
-        found, config = {}, self.config
+        """The combined representations of the public set by the sites that see each modality."""
+        combined, config = {}, self.config
         for modality, other in OTHER.items():
             local = {site: torch.from_numpy(np.array(up[modality])) for site, up in uploads.items() if modality in up}
             with one_thread():
-                found[modality] = aggregate(local, shared[other], config.gca_temperature, config.positive)
-        return found
+                combined[modality] = aggregate(local, shared[other], config.gca_temperature, config.positive)
+        return combined
 
-    def _learned(self, trainer: Trainer, public: PublicPass, state: State, glob: Values, round: int) -> State:
-        """The state after a round's private steps and contrasts."""
+    def _after_round(self, trainer: Trainer, public: PublicPass, state: State, server: Values, round: int) -> State:
+        """The state after a round's private steps and contrasts with the `server`'s representations."""
         config, seed = self.config, trainer.site.task_seed("train", round)
         loss = answer_losses(trainer.model)
-        own, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
-        contrasts = public.contrasts(self.trained(state), projection.values, glob, seed + 1)
+        model, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
+        contrasts = public.contrasts(self.trained(state), projection.values, server, seed + 1)
         joint, apart = (config.gamma > 0 and config.order == order for order in ("joint", "alternating"))
         chance = SeededChance(seed)
         for _ in range(config.turns):
             for (draw,) in trainer.draws(chance):
-                trainer.step([own], loss, draw, next(contrasts) if joint else None)
+                trainer.step([model], loss, draw, next(contrasts) if joint else None)
                 if joint:
                     projection.step()
             for pull in islice(contrasts, public.steps if apart else 0):
-                torch.autograd.backward(pull(own.values))
-                own.step()
+                torch.autograd.backward(pull(model.values))
+                model.step()
                 projection.step()
-        return {**state, "values": own.trained(), "projection": projection.trained()}
+        return {**state, "values": model.trained(), "projection": projection.trained()}
 
     def _public(self, site: Site) -> PublicPass:
-        """The public pairs go through the frozen part of the backbone once."""
+        """The public pairs, which go through the frozen part of the backbone once."""
         model, config = self.model(site), self.config
         pairs = site.derive(
             ("public", config.public_pairs, tuple(model.depth.items())),
@@ -286,12 +267,12 @@ class CreamFL(Averaging[CreamFLConfig]):
     def _by_kind(self, sites: tuple[str, ...]) -> dict[Sees, list[str]]:
         if not self.config.models.keys() <= set(sites):
             raise ConfigError("'models' names a site that is not there")
-        found: dict[Sees, list[str]] = {}
+        by_kind: dict[Sees, list[str]] = {}
         for site in sites:
-            found.setdefault(self.config.of(site).sees, []).append(site)
-        if missing := OTHER.keys() - {modality for kind in found for modality in MODALITIES[kind]}:
+            by_kind.setdefault(self.config.of(site).sees, []).append(site)
+        if missing := OTHER.keys() - {modality for kind in by_kind for modality in MODALITIES[kind]}:
             raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
-        return found
+        return by_kind
 
     def _trunk(self, backbone: str) -> Backbone:
         name = self.config.trunk or backbone
@@ -307,13 +288,9 @@ class CreamFL(Averaging[CreamFLConfig]):
 
 
 _UNIT = 1.0001
-"""No coordinate of a unit vector is larger, with room for rounding."""
+"""The bound of a unit vector's coordinates, with room for rounding."""
 _PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
 
 
 def _task(kind: Sees) -> str:
     return f"train_{kind}"
-
-
-def _arrays(values: Mapping[str, torch.Tensor]) -> Tensors:
-    return {name: value.numpy(force=True) for name, value in values.items()}

@@ -14,20 +14,20 @@ from medfedvqa.models import Backbone, Cache, Depth, PairedModel, Values
 from medfedvqa.training import Penalty
 
 CHUNK = 64
-"""Public pairs that are represented together where nothing is trained."""
+"""Public pairs that go through the model together in evaluation."""
 
 
 @dataclass(frozen=True)
 class FrozenPairs:
-    """What the frozen part of a backbone makes of the public pairs."""
+    """The cache of the public pairs: the outputs of the backbone's frozen part."""
 
     cache: Cache
     captions: torch.Tensor
-    """The cache's numbers, int64 [items]."""
+    """The cache's numbers of the captions, int64 [items]."""
 
     @classmethod
     def of(cls, backbone: Backbone, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
-        """Below everything that is tuned down to this depth."""
+        """The cache of these pairs, below everything that is tuned down to this depth."""
         cache = backbone.cache(depth, pairs.pictures(backbone.shape.image_size), pairs.captions)
         return cls(cache, cache.question_ids(pairs.captions))
 
@@ -35,7 +35,7 @@ class FrozenPairs:
         return len(self.captions)
 
     def batch(self, items: torch.Tensor) -> Any:
-        """These pairs, int64 [rows], as the backbone takes them; their answers mean nothing."""
+        """The selected pairs, int64 [rows], as the backbone takes them. Their answers mean nothing."""
         return self.cache.batch(items, self.captions[items], torch.zeros_like(items))
 
 
@@ -52,12 +52,12 @@ class PublicPass:
 
     @property
     def steps(self) -> int:
-        """Of one pass over all pairs."""
+        """The steps of one pass over all pairs."""
         return -(-len(self.pairs) // self.rows)
 
     @torch.no_grad()
     def represent(self, values: Mapping[str, torch.Tensor]) -> Values:
-        """By modality that the model sees, unit vectors of all items, [items, space]."""
+        """The unit vectors of all items, [items, space], by modality that the model sees."""
         parts = [self._of(values, items) for items in torch.split(torch.arange(len(self.pairs)), CHUNK)]
         return {modality: torch.cat([part[modality] for part in parts]) for modality in parts[0]}
 
@@ -71,11 +71,12 @@ class PublicPass:
         generator, previous = torch.Generator().manual_seed(seed), self.represent(before)
 
         def loss(items: torch.Tensor, values: Values) -> torch.Tensor:
-            own = items.to(self.model.backbone.device)
+            partners = items.to(self.model.backbone.device)
             terms = []
             for modality, local in self._of({**values, **projection}, items).items():
-                terms.append(inter_modal(local, server[OTHER[modality]], own, self.temperature))
-                terms.append(contrast(local, server[modality][own], previous[modality][own], self.temperature))
+                terms.append(inter_modal(local, server[OTHER[modality]], partners, self.temperature))
+                pair = server[modality][partners], previous[modality][partners]
+                terms.append(contrast(local, *pair, self.temperature))
             return self.gamma * torch.stack(terms).sum(dim=0).mean()
 
         while True:

@@ -1,4 +1,4 @@
-"""CreamFL's server: a model of its own on the public set, which learns from pairs and from the sites' ensemble."""
+"""CreamFL's server model, which learns from public pairs and from the sites' ensemble."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from medfedvqa.models import Backbone, Tuning, Values, check_apart
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the server trains; `CreamFLConfig` documents each field."""
+    """The options of the server's training. `CreamFLConfig` documents each field."""
 
     space: int
     public_rows: int
@@ -29,7 +29,7 @@ class ServerConfig:
 
 
 class EnsembleServer:
-    """Two networks, one for each modality, on features that a frozen backbone makes of the public set once."""
+    """Two networks, one for each modality, on a frozen backbone's features of the public set."""
 
     def __init__(self, backbone: Backbone, pairs: PublicPairs, config: ServerConfig, seed: int) -> None:
         """Raises `ConfigError` for a backbone that sees pictures and texts together only."""
@@ -48,37 +48,37 @@ class EnsembleServer:
 
     @torch.no_grad()
     def representations(self) -> Values:
-        """By modality, unit vectors [items, space]."""
+        """The unit vectors of all items, [items, space], by modality."""
         with one_thread():
             return self._represent(torch.arange(len(self._captions)))
 
     def supervise(self) -> None:
-        """Epochs of contrast between pictures and captions; pairs with the same caption are all each other's own."""
+        """Epochs of contrast between pictures and captions. Pairs with the same caption are positives of each other."""
 
         def loss(items: torch.Tensor) -> torch.Tensor:
             image, text = self._represent(items).values()
             cosines = image @ text.T / self._config.server_temperature
             captions = self._captions[items]
-            own = (captions[:, None] == captions).float()
-            own = own / own.sum(dim=1, keepdim=True)
-            return (F.cross_entropy(cosines, own) + F.cross_entropy(cosines.T, own)) / 2
+            same = (captions[:, None] == captions).float()
+            positives = same / same.sum(dim=1, keepdim=True)
+            return (F.cross_entropy(cosines, positives) + F.cross_entropy(cosines.T, positives)) / 2
 
         self._train(self._config.server_epochs, loss)
 
     def distil(self, ensemble: Mapping[str, torch.Tensor]) -> None:
-        """One epoch towards the sites' ensemble, by modality; each counts once."""
+        """One epoch towards the sites' ensemble. Each modality counts once."""
 
         def loss(items: torch.Tensor) -> torch.Tensor:
-            found = self._represent(items)
-            apart = [self._distance(found[modality], target[items]) for modality, target in ensemble.items()]
-            return self._config.kd * torch.stack(apart).sum()
+            local = self._represent(items)
+            distances = [self._distance(local[modality], target[items]) for modality, target in ensemble.items()]
+            return self._config.kd * torch.stack(distances).sum()
 
         if self._config.kd:
             self._train(1, loss)
 
-    def _distance(self, found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        apart = found - target
-        return apart.square().mean() if self._config.distance == "mse" else apart.norm(dim=1).mean()
+    def _distance(self, local: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        difference = local - target
+        return difference.square().mean() if self._config.distance == "mse" else difference.norm(dim=1).mean()
 
     def _represent(self, items: torch.Tensor) -> Values:
         networks = self.networks.items()
@@ -97,7 +97,7 @@ class EnsembleServer:
 
 
 def _network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    """Two layers, with torch's default initial values from this generator and no global one."""
+    """Two layers, with torch's default initial values from this generator instead of the global one."""
     layers: list[nn.Linear] = [
         nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]  # torch's has no annotations
         for sizes in ((inputs, hidden), (hidden, outputs))
@@ -110,7 +110,7 @@ def _network(inputs: int, hidden: int, outputs: int, generator: torch.Generator)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The same sums in the same order, wherever the server runs."""
+    """Runs torch on one thread, so that sums have the same order wherever the server runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -121,14 +121,14 @@ def one_thread() -> Iterator[None]:
 
 @torch.no_grad()
 def _features(backbone: Backbone, pairs: PublicPairs) -> Values:
-    """By modality, [items, width]."""
+    """The backbone's features by modality, [items, width]."""
     towers = backbone.shape.towers
     frozen = FrozenPairs.of(backbone, dict.fromkeys(towers, 0), pairs)
-    found = backbone.features(frozen.batch(torch.arange(len(pairs))), Tuning())
-    return dict(zip(towers, torch.split(found, [facts.width for facts in towers.values()], dim=-1), strict=True))
+    features = backbone.features(frozen.batch(torch.arange(len(pairs))), Tuning())
+    return dict(zip(towers, torch.split(features, [facts.width for facts in towers.values()], dim=-1), strict=True))
 
 
 def _numbers(captions: tuple[str, ...]) -> torch.Tensor:
-    """Each caption's number, int64 [items]; the same for the same caption."""
+    """The number of each caption, int64 [items]; equal captions have the same number."""
     numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
     return torch.tensor([numbers[caption] for caption in captions])
