@@ -107,16 +107,14 @@ def _show(console: Terminal, counts: "Counts") -> None:
     """Counts and reasons, no names."""
     from rich.table import Table
 
-    from medfedvqa.ingest.refusal_reasons import MEANINGS
-
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")
     table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")
     table.add_row("unasked", str(counts.unasked), "no question is about them: nothing of them is kept")
     for reason, number in counts.quarantined.items():
-        table.add_row(f"quarantined: {reason}", str(number), MEANINGS[reason])
+        table.add_row(f"quarantined: {reason}", str(number), reason.meaning)
     table.add_row("questions", str(counts.rows), "kept")
-    for left_out, number in counts.rows_left_out.items():
-        table.add_row(f"left out: {left_out}", str(number), MEANINGS[left_out])
+    for row_reason, number in counts.rows_left_out.items():
+        table.add_row(f"left out: {row_reason}", str(number), row_reason.meaning)
     console.print(table)
     console.print("quarantine.jsonl in the store names the files: it stays on this site.")
