@@ -1,4 +1,4 @@
-"""What figures point at: the log's entries, the ledger's records, and digests in full."""
+"""The appendix, to which figures link: the log's entries, the ledger's records, and digests in full."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -10,9 +10,9 @@ from medfedvqa.report.blocks import (
     Digest,
     Facts,
     Inline,
-    Row,
     Section,
     Table,
+    TableRow,
     at_most,
     count,
     digest,
@@ -23,8 +23,8 @@ from medfedvqa.report.blocks import (
 from privacy.report.model_conduct import Report
 from privacy.report.report_evidence import LedgerRow
 
-LONGEST = 256
-"""Characters of a digest or key that an anchor names as it is."""
+MAX_ANCHOR = 256
+"""The most characters of a digest or key that are part of an anchor; of a longer one its hash is."""
 
 
 def log(report: Report) -> Section:
@@ -40,21 +40,21 @@ def log(report: Report) -> Section:
     return Section("log", "Log entries", (table,))
 
 
-def _entry(entry: QuotedEntry) -> Row:
-    it: dict[str, Any] = entry.record
+def _entry(entry: QuotedEntry) -> TableRow:
+    fields: dict[str, Any] = entry.record
     return row(
-        count(it.get("seq")),
-        moment(it.get("time")),
-        plain(it.get("event")),
-        plain(it.get("task")),
-        count(it.get("round")),
-        plain(it.get("peer")),
-        count(it.get("nbytes")),
-        plain(it.get("outcome")),
-        at_most(it.get("epsilon_after")),
-        digest(it.get("leaf_hash")),
+        count(fields.get("seq")),
+        moment(fields.get("time")),
+        plain(fields.get("event")),
+        plain(fields.get("task")),
+        count(fields.get("round")),
+        plain(fields.get("peer")),
+        count(fields.get("nbytes")),
+        plain(fields.get("outcome")),
+        at_most(fields.get("epsilon_after")),
+        digest(fields.get("leaf_hash")),
         count(len(entry.proof)),
-        anchor=f"entry-{it.get('seq')}",
+        anchor=f"entry-{fields.get('seq')}",
     )
 
 
@@ -69,24 +69,24 @@ def ledger(report: Report) -> Section:
     return Section("ledger", "Ledger records", (table,))
 
 
-def _record(record: LedgerRow) -> Row:
-    it: dict[str, Any] = record.record or {}
+def _record(record: LedgerRow) -> TableRow:
+    fields: dict[str, Any] = record.record or {}
     return row(
         count(record.seq),
-        moment(it.get("time")),
-        "withheld" if record.record is None else plain(it.get("event")),
-        plain(it.get("job")),
-        plain(it.get("task")),
-        count(it.get("round")),
-        count(it.get("attempt")),
-        at_most(it.get("epsilon_after")),
+        moment(fields.get("time")),
+        "withheld" if record.record is None else plain(fields.get("event")),
+        plain(fields.get("job")),
+        plain(fields.get("task")),
+        count(fields.get("round")),
+        count(fields.get("attempt")),
+        at_most(fields.get("epsilon_after")),
         Digest(record.hash),
         anchor=f"record-{record.seq}",
     )
 
 
 def digests(sections: Sequence[Section]) -> Section:
-    """All digests that the sections print short, in full."""
+    """The full digests that the sections print short."""
     first = dict[str, str]()
     for section in sections:
         for part in _parts(section):
@@ -98,15 +98,16 @@ def digests(sections: Sequence[Section]) -> Section:
 
 
 def anchor(full: str) -> str:
-    """Where a digest stands in full."""
-    if len(full) > LONGEST:
+    """The anchor of the row that has a digest in full."""
+    if len(full) > MAX_ANCHOR:
         return f"digest-{sha256(full.encode()).hexdigest()}"
     return f"digest-{full.encode().hex() if not full.isalnum() else full}"
 
 
 def _parts(section: Section) -> Iterator[Inline]:
+    """The inline parts of the section's figures and tables."""
     for block in section.blocks:
         if isinstance(block, Facts):
-            yield from (part for one in block.facts for part in one.value)
+            yield from (part for fact in block.facts for part in fact.value)
         elif isinstance(block, Table):
             yield from (part for line in block.rows for content in line.cells for part in content)
