@@ -47,12 +47,12 @@ def attack_command(
     from medfedvqa.cli.run import announced
 
     progress = announced(f"medfedvqa audit attack {method}: loading PyTorch and checking the job", quiet)
-    from medfedvqa.attack.audit import AuditPlan, audit, write
+    from medfedvqa.attack.empirical_audit import AuditPlan, audit, write
     from medfedvqa.cli.progress import Stages
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.federation.launch import Launch, check_new, plan
-    from medfedvqa.library.job_options import check_site_names, checked_job, chosen_backbone
+    from medfedvqa.library.job_options import backbone_for, check_site_names, checked_job
 
     sites, files = tuple(site or ()), options.check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)
@@ -67,7 +67,7 @@ def attack_command(
             "data": reader,
             "seed": seed,
             "split": {"seed": seed},
-            "backbone": chosen_backbone(backbone, reader),
+            "backbone": backbone_for(backbone, reader),
             "dp": options.named_values(dp or [], epsilon=epsilon) or None,
         }
         return plan(checked_job(job), root, out / f"run-{seed}", sites, threads, files, device=device)

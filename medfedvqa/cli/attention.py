@@ -128,7 +128,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import chosen_backbone
+    from medfedvqa.library.job_options import backbone_for
     from medfedvqa.models import load_backbone
 
     files, device, answers = {}, "cpu", None
@@ -139,7 +139,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     else:
         (reader, root), organ = find_root(data, data_root), name
     rows = load_site(reader, root, organ, Split(seed=seed), seed, answers)
-    return Site(organ, rows, load_backbone(chosen_backbone(backbone, reader), files, device), device, seed)
+    return Site(organ, rows, load_backbone(backbone_for(backbone, reader), files, device), device, seed)
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_sit
 from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
-from medfedvqa.attack.audit import SCHEMA as ATTACK
+from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
