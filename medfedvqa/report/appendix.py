@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
-from audits.excerpt import QuotedEntry
 from medfedvqa.report.blocks import (
     Code,
     Digest,
@@ -12,13 +11,13 @@ from medfedvqa.report.blocks import (
     Inline,
     Section,
     Table,
-    TableRow,
     at_most,
     count,
     digest,
     moment,
     plain,
     row,
+    table,
 )
 from privacy.report.model_conduct import Report
 from privacy.report.report_evidence import LedgerRow
@@ -29,60 +28,52 @@ MAX_ANCHOR = 256
 
 def log(report: Report) -> Section:
     """The quoted entries of the audit log."""
-    titles = ("Entry", "Time", "Event", "Task", "Round", "Peer", "#Bytes", "Outcome", "#Epsilon after")
-    rows = tuple(_entry(entry) for entry in report.evidence.log.entries)
-    table = Table(
+    entries = table(
         "Entries of the audit log that belong to the job; report.json has each of them whole, with its proof",
-        (*titles, "Leaf", "#Hashes of the proof"),
-        rows,
+        report.evidence.log.entries,
+        {
+            "Entry": lambda entry: count(entry.record.get("seq")),
+            "Time": lambda entry: moment(entry.record.get("time")),
+            "Event": lambda entry: plain(entry.record.get("event")),
+            "Task": lambda entry: plain(entry.record.get("task")),
+            "Round": lambda entry: count(entry.record.get("round")),
+            "Peer": lambda entry: plain(entry.record.get("peer")),
+            "#Bytes": lambda entry: count(entry.record.get("nbytes")),
+            "Outcome": lambda entry: plain(entry.record.get("outcome")),
+            "#Epsilon after": lambda entry: at_most(entry.record.get("epsilon_after")),
+            "Leaf": lambda entry: digest(entry.record.get("leaf_hash")),
+            "#Hashes of the proof": lambda entry: count(len(entry.proof)),
+        },
         "No entry is quoted.",
+        lambda entry: f"entry-{entry.record.get('seq')}",
     )
-    return Section("log", "Log entries", (table,))
-
-
-def _entry(entry: QuotedEntry) -> TableRow:
-    fields: dict[str, Any] = entry.record
-    return row(
-        count(fields.get("seq")),
-        moment(fields.get("time")),
-        plain(fields.get("event")),
-        plain(fields.get("task")),
-        count(fields.get("round")),
-        plain(fields.get("peer")),
-        count(fields.get("nbytes")),
-        plain(fields.get("outcome")),
-        at_most(fields.get("epsilon_after")),
-        digest(fields.get("leaf_hash")),
-        count(len(entry.proof)),
-        anchor=f"entry-{fields.get('seq')}",
-    )
+    return Section("log", "Log entries", (entries,))
 
 
 def ledger(report: Report) -> Section:
     """The records of the budget ledger."""
-    table = Table(
+
+    def fields(line: LedgerRow) -> dict[str, Any]:
+        return line.record or {}
+
+    records = table(
         "Records of the budget ledger; one that lists patients' digests is here by its hash only",
-        ("Record", "Time", "Event", "Job", "Task", "Round", "Attempt", "#All jobs, after", "Hash"),
-        tuple(_record(record) for record in report.evidence.ledger),
+        report.evidence.ledger,
+        {
+            "Record": lambda line: count(line.seq),
+            "Time": lambda line: moment(fields(line).get("time")),
+            "Event": lambda line: "withheld" if line.record is None else plain(fields(line).get("event")),
+            "Job": lambda line: plain(fields(line).get("job")),
+            "Task": lambda line: plain(fields(line).get("task")),
+            "Round": lambda line: count(fields(line).get("round")),
+            "Attempt": lambda line: count(fields(line).get("attempt")),
+            "#All jobs, after": lambda line: at_most(fields(line).get("epsilon_after")),
+            "Hash": lambda line: Digest(line.hash),
+        },
         "The site has no ledger.",
+        lambda line: f"record-{line.seq}",
     )
-    return Section("ledger", "Ledger records", (table,))
-
-
-def _record(record: LedgerRow) -> TableRow:
-    fields: dict[str, Any] = record.record or {}
-    return row(
-        count(record.seq),
-        moment(fields.get("time")),
-        "withheld" if record.record is None else plain(fields.get("event")),
-        plain(fields.get("job")),
-        plain(fields.get("task")),
-        count(fields.get("round")),
-        count(fields.get("attempt")),
-        at_most(fields.get("epsilon_after")),
-        Digest(record.hash),
-        anchor=f"record-{record.seq}",
-    )
+    return Section("ledger", "Ledger records", (records,))
 
 
 def digests(sections: Sequence[Section]) -> Section:
@@ -93,8 +84,8 @@ def digests(sections: Sequence[Section]) -> Section:
             if isinstance(part, Digest) and part.text != part.full:
                 first.setdefault(part.full, section.heading)
     rows = tuple(row(Code(full), where, anchor=anchor(full)) for full, where in first.items())
-    table = Table("As they stand in report.json", ("Digest", "First in"), rows, "There is none.")
-    return Section("digests", "Digests in full", (table,))
+    full = Table("As they stand in report.json", ("Digest", "First in"), rows, "There is none.")
+    return Section("digests", "Digests in full", (full,))
 
 
 def anchor(full: str) -> str:

@@ -1,10 +1,10 @@
 """The parts of a document, for PDF and HTML alike: inline parts, blocks, sections."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from audits.escaping import for_pdf
 
@@ -83,6 +83,7 @@ class Break:
 Inline = str | Number | Time | Digest | Code | Link | Badge | Break
 Cell = tuple[Inline, ...]
 Content = Inline | Cell
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,18 @@ def row(*contents: Content, anchor: str | None = None) -> TableRow:
     return TableRow(tuple(cell(content) for content in contents), anchor)
 
 
+def table(
+    caption: str,
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Content]],
+    empty: str,
+    anchor: Callable[[Item], str] | None = None,
+) -> Table:
+    """A table with a row for each item. `columns` maps the title of a column to the function of its cells."""
+    rows = (row(*(content(item) for content in columns.values()), anchor=anchor and anchor(item)) for item in items)
+    return Table(caption, tuple(columns), tuple(rows), empty)
+
+
 def fact(label: str, value: Content, source: Content = ()) -> Fact:
     return Fact(label, cell(value), cell(source))
 
@@ -253,9 +266,9 @@ def count(number: int | None) -> Inline:
     return NONE if number is None else Number(f"{number:,}", str(number))
 
 
-def figure(number: float | None) -> Inline:
-    """A figure with six digits."""
-    return NONE if number is None else Number(f"{number:g}", repr(number))
+def figure(number: float | None, missing: str = NONE) -> Inline:
+    """A figure with six digits, or the text for a missing one."""
+    return missing if number is None else Number(f"{number:g}", repr(number))
 
 
 def at_most(bound: float | None) -> Inline:

@@ -57,11 +57,9 @@ def compose(report: Report) -> Document:
 def _epsilon(report: Report) -> Card:
     section = report.sections.claim
     provisional = ", provisional" if section.provisional else ""
-    remark: Cell = (
-        ("at delta ", figure(section.delta), f", by {section.unit}{provisional}")
-        if section.made
-        else ("no claim is made",)
-    )
+    remark: Cell = ("no claim is made",)
+    if section.made:
+        remark = ("at delta ", figure(section.delta), f", by {section.unit}{provisional}")
     return Card("Epsilon of the job", (at_most(section.epsilon),), (*remark, " · ", Link("B", "B")))
 
 

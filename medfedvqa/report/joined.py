@@ -20,6 +20,7 @@ from medfedvqa.report.blocks import (
     figure,
     moment,
     row,
+    table,
     words,
 )
 from medfedvqa.report.sections_guarantee import state
@@ -53,23 +54,20 @@ def compose_joined(joined: JoinedReport) -> Document:
 
 
 def _claims(joined: JoinedReport) -> Section:
-    claims = Table(
+    claims = table(
         "Claims, site by site",
-        ("Site", "Claim", "#Epsilon", "#Delta", "#GDP mu", "Aggregation", "#Attacks prove", "State", "Job"),
-        tuple(
-            row(
-                site.site,
-                "made" if site.claimed else "not made",
-                at_most(site.epsilon),
-                figure(site.delta),
-                figure(site.mu),
-                site.aggregation,
-                at_least(site.lower_bound),
-                state("broken" if site.broken else "not shown" if site.not_shown else "shown"),
-                site.state,
-            )
-            for site in joined.sites
-        ),
+        joined.sites,
+        {
+            "Site": lambda site: site.site,
+            "Claim": lambda site: "made" if site.claimed else "not made",
+            "#Epsilon": lambda site: at_most(site.epsilon),
+            "#Delta": lambda site: figure(site.delta),
+            "#GDP mu": lambda site: figure(site.mu),
+            "Aggregation": lambda site: site.aggregation,
+            "#Attacks prove": lambda site: at_least(site.lower_bound),
+            "State": lambda site: state("broken" if site.broken else "not shown" if site.not_shown else "shown"),
+            "Job": lambda site: site.state,
+        },
         "No site reports.",
     )
     rules = Table(
@@ -89,8 +87,8 @@ def _claims(joined: JoinedReport) -> Section:
 
 def _agreements(joined: JoinedReport) -> Section:
     rows = tuple(row(agreement.what, state(agreement.state), agreement.said) for agreement in joined.agreements)
-    table = Table("Whether the reports are of the same job", ("What", "State", "What was found"), rows, NONE)
-    return Section("agreements", "What they have in common", (table,))
+    comparison = Table("Whether the reports are of the same job", ("What", "State", "What was found"), rows, NONE)
+    return Section("agreements", "What they have in common", (comparison,))
 
 
 def _egress(joined: JoinedReport) -> Section:
@@ -116,5 +114,5 @@ def _reports(joined: JoinedReport) -> Section:
         row(site.site, moment(site.created), digest(site.report), digest(site.sha256), Code(site.signer))
         for site in joined.sites
     )
-    table = Table("The reports that were joined", ("Site", "Made", "Evidence", "report.json", "Signer"), rows, NONE)
-    return Section("reports", "Reports", (table,))
+    titles = ("Site", "Made", "Evidence", "report.json", "Signer")
+    return Section("reports", "Reports", (Table("The reports that were joined", titles, rows, NONE),))

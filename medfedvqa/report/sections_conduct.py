@@ -31,6 +31,7 @@ from medfedvqa.report.blocks import (
     plain,
     row,
     section_links,
+    table,
     yes,
 )
 from medfedvqa.report.sections_guarantee import refusals, state, with_links
@@ -65,16 +66,8 @@ def _policy(policy: Policy) -> tuple[Fact, ...]:
         fact("Kinds of tensors", ", ".join(policy.kinds) or NONE, source),
         fact("Recipients", ", ".join(policy.recipients) or NONE, source),
         fact("Differential privacy demanded", yes(policy.require_dp), source),
-        fact(
-            "Most epsilon of all jobs",
-            figure(policy.max_epsilon) if policy.max_epsilon is not None else "no limit",
-            source,
-        ),
-        fact(
-            "Most epsilon of a job",
-            figure(policy.max_epsilon_per_job) if policy.max_epsilon_per_job is not None else "no limit",
-            source,
-        ),
+        fact("Most epsilon of all jobs", figure(policy.max_epsilon, "no limit"), source),
+        fact("Most epsilon of a job", figure(policy.max_epsilon_per_job, "no limit"), source),
         fact("Delta, by", (figure(policy.delta), f", {policy.unit}"), source),
         fact("Shares demanded", yes(policy.require_secagg), source),
         fact("Least sites", count(policy.min_sites), source),
@@ -130,27 +123,23 @@ def _rounds(egress: Egress) -> Table:
 
 
 def _releases(releases: Sequence[ReleaseFigures]) -> Table:
-    titles = ("Entry", "Time", "Round", "Task", "To", "Tensor", "Shape", "Kind", "Protection", "#Bytes")
-    return Table(
+    return table(
         "Every tensor that left",
-        (*titles, "SHA-256", "Charge"),
-        tuple(
-            row(
-                Link(str(r.entry), f"entry-{r.entry}"),
-                moment(r.time),
-                count(r.round),
-                plain(r.task),
-                plain(r.recipient),
-                Code(r.tensor),
-                (_shape(r.shape), Break(), r.dtype),
-                r.kind,
-                r.protection,
-                count(r.nbytes),
-                digest(r.sha256),
-                NONE if r.charge is None else Link(str(r.charge), f"record-{r.charge}"),
-            )
-            for r in releases
-        ),
+        releases,
+        {
+            "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
+            "Time": lambda r: moment(r.time),
+            "Round": lambda r: count(r.round),
+            "Task": lambda r: plain(r.task),
+            "To": lambda r: plain(r.recipient),
+            "Tensor": lambda r: Code(r.tensor),
+            "Shape": lambda r: (_shape(r.shape), Break(), r.dtype),
+            "Kind": lambda r: r.kind,
+            "Protection": lambda r: r.protection,
+            "#Bytes": lambda r: count(r.nbytes),
+            "SHA-256": lambda r: digest(r.sha256),
+            "Charge": lambda r: NONE if r.charge is None else Link(str(r.charge), f"record-{r.charge}"),
+        },
         "Nothing left.",
     )
 
@@ -222,25 +211,21 @@ def _bounds(empirical: Empirical) -> tuple[Fact, ...]:
 
 
 def _attacks(empirical: Empirical) -> Table:
-    titles = ("Attacked", "Attack", "#Canaries", "#Guesses", "#Right", "#Accuracy", "#Interval")
-    return Table(
+    return table(
         "Attacks on synthetic patients; the interval for epsilon is from its bound to infinity",
-        (*titles, "#Epsilon at least", "#Could prove", "Refutes"),
-        tuple(
-            row(
-                a.artefact,
-                a.attack,
-                count(a.canaries),
-                count(a.guessed),
-                count(a.correct),
-                percent(a.accuracy),
-                (percent(a.accuracy_low), " to ", percent(a.accuracy_high)),
-                at_least(a.epsilon_at_least),
-                at_least(a.provable),
-                yes(a.refutes),
-            )
-            for a in empirical.attacks
-        ),
+        empirical.attacks,
+        {
+            "Attacked": lambda a: a.artefact,
+            "Attack": lambda a: a.attack,
+            "#Canaries": lambda a: count(a.canaries),
+            "#Guesses": lambda a: count(a.guessed),
+            "#Right": lambda a: count(a.correct),
+            "#Accuracy": lambda a: percent(a.accuracy),
+            "#Interval": lambda a: (percent(a.accuracy_low), " to ", percent(a.accuracy_high)),
+            "#Epsilon at least": lambda a: at_least(a.epsilon_at_least),
+            "#Could prove": lambda a: at_least(a.provable),
+            "Refutes": lambda a: yes(a.refutes),
+        },
         "No attack was run.",
     )
 
@@ -278,18 +263,20 @@ def _utility(empirical: Empirical) -> Table:
 def mappings(report: Report) -> Section:
     """Section K."""
     tones: dict[Support, Tone] = {"supports": "good", "partly supports": "open", "not provided": "open"}
-    table = Table(
+    frameworks = table(
         "What this report has for each framework; it supports a judgement and is none",
-        ("Framework", "Reference", "Topic", "Support", "What there is", "Evidence"),
-        tuple(
-            row(
-                m.framework, m.reference, m.topic, Badge(m.support, tones[m.support]), m.said, section_links(m.evidence)
-            )
-            for m in report.sections.mappings
-        ),
+        report.sections.mappings,
+        {
+            "Framework": lambda m: m.framework,
+            "Reference": lambda m: m.reference,
+            "Topic": lambda m: m.topic,
+            "Support": lambda m: Badge(m.support, tones[m.support]),
+            "What there is": lambda m: m.said,
+            "Evidence": lambda m: section_links(m.evidence),
+        },
         "There is no mapping.",
     )
-    return Section("K", "Mappings", (table,))
+    return Section("K", "Mappings", (frameworks,))
 
 
 def verdicts(report: Report) -> Section:

@@ -33,6 +33,7 @@ from medfedvqa.report.blocks import (
     moment,
     plain,
     row,
+    table,
     with_commas,
     yes,
 )
@@ -109,14 +110,10 @@ def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
 
 def claim(report: Report) -> Section:
     """Section B."""
-    section, job = (
-        report.sections.claim,
-        [c for c in report.sections.accounting.charges if c.job == report.evidence.job],
-    )
-    charged: Cell = links_to("record", [charge.record for charge in job])
-    exact = {True: " (exact)", False: " (an approximation, no bound)", None: ""}[
-        section.mu_is_exact if section.mu else None
-    ]
+    section, charges = report.sections.claim, report.sections.accounting.charges
+    charged: Cell = links_to("record", [charge.record for charge in charges if charge.job == report.evidence.job])
+    is_exact = section.mu_is_exact if section.mu else None
+    exact = {True: " (exact)", False: " (an approximation, no bound)", None: ""}[is_exact]
     blocks: list[Block] = [Text((section.sentence,), warning=not section.made)]
     if section.provisional:
         blocks.append(Text(("The job may still be charged: these figures are provisional.",), warning=True))
@@ -149,21 +146,18 @@ def unit(report: Report) -> Section:
 def mechanism(report: Report) -> Section:
     """Section D."""
     section, run = report.sections.mechanism, report.evidence.run
-    mechanisms = Table(
+    mechanisms = table(
         "Mechanisms, over all charges of the job",
-        ("Applied to", "Mechanism", "Sampler", "Parameters", "Noise", "#Steps", "Sensitivity"),
-        tuple(
-            row(
-                m.applied_to,
-                _named(m.event),
-                m.sampler,
-                tuple(_parameters(m.event)),
-                m.noise,
-                count(m.event.steps),
-                m.sensitivity,
-            )
-            for m in section.mechanisms
-        ),
+        section.mechanisms,
+        {
+            "Applied to": lambda m: m.applied_to,
+            "Mechanism": lambda m: _named(m.event),
+            "Sampler": lambda m: m.sampler,
+            "Parameters": lambda m: tuple(_parameters(m.event)),
+            "Noise": lambda m: m.noise,
+            "#Steps": lambda m: count(m.event.steps),
+            "Sensitivity": lambda m: m.sensitivity,
+        },
         "No mechanism was charged.",
     )
     blocks: list[Block] = []
@@ -210,12 +204,8 @@ def accounting(report: Report) -> Section:
     policy: Cell = ("the site's policy, ", Link("G", "G"))
     figures = (
         fact("Delta", figure(section.delta), policy),
-        fact("Limit of all jobs", figure(section.limit) if section.limit is not None else "none is set", policy),
-        fact(
-            "Limit of a job",
-            figure(section.limit_per_job) if section.limit_per_job is not None else "none is set",
-            policy,
-        ),
+        fact("Limit of all jobs", figure(section.limit, "none is set"), policy),
+        fact("Limit of a job", figure(section.limit_per_job, "none is set"), policy),
         fact("Remaining", at_least(section.remaining), "limit less authorised"),
         fact("Tasks reserved, not begun", count(section.reserved_tasks), Link("ledger", "ledger")),
     )
@@ -252,49 +242,43 @@ def _figures(figures: Figures | None) -> tuple[Inline, ...]:
 
 
 def _jobs(accounting: Accounting) -> Table:
-    return Table(
+    return table(
         "Jobs in the ledger",
-        ("Job", "Method", "#Epsilon", "#Charges", "#Reserved", "Void", "Records"),
-        tuple(
-            row(
-                job.job,
-                job.method,
-                at_most(job.epsilon),
-                count(job.charges),
-                count(job.reserved),
-                yes(job.void),
-                links_to("record", [charge.record for charge in accounting.charges if charge.job == job.job]),
-            )
-            for job in accounting.jobs
-        ),
+        accounting.jobs,
+        {
+            "Job": lambda job: job.job,
+            "Method": lambda job: job.method,
+            "#Epsilon": lambda job: at_most(job.epsilon),
+            "#Charges": lambda job: count(job.charges),
+            "#Reserved": lambda job: count(job.reserved),
+            "Void": lambda job: yes(job.void),
+            "Records": lambda job: links_to(
+                "record", [charge.record for charge in accounting.charges if charge.job == job.job]
+            ),
+        },
         "The ledger has no job.",
     )
 
 
 def _charges(charges: Sequence[ReportCharge]) -> Table:
-    charge_titles = ("Record", "Time", "Job, method", "Task", "Round", "Attempt", "Events", "#Delta")
-    epsilon_titles = ("#Job, recorded", "#Job, replayed", "#All jobs, recorded", "State", "Log")
-    return Table(
+    return table(
         "Charges, in the ledger's order, with epsilon after each",
-        (*charge_titles, *epsilon_titles),
-        tuple(
-            row(
-                Link(str(c.record), f"record-{c.record}"),
-                moment(c.time),
-                (c.job, Break(), c.method),
-                c.task,
-                count(c.round),
-                count(c.attempt),
-                tuple(_events(c)) or (NONE,),
-                figure(c.delta),
-                at_most(c.job_epsilon_after),
-                at_most(c.replayed),
-                at_most(c.site_epsilon_after),
-                ", ".join(_states(c)),
-                links_to("entry", c.entries),
-            )
-            for c in charges
-        ),
+        charges,
+        {
+            "Record": lambda c: Link(str(c.record), f"record-{c.record}"),
+            "Time": lambda c: moment(c.time),
+            "Job, method": lambda c: (c.job, Break(), c.method),
+            "Task": lambda c: c.task,
+            "Round": lambda c: count(c.round),
+            "Attempt": lambda c: count(c.attempt),
+            "Events": lambda c: tuple(_events(c)) or (NONE,),
+            "#Delta": lambda c: figure(c.delta),
+            "#Job, recorded": lambda c: at_most(c.job_epsilon_after),
+            "#Job, replayed": lambda c: at_most(c.replayed),
+            "#All jobs, recorded": lambda c: at_most(c.site_epsilon_after),
+            "State": lambda c: ", ".join(_states(c)),
+            "Log": lambda c: links_to("entry", c.entries),
+        },
         "Nothing was charged.",
     )
 
@@ -324,21 +308,18 @@ def _states(charge: ReportCharge) -> Iterator[str]:
 
 def refusals(caption: str, refused: Sequence[ReportRefusal], empty: str) -> Table:
     """A table of what the site refused."""
-    return Table(
+    return table(
         caption,
-        ("Entry", "Time", "Job", "Round", "Task", "Direction", "Reason"),
-        tuple(
-            row(
-                Link(str(r.entry), f"entry-{r.entry}"),
-                moment(r.time),
-                plain(r.job),
-                count(r.round),
-                plain(r.task),
-                plain(r.direction),
-                r.reason,
-            )
-            for r in refused
-        ),
+        refused,
+        {
+            "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
+            "Time": lambda r: moment(r.time),
+            "Job": lambda r: plain(r.job),
+            "Round": lambda r: count(r.round),
+            "Task": lambda r: plain(r.task),
+            "Direction": lambda r: plain(r.direction),
+            "Reason": lambda r: r.reason,
+        },
         empty,
     )
 
@@ -358,8 +339,8 @@ def _accountants(accounting: Accounting) -> Table:
 def outside(report: Report) -> Section:
     """Section F."""
     rows = tuple(row(item.what, item.why, item.treatment) for item in report.sections.outside)
-    table = Table("Not covered by the theorem", ("What", "Why", "Treatment"), rows, "Nothing is outside the theorem.")
-    return Section("F", "Outside the theorem", (table,))
+    items = Table("Not covered by the theorem", ("What", "Why", "Treatment"), rows, "Nothing is outside the theorem.")
+    return Section("F", "Outside the theorem", (items,))
 
 
 def with_links(source: str) -> Cell:
