@@ -99,7 +99,7 @@ def ingest(
             registers = cohort.mark_keys if cohort else []
             start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), names.keyed, registers)
             tasks = _tasks(folder.resolve(), survey, journal, names)
-            for done, (task, answer) in enumerate(handled(tasks, start, min(workers, len(tasks))), 1):
+            for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
                 journal.add(Record.model_validate_json(json.dumps(answer | {"source": task.source, "recipe": recipe})))
                 watch("reading images", done, len(tasks))
             journal.keep(survey.paths)

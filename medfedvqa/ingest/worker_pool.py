@@ -6,8 +6,8 @@ import queue
 import selectors
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from medfedvqa.ingest.refusal_reasons import Reason
 Answer = dict[str, Any]
 START_SECONDS = 300
 """The most time that a worker may take to import and to load the text finder."""
-AHEAD = 4
-"""Answers per worker that may wait for the journal."""
 
 
 @dataclass(frozen=True)
@@ -118,43 +116,24 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
 
 
 def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:
-    """Each task with its answer, in the order in which workers finish. A worker that is free takes the next task."""
-    todo, lock = iter(tasks), threading.Lock()
-    done: queue.Queue[tuple[Task, Answer] | BaseException | None] = queue.Queue(maxsize=AHEAD * workers)
-    stop = threading.Event()
+    """Each task with its answer, in the order in which workers finish."""
+    processes = [start() for _ in range(workers)]
+    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
 
-    def serve() -> None:
-        worker = start()
+    def handle(task: Task) -> tuple[Task, Answer]:
+        process = idle.get()
         try:
-            while not stop.is_set():
-                with lock:
-                    task = next(todo, None)
-                if task is None:
-                    break
-                done.put((task, worker.handle(task)))
-        except BaseException as error:
-            done.put(error)
+            return task, process.handle(task)
         finally:
-            worker.close()
-            done.put(None)
+            idle.put(process)
 
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(workers)
     try:
-        running = workers
-        while running:
-            result = done.get()
-            if isinstance(result, BaseException):
-                raise result
-            if result is None:
-                running -= 1
-            else:
-                yield result
+        for future in as_completed([pool.submit(handle, task) for task in tasks]):
+            yield future.result()
     finally:
-        stop.set()
-        while any(thread.is_alive() for thread in threads):
-            try:
-                done.get(timeout=0.05)
-            except queue.Empty:
-                continue
+        pool.shutdown(cancel_futures=True)
+        for process in processes:
+            process.close()
