@@ -1,9 +1,9 @@
-"""What the audit log costs: to append an entry, to say what is said of it in a round, and to verify it.
+"""Measures the audit log: appending an entry, exchanging checkpoints in a round, and verifying the log.
 
-Verifying: entries per second on one core, with chain, tree and checkpoints, against reading each line by its JSON and
-encoding it again, as the verifier of the first version did; both in one run. Target: 50,000 a second.
-Appending: milliseconds of one entry with its fsync, of a checkpoint, and of all that is said beside a task (cosigning
-included), at the median and the 99th percentile; and the share of these in a round of a job. Target: at most 2 %.
+Verifying: entries per second on one core, with chain, tree and checkpoints, compared in the same run with parsing and
+encoding every line anew, as the verifier of the first version did. Target: 50,000 a second.
+Appending: milliseconds of an entry with its fsync, and of a checkpoint, at the median and the 99th percentile; and the
+share of entries, checkpoints, proofs and cosignatures in a round of a job. Target: at most 2 %.
 """
 
 import argparse
@@ -49,7 +49,7 @@ EXCHANGE = Exchange("m", (TaskSpec("train", (PROMPT, TEXT, ROWS), (PROMPT, TEXT)
 
 
 def fill(folder: Path, entries: int) -> None:
-    """A log as jobs write it, with a checkpoint after every release, but without fsync: that is measured apart."""
+    """Write a log as jobs do, with a checkpoint after every release, but without fsync, which is timed separately."""
     key = AuditKey.at(folder / "audit.key", origin_of(SITE))
     sync, os.fsync = os.fsync, lambda descriptor: None
     try:
@@ -69,8 +69,8 @@ def fill(folder: Path, entries: int) -> None:
     (folder / "keys").write_text(f"{key.public}\n")
 
 
-def as_before(folder: Path) -> int:
-    """Every line parsed and encoded anew, the chain followed."""
+def encode_anew(folder: Path) -> int:
+    """Parse and encode every line anew, and follow the chain; the number of entries."""
     head, count = "0" * 64, 0
     for line in lines_from(folder, 0):
         record = parse_line(line)
@@ -80,12 +80,12 @@ def as_before(folder: Path) -> int:
 
 
 def verifying(entries: int) -> None:
-    """Print entries per second, both ways, and how memory grows."""
+    """Print entries per second in both ways, and the memory."""
     with tempfile.TemporaryDirectory() as place:
         fill(Path(place), entries)
         rates: dict[str, list[float]] = {"slow": [], "three verdicts": []}
         for _ in range(3):
-            for name, way in (("slow", as_before), ("three verdicts", lambda folder: examine(folder, SITE).entries)):
+            for name, way in (("slow", encode_anew), ("three verdicts", lambda folder: examine(folder, SITE).entries)):
                 began = time.process_time()
                 count = way(Path(place))
                 rates[name].append(count / (time.process_time() - began))
@@ -100,12 +100,12 @@ def verifying(entries: int) -> None:
         print(f"  three verdicts:                      {fast:9.0f} entries/s, {fast / slow:.2f} times, {peak:.1f} MB")
 
 
-def timed(what: Callable[[], Any], count: int) -> tuple[float, float]:
-    """Median and 99th percentile, in milliseconds."""
+def milliseconds(action: Callable[[], Any], count: int) -> tuple[float, float]:
+    """The median and the 99th percentile of the duration of an action."""
     seconds = []
     for _ in range(count):
         began = time.perf_counter()
-        what()
+        action()
         seconds.append(1e3 * (time.perf_counter() - began))
     return statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
 
@@ -121,13 +121,13 @@ def appending(count: int) -> None:
             signed.checkpoint()
 
         rows = {"append": lambda: plain.append(Event.RELEASE), "append and checkpoint": append_and_sign}
-        for name, what in rows.items():
-            middle, worst = timed(what, count)
+        for name, action in rows.items():
+            middle, worst = milliseconds(action, count)
             print(f"{name}: median {middle:.2f} ms, p99 {worst:.2f} ms")
 
 
 def share(rounds: int, data: str, root: Path | None) -> None:
-    """Print which share of a job's seconds goes into the log, and into what is said of logs."""
+    """Print the share of a job's seconds that the log takes, and the share of the exchange about logs."""
     spent = {"entries": 0.0, "checkpoints, proofs, cosignatures": 0.0}
 
     def metered(kind: type, name: str, row: str) -> None:
@@ -149,7 +149,7 @@ def share(rounds: int, data: str, root: Path | None) -> None:
     job = JobSpec.from_dict({"method": "prompt_pfl", "data": data, "options": options, "backbone": bundled_for(data)})
     with tempfile.TemporaryDirectory() as place:
         results = run(Launch(job, root, Path(place) / "run", organs(data, root)[:3]), "local", lambda event: None)
-    seconds = sum(one["seconds"] for one in results["rounds"])
+    seconds = sum(record["seconds"] for record in results["rounds"])
     for row, took in spent.items():
         print(f"{row}: {1e3 * took / rounds / 3:.1f} ms per round and site, {100 * took / seconds:.2f} % of the round")
 

@@ -1,7 +1,7 @@
-"""How much burned-in text the text finder misses, by the height of its capitals, and how much it blanks for nothing.
+"""Measures how much burned-in text the detector misses, by the height of capitals, and how much it blanks needlessly.
 
 Invented names and dates are drawn on SLAKE's images at random places, white or in a grey that stands out by 60 of 255
-levels. A text is found if at least 95 % of its pixels are blanked; heights are in pixels of the stored picture.
+levels. A text counts as found if at least 95 % of its pixels are blanked; heights are in pixels of the stored picture.
 """
 
 import argparse
@@ -16,11 +16,13 @@ from medfedvqa.ingest.refusal_reasons import Quarantined
 
 TEXTS = ("DOE^JANE 1970-02-03", "Meyer, Anna", "ID 4711-0815", "J.D. *03.02.1970")
 CAPITAL = 22
-"""Pixels of a capital of OpenCV's plain font at scale 1."""
+"""The height in pixels of a capital in OpenCV's plain font at scale 1."""
 
 
-def written(grey: np.ndarray, text: str, height: float, stands_out: int, generator: np.random.Generator) -> np.ndarray:
-    """A copy with the text at a random place; `height` in pixels of this picture."""
+def with_text(
+    grey: np.ndarray, text: str, height: float, stands_out: int, generator: np.random.Generator
+) -> np.ndarray:
+    """A copy of the picture with the text at a random place; `height` is in pixels of this picture."""
     scale = height / CAPITAL
     width, tall = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)[0]
     left = int(generator.integers(0, max(1, grey.shape[1] - width)))
@@ -33,7 +35,7 @@ def written(grey: np.ndarray, text: str, height: float, stands_out: int, generat
 
 
 def main() -> None:
-    """Print both."""
+    """Measure both, and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("slake", type=Path, help="SLAKE's folder")
     parser.add_argument("--images", type=int, default=24)
@@ -46,18 +48,18 @@ def main() -> None:
     print(f"{len(pictures)} images as they are: {sum(map(bool, shares))} with finds, {np.mean(shares):.2%} blanked")
     for stands_out, name in ((255, "white"), (60, "grey")):
         for height in (5, 8, 14):
-            found = 0
+            detected = 0
             for number, picture in enumerate(pictures):
                 factor = max(1.0, max(picture.shape) / side)
-                text = written(picture, TEXTS[number % len(TEXTS)], height * factor, stands_out, generator)
+                text = with_text(picture, TEXTS[number % len(TEXTS)], height * factor, stands_out, generator)
                 letters = fitted((np.abs(text.astype(int) - picture) > 20).astype(np.uint8) * 255, side) > 127
                 try:
                     cleaned = finder.clean(text, side).grey
                 except Quarantined:
-                    found += 1
+                    detected += 1
                     continue
-                found += not letters.any() or (cleaned[letters] == 0).mean() >= 0.95
-            print(f"{name}, capitals of {height} pixels: {found} of {len(pictures)} found", flush=True)
+                detected += not letters.any() or (cleaned[letters] == 0).mean() >= 0.95
+            print(f"{name}, capitals of {height} pixels: {detected} of {len(pictures)} found", flush=True)
 
 
 if __name__ == "__main__":

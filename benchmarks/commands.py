@@ -1,4 +1,4 @@
-"""Processor seconds and modules of `medfedvqa COMMAND --help`, for every command.
+"""Measures processor seconds and imported modules of `medfedvqa COMMAND --help`, for every command.
 
     python benchmarks/commands.py [--most 0.5]
 
@@ -43,7 +43,7 @@ def measured(words: tuple[str, ...], repetitions: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Prints a line for each command."""
+    """Measure every command, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--most", type=float)

@@ -1,9 +1,9 @@
-"""Accuracy against epsilon, for what leaves a site and for what it keeps: one small federation, less and less privacy.
+"""Measures accuracy by epsilon in a small federation, of the model that a site releases and of those that it keeps.
 
-Four models are tested at each site: the one that was released, the same trained on at the site without noise, and one
-trained alone for as many passes as the federation, or for as many as federation and finishing together. A run is a
-whole job of prompt_pfl: its server loop and its sites' handlers, in one process. Finished runs are kept in the folder
-and not repeated; several processes with other `--seeds` may share it.
+Four models are tested at each site: the released model, the same model after more training at the site without noise,
+and a model trained alone for as many passes as the federation, or as federation and finishing together. A run is a
+whole job of prompt_pfl: its server loop and its sites' handlers, in one process. Finished runs stay in the folder and
+are not repeated; several processes with different `--seeds` may share it.
 
     python benchmarks/dp_accuracy.py RUNS --data vqa-rad slake --data-root "$MEDFEDVQA_DATA" --out FOLDER
 
@@ -18,46 +18,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 
-import matplotlib
 import numpy as np
+import torch
 
-from medfedvqa.federation.hub import TaskCall
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import torch  # noqa: E402
-
-from medfedvqa.atomic_files import write_whole  # noqa: E402
-from medfedvqa.benchmark.grid import RunOutcome  # noqa: E402
-from medfedvqa.benchmark.statistics import p_value  # noqa: E402
-from medfedvqa.core import (
-    State,
-    Tensors,
-    create,  # noqa: E402
-)
-from medfedvqa.core.kept_model import Keeping  # noqa: E402
-from medfedvqa.data import Split, load_site, organs  # noqa: E402
-from medfedvqa.evaluation.baselines import question_prior_right  # noqa: E402
-from medfedvqa.federation.hub import Reply, ServerHub  # noqa: E402
-from medfedvqa.methods.prompt_pfl import PromptPFL  # noqa: E402
-from medfedvqa.models import Backbone, bundled_for, load_backbone  # noqa: E402
-from medfedvqa.training import Site  # noqa: E402
-from privacy import DPSettings  # noqa: E402
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.statistics import p_value
+from medfedvqa.core import State, Tensors, create
+from medfedvqa.core.kept_model import Keeping
+from medfedvqa.data import Split, load_site, organs
+from medfedvqa.evaluation.baselines import question_prior_right
+from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
+from medfedvqa.figures import encoded, new_figure
+from medfedvqa.methods.prompt_pfl import PromptPFL
+from medfedvqa.models import Backbone, bundled_for, load_backbone
+from medfedvqa.training import Site
+from privacy import DPSettings
 
 EPSILONS = (1.0, 3.0, 8.0, None)
 OPTIONS = {
     "rounds": 5, "local_epochs": 4, "finish_epochs": 40, "hidden": 16, "blocks": 2, "learning_rate": 0.005,
     "answers": "closed", "local_baseline": False,
 }  # fmt: skip
-"""Few parameters and few rounds: noise grows with both. The same without differential privacy, for a fair last row."""
+"""Few parameters and few rounds, since noise grows with both. Runs without privacy have the same options."""
 MODELS = ("released", "finished", "alone", "alone_equal")
 PRIOR = "question-only prior"
 RESAMPLED = 2000
 
 Answers = dict[str, dict[str, list[bool]]]
-"""By model and site, whether each test row is answered right."""
+"""Whether each test row is answered right, by model and site."""
 Cells = Mapping[tuple[str, float | None], Sequence[Mapping[str, RunOutcome]]]
-"""By data set and epsilon, for each seed the outcome of each model."""
+"""The outcome of each model for each seed, by data set and epsilon."""
 
 
 @dataclass
@@ -67,18 +58,18 @@ class Federation:
     sites: dict[str, Site]
     states: dict[str, State] = field(default_factory=dict)
     received: dict[str, Tensors] = field(default_factory=dict)
-    """The last message to each."""
+    """The last message to each site."""
 
     @classmethod
     def of(cls, data: str, root: Path | None, seed: int, backbone: Backbone) -> "Federation":
-        """Each with the rows of its organ."""
+        """The sites of a data set, each with the rows of its organ."""
         split = Split("official", seed)
         names = organs(data, root)
         loaded = {name: load_site(data, root, name, split, seed) for name in names}
-        return cls({name: Site(name, own, backbone, "cpu", seed) for name, own in loaded.items()})
+        return cls({name: Site(name, rows, backbone, "cpu", seed) for name, rows in loaded.items()})
 
     def run(self, method: PromptPFL, seed: int) -> None:
-        """A whole job."""
+        """Run a whole job."""
         self.states = {name: method.setup(site) for name, site in self.sites.items()}
 
         def answer(call: TaskCall) -> dict[str, Reply]:
@@ -92,7 +83,7 @@ class Federation:
 
     def _answer(self, method: PromptPFL, task: str, round: int, name: str, down: Tensors) -> Tensors:
         self.received[name] = down
-        if task == "evaluate":  # what is tested then, `answers_of` tests
+        if task == "evaluate":  # `answers_of` tests the models instead
             return {count: np.array(0) for count in method.scores}
         spec = method.exchange(self.sites[name].backbone.shape).task(task)
         self.states[name], reply = method.handle(spec, self.sites[name], self.states[name], down, round)
@@ -100,22 +91,22 @@ class Federation:
 
 
 def method_of(epsilon: float | None) -> PromptPFL:
-    """One cell's method."""
+    """The method of one cell."""
     method = create("prompt_pfl", OPTIONS, None if epsilon is None else DPSettings(epsilon=epsilon))
     assert isinstance(method, PromptPFL)
     return method
 
 
 def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[str, Answers]:
-    """What the models of one seed answer right, by epsilon; the runs are made if they are not there."""
+    """What the models of one seed answer right, by epsilon. Missing runs are made."""
     file = folder / f"{data}-{seed}.json"
     if file.exists():
-        known = json.loads(file.read_text())
-        if known["options"] == OPTIONS:
-            found: dict[str, Answers] = known["answers"]
-            return found
+        record = json.loads(file.read_text())
+        if record["options"] == OPTIONS:
+            by_epsilon: dict[str, Answers] = record["answers"]
+            return by_epsilon
     federation = Federation.of(data, root, seed, load_backbone(bundled_for(data)))
-    found, alone = {}, {}
+    by_epsilon, alone = {}, {}
     for epsilon in reversed(EPSILONS):
         method = method_of(epsilon)
         federation.run(method, seed)
@@ -131,39 +122,39 @@ def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[st
                 alone[name] = {model: keeping.right(model, test).tolist() for model in ("alone", "alone_equal")}
             for model, right in alone[name].items():
                 answers[model][name] = right
-        found[str(epsilon)] = answers
+        by_epsilon[str(epsilon)] = answers
         print(f"{data}, seed {seed}, epsilon {epsilon or 'none'}: done", flush=True)
-    write_whole(file, json.dumps({"options": OPTIONS, "answers": found}).encode())
-    return found
+    write_whole(file, json.dumps({"options": OPTIONS, "answers": by_epsilon}).encode())
+    return by_epsilon
 
 
 def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, RunOutcome]:
-    """With each row's patient, as comparisons take them."""
+    """The outcome of each model, with the patient of each row, as comparisons need it."""
     split = Split("official", seed)
     patients = {site: load_site(data, root, site, split, seed).test.patients.tolist() for site in answers[PRIOR]}
     return {model: RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 0) for model, right in answers.items()}
 
 
 def accuracies(runs: Sequence[RunOutcome]) -> list[float]:
-    """Of each seed, the mean over sites, in per cent."""
+    """The mean accuracy over sites of each seed, in per cent."""
     return [100 * fmean(fmean(rows) for rows in run.right.values()) for run in runs]
 
 
 def interval(runs: Sequence[RunOutcome]) -> tuple[float, float]:
-    """Of the mean over seeds and sites, in per cent: patients of each site are drawn again, with replacement."""
+    """The bootstrap interval of the mean over seeds and sites, in per cent: patients are resampled."""
     generator, means = np.random.default_rng(0), np.zeros(RESAMPLED)
     for site in runs[0].right:
         right = np.mean([run.right[site] for run in runs], axis=0)
         _, patient = np.unique(runs[0].patients[site], return_inverse=True)
         correct, rows = np.bincount(patient, right), np.bincount(patient)
-        drawn = generator.integers(len(rows), size=(RESAMPLED, len(rows)))
-        means += correct[drawn].sum(1) / rows[drawn].sum(1) / len(runs[0].right)
+        resampled = generator.integers(len(rows), size=(RESAMPLED, len(rows)))
+        means += correct[resampled].sum(1) / rows[resampled].sum(1) / len(runs[0].right)
     low, high = np.percentile(100 * means, [2.5, 97.5])
     return float(low), float(high)
 
 
 def table(cells: Cells) -> Iterator[str]:
-    """Markdown: mean and standard deviation over seeds, in per cent, the interval, and two comparisons."""
+    """The lines of a Markdown table: mean and deviation over seeds, in per cent, intervals, and a comparison."""
     yield "| data | epsilon | released | finished | alone | alone, equal steps | prior | p |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for (data, epsilon), seeds in cells.items():
@@ -180,10 +171,11 @@ def table(cells: Cells) -> Iterator[str]:
 
 
 def draw(cells: Cells, path: Path) -> None:
-    """A panel for each data set: accuracy over epsilon with a line for each model, and the prior dotted."""
+    """Draw a panel for each data set: accuracy by epsilon with a line for each model, and the prior dotted."""
     sets = list(dict.fromkeys(data for data, _ in cells))
     ticks = [f"{epsilon:g}" if epsilon else "none" for epsilon in EPSILONS]
-    figure, panels = plt.subplots(1, len(sets), figsize=(4.8 * len(sets), 3.6), layout="constrained", squeeze=False)
+    figure = new_figure(4.8 * len(sets), 3.6)
+    panels = figure.subplots(1, len(sets), squeeze=False)
     for data, axes in zip(sets, panels[0], strict=True):
         for model in MODELS:
             runs = [[seed[model] for seed in cells[data, epsilon]] for epsilon in EPSILONS]
@@ -199,8 +191,7 @@ def draw(cells: Cells, path: Path) -> None:
         axes.set_xlabel("epsilon per patient at delta 1e-5")
         axes.set_ylabel("test accuracy, per cent")
     panels[0][0].legend(fontsize="small")
-    figure.savefig(path)
-    plt.close(figure)
+    write_whole(path, encoded(figure, "svg"))
 
 
 def main() -> None:
@@ -218,10 +209,10 @@ def main() -> None:
     for data in arguments.data:
         root = None if data == "phantom" else arguments.data_root / data
         for seed in arguments.seeds:
-            found = answers_of(arguments.runs, data, root, seed)
+            answers = answers_of(arguments.runs, data, root, seed)
             for epsilon in EPSILONS:
                 cell = cells.setdefault((data, epsilon), [])
-                cell.append(outcomes(found[str(epsilon)], data, root, seed))
+                cell.append(outcomes(answers[str(epsilon)], data, root, seed))
     print("\n".join(table(cells)))
     if arguments.out:
         draw(cells, arguments.out / "dp-accuracy.svg")

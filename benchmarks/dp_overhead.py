@@ -1,8 +1,8 @@
-"""What differential privacy by patient costs a training step: against the same step without, and against Opacus.
+"""Measures a training step under differential privacy by patient, compared with a plain step and with Opacus.
 
-Both take the same rows of the same patients through the same model, in turns, in one process: forward and backward
-pass, clipping, noise and optimiser. Opacus' own way has one gradient for each row (which bounds rows, not patients); it
-is measured on the answer head over frozen features and on prompts, which are what its hooks can see.
+All take the same rows of the same patients through the same model, in turns, in one process: forward and backward pass,
+clipping, noise and optimiser. Opacus computes a gradient for each row (which bounds rows, not patients). It is measured
+on the answer head over frozen features and on prompts, which its hooks can see.
 
     python benchmarks/dp_overhead.py --data-root "$MEDFEDVQA_DATA/vqa-rad"
 """
@@ -41,11 +41,11 @@ Step = Callable[[], None]
 
 
 def settings(chunk: int) -> DPSettings:
-    """Noise of any size costs the same."""
+    """Settings with some noise, since noise of any size costs the same."""
     return DPSettings(noise=1.0, count_noise=1.0, physical_patients=chunk)
 
 
-def drawn(trainer: Trainer, patients: int) -> tuple[torch.Tensor, ...]:
+def sampled_rows(trainer: Trainer, patients: int) -> tuple[torch.Tensor, ...]:
     """The training rows of this many patients, at most 8 of each."""
     site = trainer.site
     sampler = PatientSampler(trainer.train_rows.patients, site.data.patients, 1.0, 8, site.randomness)
@@ -53,9 +53,9 @@ def drawn(trainer: Trainer, patients: int) -> tuple[torch.Tensor, ...]:
 
 
 def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: int) -> tuple[Step, Step]:
-    """A plain and a private step of a method on the same rows. FedDAT's has two passes: student, then teacher."""
+    """A plain and a private step of a method on the same rows. A step of FedDAT has two passes: student and teacher."""
     options = {**options, "answers": "closed"} | ({} if name == "prompt_pfl" else {"weighting": "uniform"})
-    rows = drawn(create(name, options).trainer(site), patients)
+    rows = sampled_rows(create(name, options).trainer(site), patients)
 
     def step_of(dp: DPSettings | None) -> Step:
         method: Any = create(name, options, dp)
@@ -71,7 +71,7 @@ def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: 
 
 
 class Expand(nn.Module):
-    """A prompt, once for each row: the form in which Opacus' hooks can see it."""
+    """A prompt, repeated for each row, so that Opacus' hooks can see it."""
 
     def __init__(self, prompt: torch.Tensor) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def opacus_step(site: Site, patients: int) -> Step:
     """prompt_pfl's step by Opacus' hooks, row by row."""
     method: Any = create("prompt_pfl", {"answers": "closed"})
     trainer: Trainer = method.trainer(site)
-    rows = torch.cat(drawn(trainer, patients))
+    rows = torch.cat(sampled_rows(trainer, patients))
     module = RowModel(trainer.model, method.setup(site)["values"])
     wrapped = GradSampleModule(module, loss_reduction="sum")
     adam = torch.optim.Adam(module.parameters(), 1e-4)
@@ -124,15 +124,15 @@ def opacus_step(site: Site, patients: int) -> Step:
 
 
 def seconds(kinds: Mapping[str, Step], repeats: int) -> dict[str, float]:
-    """Median processor seconds of each, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    """The median processor seconds of each step, measured in turns."""
+    durations: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(repeats + 1):
         for name, step in kinds.items():
             began = time.process_time()
             step()
             if turn:  # the first one warms up
-                found[name].append(time.process_time() - began)
-    return {name: statistics.median(times) for name, times in found.items()}
+                durations[name].append(time.process_time() - began)
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def main() -> None:
@@ -157,13 +157,16 @@ def main() -> None:
         kinds = {"plain": plain, "private": private}
         if label == "prompt_pfl":
             kinds["opacus"] = opacus_step(site, arguments.patients)
-        found = seconds(kinds, arguments.repeats)
-        ratio = found["private"] / found["plain"]
-        print(f"{label:20} | {found['plain']:8.3f} | {found['private']:13.3f} | {ratio:5.2f} | {target}", flush=True)
-        if "opacus" in found:
-            by_row = found["opacus"] / found["plain"]
+        medians = seconds(kinds, arguments.repeats)
+        ratio = medians["private"] / medians["plain"]
+        print(
+            f"{label:20} | {medians['plain']:8.3f} | {medians['private']:13.3f} | {ratio:5.2f} | {target}", flush=True
+        )
+        if "opacus" in medians:
+            by_row = medians["opacus"] / medians["plain"]
             print(
-                f"  Opacus, by row     | {found['plain']:8.3f} | {found['opacus']:13.3f} | {by_row:5.2f} |", flush=True
+                f"  Opacus, by row     | {medians['plain']:8.3f} | {medians['opacus']:13.3f} | {by_row:5.2f} |",
+                flush=True,
             )
 
 

@@ -1,10 +1,10 @@
-"""What FLARE costs above training: seconds per round with three sites, and memory per site process.
+"""Measures the overhead of FLARE: seconds per round beyond training with three sites, and memory per site process.
 
-In one run, for a provisioned federation on loopback, and for the simulator with this project's transport settings
-against FLARE's own, which provisioned sites do not take. Gate and log are on, and in the federation the byte ledger.
-A round's overhead is its wall clock at the server less the slowest site's time between the log's entries for what it
-received and what it sent; the first round, which also loads, is left out.
-Memory is the largest proportional set size (PSS) of a site's job process, looked at once a second.
+It measures a provisioned federation on loopback, and the simulator with this project's transport settings and with
+FLARE's, which provisioned sites refuse. Gate and log are on, and in the federation also the byte ledger.
+The overhead of a round is its wall clock at the server minus the slowest site's time between receiving and sending
+according to its log. The first round, which also loads, is left out.
+Memory is the largest proportional set size (PSS) of a site's job process, sampled once a second.
 Targets: at most 0.3 s per round, and at most 600 MB per site process with the bundled backbone.
 """
 
@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,20 +40,23 @@ WORKERS = ("worker_process", "simulator_worker")
 HOUR = 3600.0  # seconds
 
 
-def overheads(job: str, out: Path, audits: dict[str, Path]) -> list[float]:
-    """Seconds above training of each round but the first, from a job's results and its entries in the logs."""
-    training: dict[tuple[int, str], float] = {}
+def training_seconds(job: str, audits: Mapping[str, Path]) -> dict[int, float]:
+    """The longest time of a site between receiving and sending in each round, from a job's entries in the logs."""
+    seconds: dict[tuple[int, str], float] = defaultdict(float)
     for site, folder in audits.items():
         for entry in read(folder):
             if entry.job == job and entry.round is not None and entry.task == "train":
                 sign = {Event.RECEIVE: -1, Event.RELEASE: 1}.get(entry.event, 0)
-                training[entry.round, site] = training.get((entry.round, site), 0.0) + sign * entry.monotonic / 1e9
+                seconds[entry.round, site] += sign * entry.monotonic / 1e9
+    rounds = {number for number, _ in seconds}
+    return {number: max(each for (other, _), each in seconds.items() if other == number) for number in rounds}
+
+
+def overheads(job: str, out: Path, audits: Mapping[str, Path]) -> list[float]:
+    """Seconds beyond training of each round after the first, from a job's results and its entries in the logs."""
+    training = training_seconds(job, audits)
     rounds = json.loads((out / "results.json").read_text())["rounds"]
-    return [
-        record["seconds"] - max(training[record["round"], site] for site in audits)
-        for record in rounds
-        if record["round"] > 1
-    ]
+    return [record["seconds"] - training[record["round"]] for record in rounds if record["round"] > 1]
 
 
 @contextmanager
@@ -79,7 +83,7 @@ def watched_memory(folder: Path) -> Iterator[dict[int, float]]:
 
 
 def provisioned(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
-    """Real kits; sites that are hardened send arrays inside their messages, whatever a job says."""
+    """Measure real kits. Hardened sites send arrays inside their messages, whatever the job says."""
     with LoopbackFederation(folder, write_sites(launch)) as federation:
         export_job(launch.job, folder / "job")
         with watched_memory(federation.kits) as peaks:
@@ -89,18 +93,18 @@ def provisioned(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float]
 
 
 def simulated(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
-    """Both settings, a simulation each."""
+    """Measure a simulation with each of the settings."""
     for name, tuned in SETTINGS.items():
-        own = Launch(launch.job, launch.root, launch.out / str(tuned), launch.sites)
+        of_settings = Launch(launch.job, launch.root, launch.out / str(tuned), launch.sites)
         workspace = folder / f"workspace-{tuned}"
         export_job(launch.job, folder / f"job-{tuned}", tuned)
-        prepare_simulation(workspace, write_sites(own))
+        prepare_simulation(workspace, write_sites(of_settings))
         clients = ["-c", ",".join(launch.sites), "-t", str(len(launch.sites))]
         command = [sys.executable, "-m", SIMULATOR, str(folder / f"job-{tuned}"), "-w", str(workspace), *clients]
         with watched_memory(workspace) as peaks, (folder / "simulator.log").open("ab") as log:
             subprocess.run(command, check=True, stdout=log, stderr=log)
         out = workspace / "server" / SIMULATED / RESULTS
-        yield name, overheads(SIMULATED, out, own.audit_folders), peaks
+        yield name, overheads(SIMULATED, out, of_settings.audit_folders), peaks
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""What one fsync for many entries saves: entries per second that are appended to an audit log and are on disk.
+"""Measures group commit: entries per second that are appended to an audit log and are on disk.
 
-Every way is measured in one run, in turns, on a tmpfs and on the disk: one thread that appends entry by entry, as all
-versions before did for any number of threads; several threads at once, which share fsyncs; and one caller who has
-several entries. Printed are the median of the turns and the ratio to one fsync an entry. Target: 5,000 a second with
-group commit, on both. Then the cost of the public form: the same entries with a key, signed as often as said, with and
-without tiles.
+Three ways take turns, on a tmpfs and on the disk: one thread that appends entry by entry; several threads, which share
+fsyncs; and one caller with several entries at a time. It prints the median of the turns, and the ratio to one fsync for
+each entry. Target: 5,000 entries a second with group commit, on both. Then it measures the public form: the same
+entries with a key, signed at intervals, with and without tiles.
 """
 
 import argparse
@@ -23,24 +22,24 @@ from audits.signed_tree import Anchor
 
 SITE = "chest"
 PROMPT = TensorRecord("prompt.image", (2, 4, 256), "float32", 8192, "ab" * 32, Kind.PARAMETERS, Protection.DP)
-SAID = {"job": "job", "method": "m", "task": "train", "peer": "server", "tensors": (PROMPT,), "nbytes": 8192}
+FIELDS = {"job": "job", "method": "m", "task": "train", "peer": "server", "tensors": (PROMPT,), "nbytes": 8192}
 Way = Callable[[AuditLog, int], None]
 
 
 def draft(number: int) -> tuple[Event, dict[str, Any]]:
     """An entry as a job writes it."""
-    return Event.RELEASE, {**SAID, "round": number, "outcome": Outcome.SENT}
+    return Event.RELEASE, {**FIELDS, "round": number, "outcome": Outcome.SENT}
 
 
 def alone(log: AuditLog, entries: int) -> None:
-    """Entry by entry."""
+    """Append entry by entry."""
     for number in range(entries):
-        event, said = draft(number)
-        log.append(event, **said)
+        event, fields = draft(number)
+        log.append(event, **fields)
 
 
 def by_threads(threads: int) -> Way:
-    """So many threads, each entry by entry."""
+    """The way of this many threads, each of which appends entry by entry."""
 
     def way(log: AuditLog, entries: int) -> None:
         with ThreadPoolExecutor(threads) as pool:
@@ -51,7 +50,7 @@ def by_threads(threads: int) -> Way:
 
 
 def in_batches(size: int) -> Way:
-    """One caller with so many entries at a time."""
+    """The way of one caller with this many entries at a time."""
 
     def way(log: AuditLog, entries: int) -> None:
         for _ in range(entries // size):
@@ -76,21 +75,21 @@ def appending(place: Path, threads: int, size: int, seconds: float, turns: int) 
         f"{threads} threads": by_threads(threads),
         f"{size} entries at a time": in_batches(size),
     }
-    # Enough entries that a way runs for about so many seconds.
+    # Enough entries that a way runs for about this many seconds.
     counts = {name: max(int(rate(place, way, 1024) * seconds), 1024) for name, way in ways.items()}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
         for name, way in ways.items():
             rates[name].append(rate(place, way, counts[name]))
     base = statistics.median(rates["one fsync an entry"])
-    for name, found in rates.items():
-        middle = statistics.median(found)
-        print(f"  {name:24} {middle:9.0f} entries/s, {middle / base:6.1f} times, worst turn {min(found):9.0f}")
+    for name, by_turn in rates.items():
+        middle = statistics.median(by_turn)
+        print(f"  {name:24} {middle:9.0f} entries/s, {middle / base:6.1f} times, worst turn {min(by_turn):9.0f}")
 
 
 @contextmanager
 def without_tiles() -> Iterator[None]:
-    """Checkpoints are signed, and nothing is published."""
+    """While this lasts, checkpoints are signed and nothing is published."""
     publish = Anchor.publish
     Anchor.publish = lambda *_: False  # type: ignore[method-assign]
     try:

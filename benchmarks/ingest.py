@@ -1,7 +1,7 @@
-"""Files a second of ingestion, and the memory that it takes, on pydicom's own test files and on a large mixed folder.
+"""Measures ingestion, in files a second and memory, on pydicom's test files and on a large mixed folder.
 
-The mixed folder holds radiographs of 1,024 pixels a side, each fourth of which is asked about, other radiographs that
-nobody asks about, and junk. Then the same again with nothing changed.
+The mixed folder holds radiographs of 1,024 pixels a side, of which questions name every fourth, and junk. It is then
+ingested again without a change.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SIDE = 1024
 
 
 def radiograph(number: int) -> bytes:
-    """A blob with noise, 12 bits."""
+    """A DICOM file of a blob with noise, 12 bits."""
     generator = np.random.default_rng(number)
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE - 0.5
     pixels = 3500 * np.exp(-8 * (x**2 + y**2)) + generator.normal(0, 40, (SIDE, SIDE))
@@ -45,11 +45,11 @@ def radiograph(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def measure(name: str, folder: Path, asked: Iterable[str], place: Path, workers: int) -> None:
+def measure(name: str, folder: Path, image_names: Iterable[str], place: Path, workers: int) -> None:
     """Ingest, and print seconds, verdicts and memory."""
     questions = place / "questions.csv"
     with questions.open("w", newline="") as file:
-        csv.writer(file).writerows([("image", "question", "answer"), *((image, "Q?", "yes") for image in asked)])
+        csv.writer(file).writerows([("image", "question", "answer"), *((image, "Q?", "yes") for image in image_names)])
     began = time.perf_counter()
     counts = ingest(folder, questions, place / "store", place / "key", Options(), workers, lambda *_: None).counts
     seconds = time.perf_counter() - began
@@ -63,10 +63,10 @@ def measure(name: str, folder: Path, asked: Iterable[str], place: Path, workers:
 
 
 def main() -> None:
-    """Both folders."""
+    """Measure both folders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--images", type=int, default=40, help="radiographs that are asked about")
+    parser.add_argument("--images", type=int, default=40, help="radiographs that questions name")
     parser.add_argument("--junk", type=int, default=5000)
     arguments = parser.parse_args()
     tests = Path(pydicom.__file__).parent / "data" / "test_files"
@@ -81,9 +81,9 @@ def main() -> None:
             (folder / f"{number}.dcm").write_bytes(radiograph(number))
         for number in range(arguments.junk):
             (folder / f"{number}.txt").write_text(f"report {number}\n")
-        asked = [f"{4 * number}.dcm" for number in range(arguments.images)]
+        image_names = [f"{4 * number}.dcm" for number in range(arguments.images)]
         for title in ("mixed folder", "the same again"):
-            measure(title, folder, asked, place, arguments.workers)
+            measure(title, folder, image_names, place, arguments.workers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the byte ledger costs a site's process: seconds per frame that is counted, and per entry that it makes.
+"""Measures the byte ledger in a site's process: seconds for each frame that it counts, and for each entry.
 
 The frame is a request for a task, with headers of the size that FLARE gives it; it is counted and not sent. Between two
 entries lie as many frames as a round of a short job has. An entry is on disk (fsync) before its time ends.

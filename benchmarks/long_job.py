@@ -1,8 +1,8 @@
-"""What a long job leaves behind in its processes: threads, file descriptors and memory, round by round.
+"""Measures threads, file descriptors and memory of a long job's processes, round by round.
 
 In a provisioned federation on loopback, one job in clear (3 sites) and one on shares (4 sites), each of prompts that
-train for one small batch a round. Every process is looked at when the server has the first answer of a round: the
-server's and each site's own, and those that run the job. Memory is the unique set size (USS), what would be free if the
+train for one small batch a round. Every process is measured when the server has the first answer of a round: the
+server's, each site's, and those that run the job. Memory is the unique set size (USS), which would be free if the
 process ended. The first rounds load; after them nothing may grow with the number of rounds.
 """
 
@@ -32,7 +32,7 @@ SILENCE = 60.0
 MARKS = (1, 10, 100, 250, 500, 750, 1000)
 
 Figures = dict[str, tuple[int, int, int]]
-"""By process: threads, descriptors, megabytes."""
+"""Threads, descriptors and megabytes, by process."""
 
 
 def job_of(rounds: int, secagg: bool) -> JobSpec:
@@ -42,18 +42,18 @@ def job_of(rounds: int, secagg: bool) -> JobSpec:
 
 
 def figures(federation: LoopbackFederation, parties: tuple[str, ...]) -> Figures:
-    """Of every process of the federation."""
-    found: Figures = {}
+    """The figures of every process of the federation."""
+    by_process: Figures = {}
     for party in parties:
         for job in (False, True):
             for process in federation.processes(party, job):
                 if process.name() != "bash":
-                    found[f"{party}, {'job' if job else 'own'}"] = measured(process)
-    return found
+                    by_process[f"{party}, {'job' if job else 'own'}"] = measured(process)
+    return by_process
 
 
 def measured(process: psutil.Process) -> tuple[int, int, int]:
-    """One process."""
+    """The figures of one process."""
     return process.num_threads(), process.num_fds(), round(process.memory_full_info().uss / 1e6)
 
 
@@ -61,17 +61,17 @@ def watched(federation: LoopbackFederation, job_id: str, marks: tuple[int, ...])
     """The figures as the job reaches each of these rounds. Raises `FederationError` if it ends before."""
     reader, parties = ProgressReader(), (SERVER, *federation.sites)
     results = federation.kits / SERVER / job_id / RESULTS
-    reached, left, heard = 0, list(marks), time.monotonic()
-    while left:
+    reached, to_come, last_event = 0, list(marks), time.monotonic()
+    while to_come:
         for event in reader.events(results):
-            reached, heard = max(reached, event.round), time.monotonic()
-        if reached >= left[0]:
-            yield left.pop(0), figures(federation, parties)
-        # The server is asked seldom: its answers to questions would be part of what is measured.
-        if time.monotonic() - heard > SILENCE:
+            reached, last_event = max(reached, event.round), time.monotonic()
+        if reached >= to_come[0]:
+            yield to_come.pop(0), figures(federation, parties)
+        # The status is requested seldom, since the answers would be part of the measurement.
+        if time.monotonic() - last_event > SILENCE:
             if federation.finished(job_id):
-                raise FederationError(f"the job was over before round {left[0]}: {federation.status(job_id)}")
-            heard = time.monotonic()
+                raise FederationError(f"the job was over before round {to_come[0]}: {federation.status(job_id)}")
+            last_event = time.monotonic()
         time.sleep(0.1)
 
 

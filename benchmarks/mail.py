@@ -1,7 +1,7 @@
-"""What an exchange among sites costs: each sends to every other, then receives from every other.
+"""Measures an exchange among sites: each sends to every other, then receives from every other.
 
-In one provisioned federation on loopback: single frames between FLARE's cells (`medfedvqa.federation.flare.site_mail`)
-against FLARE's auxiliary messages with a receipt for each, as this project sent them before. Seconds per exchange at
+In one provisioned federation on loopback it compares single frames between FLARE's cells
+(`medfedvqa.federation.flare.site_mail`) with FLARE's auxiliary messages, each with a receipt. Seconds per exchange at
 the slowest site, messages unencrypted; training and CrypTen are not in it.
 """
 
@@ -41,7 +41,7 @@ HOUR = 3600.0  # seconds
 
 
 class Receipts:
-    """How mail went before: an auxiliary message with a receipt for each, and a thread for each peer."""
+    """Mail as auxiliary messages, each with a receipt, and with a thread for each peer."""
 
     def __init__(self, flare) -> None:
         self._flare, self._boxes = flare, defaultdict(queue.SimpleQueue)
@@ -112,7 +112,7 @@ class Measurements(Controller):
         """Nothing to do."""
 
     def process_result_of_unknown_task(self, client, task_name, client_task_id, result, fl_ctx) -> None:
-        """There are none."""
+        """Nothing: there is no unknown task."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         flare, rows = fl_ctx.get_engine(), []
@@ -128,15 +128,15 @@ class Measurements(Controller):
 
     def _measure(self, sites, way, size, count, fl_ctx, abort_signal) -> list[float]:
         """Seconds of each exchange at the slowest site."""
-        message, found = Shareable(), []
+        message, by_site = Shareable(), []
         message.update({"sites": sites, "way": way, "size": size, "count": count})
 
         def received(client_task, fl_ctx) -> None:
-            found.append(client_task.result["seconds"])
+            by_site.append(client_task.result["seconds"])
 
         task = Task(name="exchange", data=message, result_received_cb=received)
         self.broadcast_and_wait(task, fl_ctx, targets=sites, min_responses=len(sites), abort_signal=abort_signal)
-        return [max(row) for row in zip(*found, strict=True)]
+        return [max(row) for row in zip(*by_site, strict=True)]
 
 
 class Federation(LoopbackFederation):
@@ -152,7 +152,7 @@ class Federation(LoopbackFederation):
 
 @contextlib.contextmanager
 def federation(count: int, folder: Path) -> Iterator[Federation]:
-    """A federation of so many sites that hold nothing."""
+    """A federation of this many sites without data."""
     sites = {f"site{number}": folder / f"site{number}.yml" for number in range(count)}
     places = {key: f"../{key}" for key in ("state", "audit", "ledger", "identity")}
     for path in sites.values():

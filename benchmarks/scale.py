@@ -1,6 +1,6 @@
-"""Many simulated sites in one process: memory per site, time per round, and the server's mixing by itself.
+"""Measures many simulated sites in one process: memory per site, time per round, and the server's mixing by itself.
 
-Each size runs in a process of its own, so that one's memory does not hide another's.
+Each size runs in a separate process, so that the memory of one does not hide that of another.
 Targets: one backbone in memory, at most 5 MB more per site, time per round linear in sites.
 """
 

@@ -1,4 +1,4 @@
-"""What secure aggregation costs in a round: seconds and bytes, in clear and on shares, in a provisioned federation.
+"""Measures secure aggregation in a provisioned federation: seconds and bytes of a round, in clear and on shares.
 
 In one federation for each number of sites: mixtures of prompts (`prompt_pfl`) and means of prompts (`fedavg` with
 local heads), each in clear and on shares, 61,440 numbers a site, as many as the prompts of ViT-B/32 have. Sites train
@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from audits import Event, read
+from federation import HOUR, training_seconds
+
 from medfedvqa.data import phantom
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
@@ -29,29 +30,17 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], bool]] = {
     "mean in clear": ("fedavg", {"tuning": "prompt", "head": "local"}, False),
     "mean on shares": ("fedavg", {"tuning": "prompt", "head": "local"}, True),
 }
-HOUR = 3600.0  # seconds
 
 
 def job_of(kind: str, rounds: int) -> JobSpec:
-    """One row of the table."""
+    """The job of one row of the table."""
     method, options, secagg = KINDS[kind]
-    own = {**TRAINING, **options, "rounds": rounds}
-    return JobSpec.from_dict({"method": method, "options": own, "data": "phantom", "secagg": secagg})
-
-
-def trained(job_id: str, audits: Mapping[str, Path]) -> dict[int, float]:
-    """Of each round, the longest that a site took from being asked to train to its answer, seconds."""
-    taken: dict[tuple[int, str], float] = {}
-    for site, folder in audits.items():
-        for entry in read(folder):
-            if entry.job == job_id and entry.task == "train" and entry.round is not None:
-                sign = {Event.RECEIVE: -1, Event.RELEASE: 1}.get(entry.event, 0)
-                taken[entry.round, site] = taken.get((entry.round, site), 0.0) + sign * entry.monotonic / 1e9
-    return {number: max(s for (r, _), s in taken.items() if r == number) for number in {r for r, _ in taken}}
+    options = {**TRAINING, **options, "rounds": rounds}
+    return JobSpec.from_dict({"method": method, "options": options, "data": "phantom", "secagg": secagg})
 
 
 def measured(count: int, rounds: int, folder: Path) -> Iterator[tuple[str, float, float, float, float]]:
-    """For each kind: median seconds of a round, of these beyond training, bytes up and down per site and round."""
+    """For each kind: median seconds of a round, those beyond training, and bytes up and down per site and round."""
     sites = phantom.organs(count)
     # A job on shares makes the keys that all of them use.
     launch = Launch(job_of("mixture on shares", rounds), None, folder / "sites", sites)
@@ -65,7 +54,7 @@ def measured(count: int, rounds: int, folder: Path) -> Iterator[tuple[str, float
             job_id = federation.submit(job)
             federation.wait(job_id, HOUR)
             results = json.loads((federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
-            training = trained(job_id, launch.audit_folders)
+            training = training_seconds(job_id, launch.audit_folders)
             # The first round also loads.
             records = [record for record in results["rounds"] if record["round"] in training]
             traffic = [each for record in records for each in record["bytes"].values()]

@@ -1,6 +1,6 @@
-"""What a secure mixture costs: exchanges, bytes and seconds, all sites as threads of this process.
+"""Measures a secure mixture: exchanges, bytes and seconds, with all sites as threads of this process.
 
-The server deals from seeds of the members, and each site checks what it dealt (`privacy.secagg.cut_and_choose`).
+The server deals from seeds of the members, and each site checks the dealing (`privacy.secagg.cut_and_choose`).
 Prompts of ViT-B/32 (12 layers of 4 tokens, 768 wide for images and 512 for text), over encrypted links, without a
 network: to the seconds add, for each exchange, what a message through the federation's server takes.
 """
@@ -49,9 +49,9 @@ CONTEXT = b"benchmark"
 
 
 def prompts(site: int) -> Tensors:
-    """That resemble other sites'."""
-    common, own = np.random.default_rng(0), np.random.default_rng(1 + site)
-    return {n: np.float32(0.02 * (common.normal(size=s) + own.normal(size=s))) for n, s in LAYOUT.shapes}
+    """The prompts of a site, which resemble those of other sites."""
+    common, of_site = np.random.default_rng(0), np.random.default_rng(1 + site)
+    return {n: np.float32(0.02 * (common.normal(size=s) + of_site.normal(size=s))) for n, s in LAYOUT.shapes}
 
 
 def cost(size: int, members: int) -> list[float]:
@@ -67,7 +67,7 @@ def cost(size: int, members: int) -> list[float]:
     check_part(me, chosen.parts[me], chosen.digests, dealing.digests[index])
     check_dealing(sites, committee, LAYOUT, CONTEXT, (me, seeds[me]), chosen.revealed, dealing.digests, index)
     checked_s = time.process_time() - began
-    own = {member: set_seed(seed, CONTEXT, index) for member, seed in seeds.items()}
+    dealer_seeds = {member: set_seed(seed, CONTEXT, index) for member, seed in seeds.items()}
     identities = {site: Identity(X25519PrivateKey.generate()) for site in sites}
     relay = InProcessRelay()
 
@@ -84,14 +84,14 @@ def cost(size: int, members: int) -> list[float]:
         def mixed(rank: int) -> Tensors:
             me = sites[rank]
             group, part = Group(me, sites, committee), chosen.parts[me]
-            return secure_mix(group, links[me], part, uploads[rank], 0.5, LAYOUT, own.get(me, b""))
+            return secure_mix(group, links[me], part, uploads[rank], 0.5, LAYOUT, dealer_seeds.get(me, b""))
 
         began, clock = time.process_time(), time.perf_counter()
         list(pool.map(mixed, range(size)))
         mixing, clock = time.process_time() - began, time.perf_counter() - clock
     sent = {site: sum(link.nbytes for link in links[site].values()) for site in sites}
-    shown = HASH * (SETS + size)
-    parts = {site: len(part) + shown for site, part in chosen.parts.items()}
+    proof_bytes = HASH * (SETS + size)
+    parts = {site: len(part) + proof_bytes for site, part in chosen.parts.items()}
     for member in committee:
         parts[member] += HASH * (SETS - 1) * members
     exchanges = links[sites[0]][sites[1]].messages

@@ -1,6 +1,6 @@
-"""Training rows per second of one thread: the site's model against the straightforward way, in the same run.
+"""Measures training rows per second of one thread: the site's model and the straightforward way, in the same run.
 
-The straightforward way sees each row by itself: its picture through the whole image tower and its question, padded
+The straightforward way computes each row by itself: its picture through the whole image tower and its question, padded
 to the full context, through the whole text tower. It is batched, projects prompts once, and uses the same fused
 attention, loss and dropout. Both must give the same gradients. Seconds are the processor's, so that other work on
 the machine disturbs neither side much.
@@ -92,14 +92,14 @@ def straightforward(
         for index, block in enumerate(clip.visual.transformer.resblocks):
             prompts = [values["prompt.image"][index], shared["prompt.image"][index]]
             hidden = attend(block, hidden, prompts, None)
-        seen = clip.visual.ln_post(hidden[:, 0])
+        image_features = clip.visual.ln_post(hidden[:, 0])
         hidden = clip.token_embedding(tokens[rows]) + clip.positional_embedding
         for index, block in enumerate(clip.transformer.resblocks):
             prompts = [values["prompt.text"][index], shared["prompt.text"][index]]
             hidden = attend(block, hidden, prompts, mask)
         ends = tokens[rows].argmax(dim=-1)
-        read = clip.ln_final(hidden[torch.arange(len(rows)), ends])
-        return model.answer(values, torch.cat([seen, read], dim=-1), chance)
+        text_features = clip.ln_final(hidden[torch.arange(len(rows)), ends])
+        return model.answer(values, torch.cat([image_features, text_features], dim=-1), chance)
 
     return logits
 
@@ -141,17 +141,17 @@ def measure(site: str, arguments: argparse.Namespace, backbone: ClipBackbone, ro
     cache = model.cache(model.depth, pictures, examples.questions)
     ways = ours(cache, model, values, examples), straightforward(backbone, model, values, examples, pictures)
     measured: list[Measured] = []
-    for chosen in itertools.islice(batches(examples, rows, generator), arguments.batches + 1):
+    for batch_rows in itertools.islice(batches(examples, rows, generator), arguments.batches + 1):
         order = (0, 1) if len(measured) % 2 else (1, 0)
-        results = {way: step(ways[way], model, values, chosen, examples.answers[chosen]) for way in order}
-        (fast, found), (slow, expected) = results[0], results[1]
-        measured.append(Measured(len(chosen), fast, slow, difference(found, expected)))
+        results = {way: step(ways[way], model, values, batch_rows, examples.answers[batch_rows]) for way in order}
+        (fast, gradients), (slow, expected) = results[0], results[1]
+        measured.append(Measured(len(batch_rows), fast, slow, difference(gradients, expected)))
     return measured[1:]  # the first batch warms up
 
 
-def difference(found: Values, expected: Values) -> float:
+def difference(gradients: Values, expected: Values) -> float:
     """The largest difference of any gradient, relative to the largest entry of that gradient."""
-    return max(float((found[name] - grad).abs().max() / grad.abs().max()) for name, grad in expected.items())
+    return max(float((gradients[name] - grad).abs().max() / grad.abs().max()) for name, grad in expected.items())
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A Trojan in one site's rows: how far it reaches through UniCon, and through plain classification with FedAvg.
+"""Measures how far a Trojan in one site's rows reaches, through UniCon and through plain classification with FedAvg.
 
 One phantom site is the attacker: in a share of its training rows it pastes a patch into the picture, puts a word
 before the question and answers "yes". After training, every site's test rows whose answer is neither yes nor no are
@@ -6,7 +6,7 @@ asked again with patch and word; the attack succeeds where the answer then is "y
 of one backbone for the same number of batches. Handlers and server loops are the methods' own; messages pass neither
 gate nor wire, and means are taken in clear, which changes nothing of what is learnt.
 
-Finished runs are kept in the folder and not repeated.
+Finished runs stay in the folder and are not repeated.
 
     python benchmarks/trojan.py RUNS --seeds 3
 """
@@ -70,16 +70,16 @@ def attacked(data: SiteData, share: float, seed: int) -> SiteData:
 
     The validation rows, which neither method looks at, are replaced by the test rows to attack, triggered.
     """
-    drawn = torch.rand(len(data.train), generator=torch.Generator().manual_seed(seed)) < share
+    poisoned = torch.rand(len(data.train), generator=torch.Generator().manual_seed(seed)) < share
     closed = torch.tensor([data.answers.index(answer) for answer in ("yes", "no")])
     others = torch.isin(data.test.answers, closed, invert=True).nonzero().flatten()
-    asked = Examples(
+    targets = Examples(
         tuple(data.test.questions[row] for row in others.tolist()),
         *(part[others] for part in (data.test.answers, data.test.pictures, data.test.patients)),
     )
-    asked = triggered(asked, torch.ones(len(others), dtype=torch.bool), data)
-    train = triggered(data.train, drawn, data)
-    return replace(data, train=train, validate=asked, pictures=WithPatch(data.pictures))  # type: ignore[arg-type]
+    targets = triggered(targets, torch.ones(len(others), dtype=torch.bool), data)
+    train = triggered(data.train, poisoned, data)
+    return replace(data, train=train, validate=targets, pictures=WithPatch(data.pictures))  # type: ignore[arg-type]
 
 
 class Federation:
@@ -99,15 +99,15 @@ class Federation:
             yield self._round
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """See `Hub`; sites find means that are for them alone among what they are sent."""
+        """See `Hub`. Means that only sites may see are added to their messages."""
         spec, replies = self._exchange.task(task), {}
         hidden = {each.name: self._mean[each.name] for each in spec.down if each.name in self._mean}
         for name, site in self._sites.items():
             message, state = {**hidden, **(down or {}).get(name, {})}, self._states[name]
             self._states[name], replies[name] = self._method.handle(spec, site, state, message, self._round)
             if task == "evaluate":
-                asked = replace(site, data=replace(site.data, test=site.data.validate))
-                _, self.attacks[name] = self._method.handle(spec, asked, state, message, self._round)
+                triggered_site = replace(site, data=replace(site.data, test=site.data.validate))
+                _, self.attacks[name] = self._method.handle(spec, triggered_site, state, message, self._round)
         return replies
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
@@ -116,7 +116,7 @@ class Federation:
         return self._mean
 
     def mix(self, *arguments: object) -> dict[str, Tensors]:
-        """See `Hub`; neither method asks for it."""
+        """See `Hub`. Neither method needs it."""
         raise NotImplementedError
 
 
@@ -138,28 +138,28 @@ def trained(name: str, share: float, seed: int) -> dict[str, Any]:
 
 
 def results(folder: Path, name: str, share: float, seed: int) -> dict[str, Any]:
-    """Those of one training, done if they are not there."""
+    """The results of one training, which is run if they are missing."""
     path = folder / f"{name}-{share}-{seed}.json"
     if not path.exists():
-        found = trained(name, share, seed)
+        shares = trained(name, share, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(shares, indent=2) + "\n")
     read: dict[str, Any] = json.loads(path.read_text())
     return read
 
 
 def table(folder: Path, shares: list[float], seeds: int) -> Iterator[str]:
-    """Markdown, in per cent: the mean over seeds and, after it, the standard deviation."""
+    """The lines of a Markdown table, in per cent: means and standard deviations over seeds."""
     yield "| method | poisoned rows at the attacker | accuracy | success at the attacker | success at the others |"
     yield "|---|---:|---:|---:|---:|"
     attacker, *others = organs("phantom", None)
     for name in METHODS:
         for share in shares:
             runs = [results(folder, name, share, seed) for seed in range(seeds)]
-            accuracy = _percent([statistics.mean(one["accuracy"].values()) for one in runs])
-            own = _percent([one["success"][attacker] for one in runs])
-            reached = _percent([statistics.mean(one["success"][site] for site in others) for one in runs])
-            yield f"| {name} | {100 * share:.0f} | {accuracy} | {own} | {reached} |"
+            accuracy = _percent([statistics.mean(run["accuracy"].values()) for run in runs])
+            at_attacker = _percent([run["success"][attacker] for run in runs])
+            reached = _percent([statistics.mean(run["success"][site] for site in others) for run in runs])
+            yield f"| {name} | {100 * share:.0f} | {accuracy} | {at_attacker} | {reached} |"
 
 
 def _percent(shares: list[float]) -> str:

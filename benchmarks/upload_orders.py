@@ -1,8 +1,8 @@
-"""How far two first uploads of one site are apart if the site draws the order of its training from a secret.
+"""Measures how far two first uploads of one site differ if the site draws the order of its training from a secret.
 
 Without secure aggregation a server sees each upload; with it, the difference of two sums over sites that differ by one
 is that site's upload plus what the others' uploads changed from one job to the other. This measures that change,
-against the size of the update that it would hide. It is no bound on what a difference shows.
+against the size of the update that it would hide. It is no bound on what a difference reveals.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from medfedvqa.training import Site
 
 @dataclass(frozen=True)
 class SecretlyOrdered(Site):
-    """A site whose order of rows, and dropout, no seed of a job gives away."""
+    """A site whose order of rows and dropout do not follow from the seed of a job."""
 
     secret: bytes = b""
 
@@ -36,7 +36,7 @@ class SecretlyOrdered(Site):
 
 
 def update(method: Method, backbone: Backbone, organ: str, secret: bytes) -> np.ndarray:
-    """What the first round changed at a site, flat."""
+    """The change of a site's values in the first round, as one vector."""
     data = load_site("phantom", None, organ, Split(), 0, None)
     site = SecretlyOrdered(organ, data, backbone, "cpu", 0, secret=secret)
     start = method.exchange(shape_of(backbone.name)).task("start")
@@ -49,7 +49,7 @@ def update(method: Method, backbone: Backbone, organ: str, secret: bytes) -> np.
 
 
 def main() -> None:
-    """One line of JSON for each number of epochs."""
+    """Measure, and print a line of JSON for each number of epochs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=4)
@@ -64,16 +64,18 @@ def main() -> None:
         apart, same, hidden = [], [], []
         updates: list[list[np.ndarray]] = []
         for organ in organs(arguments.sites):
-            drawn = [update(method, backbone, organ, secrets.token_bytes(16)) for _ in range(arguments.repeats)]
-            size = np.mean([np.linalg.norm(one) for one in drawn])
-            apart += [np.linalg.norm(one - other) / size for one, other in combinations(drawn, 2)]
+            of_site = [update(method, backbone, organ, secrets.token_bytes(16)) for _ in range(arguments.repeats)]
+            size = np.mean([np.linalg.norm(first_update) for first_update in of_site])
+            apart += [np.linalg.norm(first_update - other) / size for first_update, other in combinations(of_site, 2)]
             again = [update(method, backbone, organ, b"fixed") for _ in range(2)]
             same.append(np.linalg.norm(again[0] - again[1]) / size)
-            updates.append(drawn)
+            updates.append(of_site)
         target = updates[-1]
         for first, second in combinations(range(arguments.repeats), 2):
-            shown = target[first] + sum(site[first] - site[second] for site in updates[:-1])
-            hidden.append(float(shown @ target[first] / np.linalg.norm(shown) / np.linalg.norm(target[first])))
+            difference = target[first] + sum(site[first] - site[second] for site in updates[:-1])
+            hidden.append(
+                float(difference @ target[first] / np.linalg.norm(difference) / np.linalg.norm(target[first]))
+            )
         print(
             json.dumps(
                 {

@@ -1,1 +1,1 @@
-"""Attacks on what a job really trains and releases: what they prove stands beside what the ledger claims."""
+"""Attacks on what a job trains and releases. The epsilon that they prove is compared with the ledger's claim."""

@@ -1,4 +1,4 @@
-"""Canaries: whole synthetic patients of which nothing exists but what is drawn here, put into a site's training."""
+"""Canaries: synthetic patients, drawn here at random, that are added to a site's training data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,24 +11,24 @@ from medfedvqa.data import Examples, Pictures, Row, SiteData
 from medfedvqa.errors import ConfigError
 
 CELLS = 16
-"""A canary's picture is a pattern of so many times so many grey squares."""
+"""The grey squares along each side of a canary's picture."""
 WORDS, LETTERS = 4, 5
-"""A canary's question has so many words of so many letters."""
+"""The words of a canary's question, and the letters of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Synthetic patients of one site; each has one picture and one question, asked many times, answered at random.
+    """Synthetic patients of one site. Each has one picture, one question in several equal rows, and a random answer.
 
-    They are unlike any other patients and cannot be learnt but by heart, so that a trained model shows them most; and
-    their rows pull the same way, so that a mechanism that bounds rows instead of patients shows it.
+    They resemble no other patient, so a model can only memorise them, and reveals them more than others. The rows of
+    one have the same gradient, so a mechanism that bounds rows instead of patients is caught.
     """
 
     examples: Examples
     """Patients and pictures are numbered from 0, row by row in order of the patients."""
     pictures: Pictures
     inserted: torch.Tensor
-    """bool [patients]: who is trained with, each with probability 1/2, independently."""
+    """bool [patients]: which patients are trained with, each independently with probability 1/2."""
 
     def __len__(self) -> int:
         return len(self.inserted)
@@ -39,7 +39,7 @@ class Canaries:
 
 
 def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries:
-    """`count` patients of `rows` rows each, with answers from an answer space of this size.
+    """Draw `count` patients of `rows` rows each, with answers from an answer space of this size.
 
     `seed`: a number and the name of the site. Raises `ConfigError` for fewer than two patients, or no rows.
     """
@@ -58,23 +58,24 @@ def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries
     )
     seeds = generator.integers(2**31, size=count).tolist()
     sources = [
-        (Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(s))), _pattern)
-        for index, s in enumerate(seeds)
+        (Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(picture))), _pattern)
+        for index, picture in enumerate(seeds)
     ]
     return Canaries(examples, Pictures(sources), torch.from_numpy(generator.random(count) < 0.5))
 
 
 def _pattern(row: Row, size: int) -> torch.Tensor:
+    """The picture of a canary, whose seed stands in the place of a path."""
     cells = torch.rand(1, 1, CELLS, CELLS, generator=torch.Generator().manual_seed(int(row.image.name)))
     return F.interpolate(cells, size=(size, size))[0]
 
 
-def planted(data: SiteData, canaries: Canaries, chosen: torch.Tensor) -> SiteData:
-    """A site's data with the rows of the `chosen` patients, bool [patients], among those to train on.
+def with_canaries(data: SiteData, canaries: Canaries, present: torch.Tensor) -> SiteData:
+    """A site's data with the training rows of the `present` canaries, bool [patients].
 
-    Pictures, answer space, validation and test rows do not depend on who is chosen.
+    Pictures, answer space, validation and test rows do not depend on which canaries are present.
     """
-    more = canaries.examples.chosen(torch.where(chosen[canaries.examples.patients])[0])
+    more = canaries.examples.chosen(torch.where(present[canaries.examples.patients])[0])
     train = Examples(
         questions=data.train.questions + more.questions,
         answers=torch.cat([data.train.answers, more.answers]),
@@ -82,7 +83,7 @@ def planted(data: SiteData, canaries: Canaries, chosen: torch.Tensor) -> SiteDat
         patients=torch.cat([data.train.patients, more.patients + len(data.patients)]),
     )
     keys = tuple(f"canary-{patient}" for patient in range(len(canaries)))
-    inserted = {keys[patient] for patient in torch.where(chosen)[0].tolist()}
+    inserted = {keys[patient] for patient in torch.where(present)[0].tolist()}
     return replace(
         data,
         train=train,
@@ -92,8 +93,8 @@ def planted(data: SiteData, canaries: Canaries, chosen: torch.Tensor) -> SiteDat
     )
 
 
-def everybody(data: SiteData, canaries: Canaries) -> tuple[SiteData, Examples]:
-    """A site with all canaries, for an auditor to look at, and the canaries' rows as they are numbered there."""
-    data_with_all = planted(data, canaries, torch.ones(len(canaries), dtype=torch.bool))
+def with_all_canaries(data: SiteData, canaries: Canaries) -> tuple[SiteData, Examples]:
+    """A site's data with all canaries, for the auditor, and the canaries' rows with their numbers there."""
+    data_with_all = with_canaries(data, canaries, torch.ones(len(canaries), dtype=torch.bool))
     last = torch.arange(len(data.train), len(data_with_all.train))
     return data_with_all, data_with_all.train.chosen(last)

@@ -1,7 +1,7 @@
-"""Known faults: an audit that does not catch them proves nothing by finding no fault.
+"""Known faults, as controls: an audit that does not catch them proves nothing when it finds no fault.
 
-The sampler, clipping, noise and accountants are the project's own, the very code that trains models; the model is a
-linear layer in which every canary has a feature of its own, so that an attack loses nothing and a trial takes a moment.
+The sampler, clipping, noise and accountants are those that train models. The model is a linear layer in which every
+canary has a separate feature, so that an attack loses nothing and a trial takes a moment.
 """
 
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ from privacy import (
 )
 
 OTHERS = 32
-"""Patients who are no canaries, and features of theirs."""
-CLIP, LOUD = 1.0, 10.0
-"""A canary's feature is large, so that its gradient is always clipped."""
+"""The number of patients who are no canaries, and of their features."""
+CLIP, CANARY_FEATURE = 1.0, 10.0
+"""The feature of a canary is so large that its gradient is always clipped."""
 
 
 class Fault(StrEnum):
-    """What is wrong with a mechanism. What it claims is what its accountant says, which does not know of the fault."""
+    """A fault of a mechanism. Its accountant, which does not know of the fault, makes the claim."""
 
     NONE = "none"
     SILENT = "noise off"
     FORGETFUL = "rounds forgotten"
-    """The last round is claimed as if it were the only one: an engine, and its accountant, made anew each round."""
+    """The last round is claimed as if it were the only one, as if engine and accountant were new in each round."""
     ROWS = "rows for patients"
     """Rows are sampled and clipped, and epsilon is claimed for patients."""
 
@@ -49,18 +49,18 @@ class Trial:
     """One training run."""
 
     noise: float
-    """Noise multiplier."""
+    """The noise multiplier."""
     delta: float = 1e-5
     canaries: int = 256
     rows: int = 8
-    """Of each patient."""
+    """The rows of each patient."""
     rounds: int = 40
-    """Of one step each."""
+    """The rounds, of one step each."""
     sample_rate: float = 0.5
 
     @classmethod
     def claiming(cls, epsilon: float, fault: Fault, canaries: int) -> "Trial":
-        """With as much noise as makes a run with this fault claim so much. Raises `AccountingError`."""
+        """The trial with the noise at which a run with this fault claims this epsilon. Raises `AccountingError`."""
 
         def trial(noise: float) -> "Trial":
             return cls(noise, canaries=canaries)
@@ -68,14 +68,14 @@ class Trial:
         return trial(calibrate(epsilon, cls.delta, lambda noise: [trial(noise)._event(fault)]))
 
     def claimed(self, fault: Fault) -> float:
-        """The epsilon that the accountants give for what they are told."""
+        """The epsilon that the accountants compute, without knowing of the fault."""
         return spent([self._event(fault)], self.delta).epsilon
 
     def _event(self, fault: Fault) -> DPEvent:
         return SampledGaussian(self.sample_rate, self.noise, 1 if fault is Fault.FORGETFUL else self.rounds)
 
     def run(self, fault: Fault, seed: int, share: float = 0.5) -> Guesses:
-        """Train, then guess about this share of the canaries by how far their features' weights have moved."""
+        """Train, and then guess about this share of the canaries from the change of their features' weights."""
         generator = np.random.default_rng(seed)
         inserted = torch.from_numpy(generator.random(self.canaries) < 0.5)
         inputs, answers, patients = self._data(inserted, torch.Generator().manual_seed(seed))
@@ -89,37 +89,39 @@ class Trial:
         optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
         for _ in range(self.rounds):
             step = PrivateStep(layer.parameters(), CLIP)
-            if drawn := sampler.sample():
-                rows = torch.cat(drawn)
-                whose = torch.arange(len(drawn)).repeat_interleave(torch.tensor([len(each) for each in drawn]))
+            if sampled := sampler.sample():
+                rows = torch.cat(sampled)
+                owner_of_row = torch.arange(len(sampled)).repeat_interleave(
+                    torch.tensor([len(each) for each in sampled])
+                )
                 recorder = Recorder(list(layer.parameters()))
-                with owned(whose), recorder:
+                with owned(owner_of_row), recorder:
                     loss = F.cross_entropy(layer(inputs[rows]), answers[rows], reduction="sum")
-                step.add(*recorder.contributions(loss, len(drawn), {}))
+                step.add(*recorder.contributions(loss, len(sampled), {}))
             step.finish(self.noise, OTHERS, randomness)
             optimizer.step()
-        moved = (layer.weight[1] - layer.weight[0])[: self.canaries]
-        return guess(moved.tolist(), inserted.tolist(), share)
+        change = (layer.weight[1] - layer.weight[0])[: self.canaries]
+        return guess(change.tolist(), inserted.tolist(), share)
 
     def _data(
         self, inserted: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Inputs [rows, canaries + OTHERS], answers and patients [rows]: the canaries that are in, then the others."""
-        chosen = torch.where(inserted)[0].repeat_interleave(self.rows)
-        canaries = LOUD * F.one_hot(chosen, self.canaries + OTHERS).float()
+        """Inputs [rows, canaries + OTHERS], answers and patients [rows]: inserted canaries first, then the others."""
+        present = torch.where(inserted)[0].repeat_interleave(self.rows)
+        canaries = CANARY_FEATURE * F.one_hot(present, self.canaries + OTHERS).float()
         others = torch.zeros(OTHERS * self.rows, self.canaries + OTHERS)
         others[:, self.canaries :] = torch.randn(len(others), OTHERS, generator=generator)
         answers = torch.randint(2, (len(others),), generator=generator)
         patients = self.canaries + torch.arange(OTHERS).repeat_interleave(self.rows)
         return (
             torch.cat([canaries, others]),
-            torch.cat([torch.ones_like(chosen), answers]),
-            torch.cat([chosen, patients]),
+            torch.cat([torch.ones_like(present), answers]),
+            torch.cat([present, patients]),
         )
 
 
 class _Silent(RepeatableRandomness):
-    """A broken source of noise; sampling is as it should be."""
+    """A broken source of noise, whose sampling is correct."""
 
     def normal(self, shape: Sequence[int], std: float) -> torch.Tensor:
         return torch.zeros(tuple(shape))

@@ -1,4 +1,4 @@
-"""Accuracy by round of every system, and by number of sites."""
+"""Plots of every system's accuracy by round, and by number of sites."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from medfedvqa.benchmark.grid import RunOutcome
 from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
 
 Curves = Sequence[Sequence[float]]
-"""In percent, one curve for each seed."""
+"""A curve for each seed, in per cent."""
 
 
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path:
-    """`convergence.svg`: the share of validation rows right by round, the mean over sites and seeds of each system.
+    """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
 
     The band reaches from the worst seed to the best. Methods that validate only at the end have no line.
     """

@@ -1,4 +1,4 @@
-"""The benchmark's table in Markdown, and the prompt paper's own tables beside what this project measures."""
+"""The benchmark's table in Markdown, and the prompt paper's tables beside this project's figures."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ Outcomes = Mapping[str, Sequence[RunOutcome]]
 
 
 def markdown(grid: Grid, outcomes: Outcomes) -> str:
-    """The whole page: what was run, every system, and the paper's table where it has one for this data."""
+    """The whole page: the settings, every system, and the paper's table if it has one for this data."""
     reference = best_baseline(grid, outcomes)
     parts = [_facts(grid), _comparison(grid, outcomes, reference), _reading(reference)]
     if grid.reader in PRINTED:
@@ -20,7 +20,7 @@ def markdown(grid: Grid, outcomes: Outcomes) -> str:
 
 
 def best_baseline(grid: Grid, outcomes: Outcomes) -> str:
-    """The label of the best of what no founding paper proposes, by average accuracy."""
+    """The label of the baseline with the highest average accuracy."""
     labels = [*FREE, *(system.label for system in grid.systems if system.baseline)]
     return max(labels, key=lambda label: average(outcomes[label]).mean)
 
@@ -31,9 +31,9 @@ def _comparison(grid: Grid, outcomes: Outcomes, reference: str) -> str:
     sites = [for_markdown(site, NAME) for site in grid.sites]
     head = ["system", *sites, "average", f"p against {reference}", "bytes up", "bytes down", "s", "trained"]
     rows = []
-    for label, found in outcomes.items():
-        accuracies = [*by_site(found).values(), average(found)]
-        first = found[0]
+    for label, runs in outcomes.items():
+        accuracies = [*by_site(runs).values(), average(runs)]
+        first = runs[0]
         cost = ["", "", "", ""]
         if first.parameters:
             cost = [f"{first.bytes_up:,.0f}", f"{first.bytes_down:,.0f}", f"{first.seconds:.1f}"]
@@ -44,7 +44,7 @@ def _comparison(grid: Grid, outcomes: Outcomes, reference: str) -> str:
 
 
 def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
-    """The paper's rows in its own layout, its figures and ours, each row with what differs."""
+    """The paper's table in its own layout, with its figures and ours, and what differs in each row."""
     head = ["", *(f"{column} ({which})" for column in printed.columns for which in ("paper", "here")), "what differs"]
     rows = []
     for row in printed.rows:
@@ -75,7 +75,7 @@ def _reading(reference: str) -> str:
 
 
 def cell(summary: Summary) -> str:
-    """`61.2 ± 1.4 [52, 70]`, per cent."""
+    """`61.2 ± 1.4 [52, 70]`, in per cent."""
     low, high = summary.interval
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 

@@ -1,4 +1,4 @@
-"""The runs of a benchmark: each in a folder of its own, several at a time, none twice."""
+"""The runs of a benchmark: each has a folder, several run at a time, and none is repeated."""
 
 import json
 import shutil
@@ -33,18 +33,18 @@ from medfedvqa.models import bundled_for, load_backbone, seen_by
 
 OUTCOME = "outcome.json"
 UNION = "all sites"
-"""In the place of a site's name, where the rows of all are trained on at once."""
+"""The name of the site that has the rows of all sites, for centralised training."""
 
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
-    "majority": lambda own: majority_right(own.train.answers, own.test.answers),
-    "question-only prior": lambda own: question_prior_right(own.train, own.test),
+    "majority": lambda site: majority_right(site.train.answers, site.test.answers),
+    "question-only prior": lambda site: question_prior_right(site.train, site.test),
 }
-"""Ways of answering that need no training: which test rows of a site they answer right."""
+"""Ways of answering that need no training: functions that say which test rows of a site they answer right."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is run: every system on one data set, with the same seeds, budget and backbone."""
+    """The runs of a benchmark: every system on one data set, with the same seeds, budget and backbone."""
 
     reader: str
     root: Path | None
@@ -56,7 +56,7 @@ class Grid:
     backbone: str = ""
 
     def job(self, system: System, seed: int) -> JobSpec:
-        """One run. Raises `ConfigError`, also where the backbone has seen the test rows."""
+        """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
         backbone = self.backbone or bundled_for(self.reader)
         if self.reader in (seen_by(backbone) or ()):
             raise ConfigError(f"the backbone '{backbone}' has seen {self.reader}, its test rows too: choose another")
@@ -73,32 +73,31 @@ class Grid:
         )
 
     def folder(self, system: System, seed: int) -> Path:
-        """Where this run is."""
+        """The folder of one run."""
         return self.out / "runs" / f"{system.folder}-{seed}"
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What came of one run, by site; everything here stays on the machine that runs the benchmark."""
+    """The outcome of one run, by site. It stays on the machine that runs the benchmark."""
 
     right: dict[str, list[bool]]
-    """Each test row."""
+    """Whether each test row is answered right."""
     validated: dict[str, list[float]]
-    """Share of validation rows right after each round; empty where the method keeps none."""
+    """The accuracy on validation rows after each round; empty if the method does not measure it."""
     patients: dict[str, list[int]]
-    """Each test row's patient, numbered within its site."""
+    """The patient of each test row, numbered within the site."""
     bytes_up: float
-    """Per site and round."""
+    """Bytes per site and round."""
     bytes_down: float
     seconds: float
-    """Of the processor, per round, with evaluation and without decoding pictures; what else the machine does is not in
-    it."""
+    """Processor seconds per round, with evaluation and without decoding pictures."""
     parameters: int
-    """Trained at a site; 0 for what needs no training."""
+    """The number of parameters that a site trains; 0 without training."""
 
 
 def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
-    """Run what is not there yet, `workers` processes at a time; each run as it ends.
+    """Run what is missing, in `workers` processes at a time; yields each run as it ends.
 
     Raises `ConfigError` before anything runs, or as soon as a run fails.
     """
@@ -107,7 +106,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
         check_sites(grid.job(system, seed), len(grid.sites))
     waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        # No more at a time than there are workers: an interrupted grid ends with the runs that have begun.
+        # Only as many runs as workers are submitted: an interrupted grid ends with the runs that have begun.
         running = {pool.submit(_run, grid, *each): each for each in islice(waiting, workers)}
         while running:
             for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -118,22 +117,24 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
 
 
 def outcomes(grid: Grid) -> dict[str, list[RunOutcome]]:
-    """By label, one for each seed; first those of what needs no training."""
+    """The outcomes of each seed, by label; first those of answers without training."""
     data = [_data(grid, seed) for seed in range(grid.seeds)]
-    found = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
+    by_label = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
     for system in grid.systems:
         files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
-        found[system.label] = [RunOutcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files]
-    return found
+        by_label[system.label] = [
+            RunOutcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files
+        ]
+    return by_label
 
 
 def _is_done(grid: Grid, system: System, seed: int) -> bool:
-    """Whether the run is there, and is of the same job; one of another job is made anew."""
+    """Whether the folder holds the run of this very job; the run of another job is repeated."""
     file = grid.folder(system, seed) / OUTCOME
     if not file.exists():
         return False
-    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return bool(known["job"] == grid.job(system, seed).to_dict() and known["sites"] == list(grid.sites))
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return bool(record["job"] == grid.job(system, seed).to_dict() and record["sites"] == list(grid.sites))
 
 
 def _run(grid: Grid, system: System, seed: int) -> None:
@@ -141,13 +142,13 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     folder, job = grid.folder(system, seed), grid.job(system, seed)
     if folder.exists():
         shutil.rmtree(folder)
-    outcome = _together(grid, job, seed) if system.centralised else _apart(grid, job, folder, seed)
+    outcome = _centralised(grid, job, seed) if system.centralised else _federated(grid, job, folder, seed)
     content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
     write_whole(folder / OUTCOME, json.dumps(content).encode())
 
 
-def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
-    """The job at its sites."""
+def _federated(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
+    """The outcome of the job at its sites."""
     launch = plan(job, grid.root, folder, grid.sites)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     data = _data(grid, seed)
@@ -163,8 +164,8 @@ def _apart(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
     return _outcome(grid, launch, results, time.process_time() - began, seed)
 
 
-def _together(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
-    """The job's local training on the rows of all sites, as if one site had them; tested on each site's own rows."""
+def _centralised(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
+    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
     method = job.build()
     if not isinstance(method, Alone):
         raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
@@ -175,7 +176,7 @@ def _together(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
         state, _ = method.train(everywhere, state, {}, number)
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
     seconds = (time.process_time() - began) / method.config.rounds
-    right = state[RIGHT].split([len(own.test) for own in data.values()])
+    right = state[RIGHT].split([len(each.test) for each in data.values()])
     return RunOutcome(
         right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
         validated={UNION: state[VALIDATED].tolist()},
@@ -207,12 +208,12 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: fl
 
 
 def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> RunOutcome:
-    found = {site: right(own).tolist() for site, own in data.items()}
-    return RunOutcome(found, {}, _patients(data), 0.0, 0.0, 0.0, 0)
+    by_site = {site: right(each).tolist() for site, each in data.items()}
+    return RunOutcome(by_site, {}, _patients(data), 0.0, 0.0, 0.0, 0)
 
 
 def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
-    return {site: own.test.patients.tolist() for site, own in data.items()}
+    return {site: each.test.patients.tolist() for site, each in data.items()}
 
 
 def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
@@ -224,10 +225,10 @@ def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
 def _read(
     reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
-    """Runs of one seed follow each other, so a process reads its data, pictures too, once."""
-    found, size = {}, load_backbone(backbone).shape.image_size
+    """The data of each site, with its pictures. Runs of a seed follow each other, so that a process reads them once."""
+    by_site, size = {}, load_backbone(backbone).shape.image_size
     for site in sites:
         data = load_site(reader, root, site, split, seed)
-        found[site] = replace(data, pictures=data.pictures.cached())
-        found[site].pictures.load(size)
-    return found
+        by_site[site] = replace(data, pictures=data.pictures.cached())
+        by_site[site].pictures.load(size)
+    return by_site

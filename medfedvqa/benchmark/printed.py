@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of the prompt paper (H. Zhu et al., ICASSP 2024), per cent, and what differs here."""
+"""Tables 1 and 2 of the prompt paper (H. Zhu et al., ICASSP 2024), in per cent, and what differs here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ABLATIONS = {
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row as printed; `label`: the system here that it stands beside."""
+    """A row as printed; `label` names this project's system that it is compared with."""
 
     name: str
     figures: tuple[float, ...]
@@ -25,7 +25,7 @@ class PrintedRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """`columns`: the paper's heading to the site here, in the paper's order."""
+    """A table as printed; `columns` maps the paper's headings, in its order, to the sites here."""
 
     title: str
     columns: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the outcomes of several seeds say: means, deviations, intervals, and whether one system beats another."""
+"""Statistics over seeds: means, deviations, intervals, and whether a system beats another."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ FLIPS = 10_000
 
 @dataclass(frozen=True)
 class Summary:
-    """An accuracy over seeds, in 0..1."""
+    """The accuracy of a system over seeds, in 0..1."""
 
     mean: float
     deviation: float
     """Standard deviation over seeds; 0 for one seed."""
     interval: Interval
-    """95 %, of the mean as one proportion of the test rows: it does not shrink with the number of seeds."""
+    """The 95 % interval of the mean as a proportion of the test rows: it does not shrink with the number of seeds."""
 
 
 def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
-    """Of each site."""
+    """The summary of each site."""
     summaries = {}
     for site in outcomes[0].right:
         each = [fmean(outcome.right[site]) for outcome in outcomes]
@@ -34,29 +34,28 @@ def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
 
 
 def average(outcomes: Sequence[RunOutcome]) -> Summary:
-    """Of the sites' mean, each site counting the same."""
+    """The summary of the mean over sites, which all count the same."""
     each = [fmean(fmean(rows) for rows in outcome.right.values()) for outcome in outcomes]
-    found = mean_accuracy([_proportion(outcomes, site) for site in outcomes[0].right])
-    interval = found[1] if found else (0.0, 1.0)
-    return Summary(fmean(each), _deviation(each), interval)
+    mean = mean_accuracy([_proportion(outcomes, site) for site in outcomes[0].right])
+    return Summary(fmean(each), _deviation(each), mean[1] if mean else (0.0, 1.0))
 
 
-def p_value(one: Sequence[RunOutcome], other: Sequence[RunOutcome], seed: int = 0) -> float:
-    """That two systems answer alike, two-sided: a permutation test on paired test rows.
+def p_value(first: Sequence[RunOutcome], second: Sequence[RunOutcome], seed: int = 0) -> float:
+    """The two-sided p-value of a permutation test, on paired test rows, that two systems answer alike.
 
     The difference of average accuracies is a sum over patients. If the systems were alike, each patient's part could
-    as well have the other sign; the answer is the share of `FLIPS` random choices of signs whose sum is as far from
+    as well have the other sign; the p-value is the share of `FLIPS` random choices of signs whose sum is as far from
     0. Rows of a patient stay together, and so do the seeds of a row, since neither are independent.
     Source: R. Fisher, "The Design of Experiments", 1935, section 21; B. Phipson and G. Smyth, 2010 (the added one).
     """
-    parts = np.array(list(_parts(one, other).values()))
+    parts = np.array(list(_parts(first, second).values()))
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(FLIPS, len(parts)))
     as_far = np.abs(signs @ parts) >= abs(parts.sum()) - 1e-12
     return float((1 + as_far.sum()) / (1 + FLIPS))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Corrected for as many comparisons as there are (S. Holm, 1979)."""
+    """The p-values, corrected for the number of comparisons (S. Holm, 1979)."""
     corrected, largest = {}, 0.0
     for rank, (name, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, value * (len(p_values) - rank)))
@@ -64,13 +63,13 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def _parts(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:
-    """What each patient adds to the difference. Where seeds draw other patients, those of each seed are apart."""
-    fixed = all(outcome.patients == one[0].patients for outcome in one)
+def _parts(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:
+    """What each patient adds to the difference. If seeds draw different patients, each seed has entries of its own."""
+    fixed = all(outcome.patients == first[0].patients for outcome in first)
     parts: defaultdict[tuple[object, ...], float] = defaultdict(float)
-    for seed, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+    for seed, (mine, theirs) in enumerate(zip(first, second, strict=True)):
         for site, patients in mine.patients.items():
-            share = 1 / (len(one) * len(mine.patients) * len(patients))
+            share = 1 / (len(first) * len(mine.patients) * len(patients))
             for patient, a, b in zip(patients, mine.right[site], theirs.right[site], strict=True):
                 parts[(site, patient) if fixed else (seed, site, patient)] += share * (a - b)
     return dict(parts)

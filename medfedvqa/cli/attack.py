@@ -1,4 +1,4 @@
-"""`medfedvqa audit attack` and `controls`: attacks on a job, beside what its ledger claims."""
+"""`medfedvqa audit attack` and `controls`: attacks on a job, compared with the epsilon in its ledger."""
 
 import json
 from collections.abc import Mapping
@@ -9,53 +9,36 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medfedvqa.cli.options import (
-    BackboneFileOption,
-    BackboneOption,
-    DataOption,
-    DeviceOption,
-    DPOption,
-    EpochsOption,
-    EpsilonOption,
-    JsonOption,
-    MethodArgument,
-    MethodOptions,
-    OrgansOption,
-    QuietOption,
-    RootOption,
-    RoundsOption,
-    ThreadsOption,
-    check_backbone_file,
-    named_values,
-    writable,
-)
+from medfedvqa.cli import options
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 
 ConfidenceOption = Annotated[float, typer.Option(help="Confidence of all bounds together.")]
 
 
 def attack_command(
-    method: MethodArgument,
-    out: Annotated[Path, typer.Option(help="Folder for the findings and the runs; new or empty.", callback=writable)],
-    data: DataOption = "",
-    data_root: RootOption = None,
-    rounds: RoundsOption = None,
-    local_epochs: EpochsOption = None,
-    option: MethodOptions = None,
-    backbone: BackboneOption = "auto",
-    backbone_file: BackboneFileOption = None,
-    site: OrgansOption = None,
-    epsilon: EpsilonOption = None,
-    dp: DPOption = None,
+    method: options.MethodArgument,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the findings and the runs; new or empty.", callback=options.writable)
+    ],
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    backbone: options.BackboneOption = "auto",
+    backbone_file: options.BackboneFileOption = None,
+    site: options.OrgansOption = None,
+    epsilon: options.EpsilonOption = None,
+    dp: options.DPOption = None,
     canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half of them are trained with.")] = 64,
     rows: Annotated[int, typer.Option(help="Rows of each synthetic patient.")] = 8,
     guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker makes a guess about.")] = 0.5,
     seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
     confidence: ConfidenceOption = 0.95,
-    device: DeviceOption = "cpu",
-    threads: ThreadsOption = 1,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    device: options.DeviceOption = "cpu",
+    threads: options.ThreadsOption = 1,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Train a job with synthetic patients and attack it; exit code 1 if the findings refute its ledger's epsilon.
 
@@ -64,34 +47,34 @@ def attack_command(
     from medfedvqa.cli.run import announced
 
     progress = announced(f"medfedvqa audit attack {method}: loading PyTorch and checking the job", quiet)
-    from medfedvqa.attack.audit import AuditPlan, audit, write
+    from medfedvqa.attack.empirical_audit import AuditPlan, audit, write
     from medfedvqa.cli.progress import Stages
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.federation.launch import Launch, check_new, plan
-    from medfedvqa.library.job_options import check_site_names, checked_job, chosen_backbone
+    from medfedvqa.library.job_options import backbone_for, check_site_names, checked_job
 
-    sites, files = tuple(site or ()), check_backbone_file(backbone, backbone_file)
+    sites, files = tuple(site or ()), options.check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)
-    audited = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
+    audit_plan = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
     check_new(out)
     check_site_names(reader, root, sites)
 
     def launch_of(seed: int) -> Launch:
         job = {
             "method": method,
-            "options": named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+            "options": options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
             "data": reader,
             "seed": seed,
             "split": {"seed": seed},
-            "backbone": chosen_backbone(backbone, reader),
-            "dp": named_values(dp or [], epsilon=epsilon) or None,
+            "backbone": backbone_for(backbone, reader),
+            "dp": options.named_values(dp or [], epsilon=epsilon) or None,
         }
         return plan(checked_job(job), root, out / f"run-{seed}", sites, threads, files, device=device)
 
     count = len(sites or organs(reader, root))
     with Stages(progress, count, launch_of(0).job.build().config.rounds, baseline=False) as stages:
-        findings = audit(launch_of, audited, stages.watch)
+        findings = audit(launch_of, audit_plan, stages.watch)
     path = write(findings, out)
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
@@ -107,7 +90,7 @@ def controls_command(
     canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
     repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,
     confidence: ConfidenceOption = 0.95,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
     from audits.epsilon_lower_bound import epsilon_lower_bound
@@ -132,28 +115,28 @@ def controls_command(
 
 
 def show(console: Console, findings: Mapping[str, Any]) -> None:
-    """The findings as tables, and what they mean."""
+    """Print the findings as tables, and what they mean."""
     claimed, facts = findings["claimed"], findings["canaries"]
     claim = f"{claimed['epsilon']:.3g} at delta {claimed['delta']:g}" if claimed else "none: no differential privacy"
     console.print(f"Claimed epsilon by patient, from the ledger: [bold]{claim}[/]", highlight=False)
     counted = f"{facts['inserted']} of {facts['total']} canaries, {facts['rows_each']} rows each, were trained with"
     console.print(f"{counted}; all bounds hold together with {findings['confidence']:.0%} confidence", highlight=False)
     table = Table("artefact", "attack", "right", "accuracy [interval]", "epsilon at least", "provable", "claim")
-    for one in findings["attacks"]:
-        low, high = one["accuracy_interval"]
+    for attack in findings["attacks"]:
+        low, high = attack["accuracy_interval"]
         table.add_row(
-            plain(one["artefact"]),
-            plain(one["attack"]),
-            f"{one['correct']} of {one['guessed']}",
-            f"{one['accuracy']:.2f} \\[{low:.2f}, {high:.2f}]",
-            f"{one['epsilon_lower_bound']:.2f}",
-            f"{one['most_provable']:.2f}",
-            {None: "none made", True: "[bold red]REFUTED[/]", False: "stands"}[one["contradicts_claim"]],
+            plain(attack["artefact"]),
+            plain(attack["attack"]),
+            f"{attack['correct']} of {attack['guessed']}",
+            f"{attack['accuracy']:.2f} \\[{low:.2f}, {high:.2f}]",
+            f"{attack['epsilon_lower_bound']:.2f}",
+            f"{attack['most_provable']:.2f}",
+            {None: "none made", True: "[bold red]REFUTED[/]", False: "stands"}[attack["contradicts_claim"]],
         )
     console.print(table)
     if inversion := findings["inversion"]:
         rate, chance = f"{inversion['rate']:.2f}", f"{inversion['random_guess']:.2f}"
         count = f"{inversion['right']} of {inversion['patients']}"
-        said = f"Answers inverted from the first release: {count} right ({rate})"
-        console.print(f"{said}; by chance {chance}, p = {inversion['p_value_of_random_guess']:.2g}", highlight=False)
+        line = f"Answers inverted from the first release: {count} right ({rate})"
+        console.print(f"{line}; by chance {chance}, p = {inversion['p_value_of_random_guess']:.2g}", highlight=False)
     console.print("A lower bound that is small proves nothing about safety: better attacks may exist.")

@@ -1,4 +1,4 @@
-"""`medfedvqa attention`: where a model looks in one of the site's own pictures. For the site's own eyes."""
+"""`medfedvqa attention`: where a model looks in one of the site's own pictures. The picture stays at the site."""
 
 import json
 import os
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from medfedvqa.core import Site, State
     from medfedvqa.data import Examples
     from medfedvqa.federation.job import JobSpec
-    from medfedvqa.models import Backbone
+    from medfedvqa.federation.site_config import SiteConfig
 
+YAML = (".yml", ".yaml")
 WARNING = "The picture shows a patient's image and question: it must not leave this site."
 
 
@@ -44,25 +45,26 @@ def attention(
     from medfedvqa.core import Site
     from medfedvqa.evaluation.attention_map import draw_attention
 
-    here, kept = _from_run(run, site) if run else (_bare(site, data, data_root, backbone, seed), None)
-    own = Site(here.name, here.data.only(part, row), here.backbone, here.device, here.seed)
-    rows = own.data.test
-    if kept is None:
-        weights = bare_attention(own.backbone, own, rows)
+    whole, trained = _from_run(run, site) if run else (_untrained(site, data, data_root, backbone, seed), None)
+    one_row = Site(whole.name, whole.data.only(part, row), whole.backbone, whole.device, whole.seed)
+    rows = one_row.data.test
+    if trained is None:
+        weights = backbone_attention(one_row, rows)
     else:
-        job, state = kept
-        weights = job.build().attention(own, state, rows)
-    picture = own.data.pictures.load(own.backbone.shape.image_size)[0]
+        job, state = trained
+        weights = job.build().attention(one_row, state, rows)
+    picture = one_row.data.pictures.load(one_row.backbone.shape.image_size)[0]
     _write(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
     Terminal().print(f"[bold]{WARNING}[/] It is in {sentence(out)}", soft_wrap=True)
 
 
-def bare_attention(backbone: "Backbone", site: "Site", rows: "Examples") -> "torch.Tensor":
-    """Attention of a backbone with nothing tuned in it, [rows, patches]."""
+def backbone_attention(site: "Site", rows: "Examples") -> "torch.Tensor":
+    """The attention of the site's backbone without any tuning, [rows, patches]."""
     import torch
 
     from medfedvqa.models.backbone import Tuning
 
+    backbone = site.backbone
     pictures = site.data.pictures.load(backbone.shape.image_size)
     cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
     batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
@@ -82,63 +84,65 @@ def check_place(out: Path) -> None:
 
 
 def _from_run(run: Path, name: str) -> tuple["Site", tuple["JobSpec", "State"]]:
-    """A site of a run as it was, and what it kept. Raises `ConfigError`."""
+    """A site of a finished run, with the job and the state that the site kept. Raises `ConfigError`."""
     from audits.bounded_files import MAX_DOCUMENT, read_bounded
     from medfedvqa.core import Site
     from medfedvqa.data import load_site
     from medfedvqa.evaluation.results import RESULTS
     from medfedvqa.federation.job import JobSpec
-    from medfedvqa.federation.site_config import load_site_config
     from medfedvqa.federation.site_state import StateFile
     from medfedvqa.models import load_backbone
-    from medfedvqa.plugins import allow
 
     try:
         results = json.loads(read_bounded(run / RESULTS, MAX_DOCUMENT))
         fields = ("method", "options", "split", "seed", "secagg")
-        told = {field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]}
+        settings = {field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
-    is_file = name.endswith((".yml", ".yaml"))
-    path = Path(name) if is_file else run / "sites" / name / "site.yml"
-    config = load_site_config(path, path.resolve().parent.name if is_file else name)
-    allow(config.plugins)
-    job = JobSpec.from_dict(told)
+    config = _config(Path(name) if name.endswith(YAML) else run / "sites" / name / "site.yml")
+    job = JobSpec.from_dict(settings)
     files = sorted(config.state.glob("*.pt"))
     if len(files) != 1:
         raise ConfigError(f"the site keeps the state of {len(files)} jobs; the map needs that of one")
     saved = StateFile(config.state, files[0].stem).load()
     if saved is None:
-        raise ConfigError("the site's state is gone")
-    held = config.data
-    own = load_site(held.reader, held.root, held.organ, job.split, job.seed, held.answers)
-    loaded = load_backbone(job.backbone, config.backbones, config.device)
-    return Site(config.name, own, loaded, config.device, job.seed), (job, saved.state)
+        raise ConfigError("the site's state is gone: name a run whose sites still have theirs")
+    source = config.data
+    data = load_site(source.reader, source.root, source.organ, job.split, job.seed, source.answers)
+    backbone = load_backbone(job.backbone, config.backbones, config.device)
+    return Site(config.name, data, backbone, config.device, job.seed), (job, saved.state)
 
 
-def _bare(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> "Site":
+def _config(path: Path) -> "SiteConfig":
+    """The settings of a site, whose plug-ins this process may then load."""
+    from medfedvqa.federation.site_config import load_site_config
+    from medfedvqa.plugins import allow
+
+    config = load_site_config(path, path.resolve().parent.name)
+    allow(config.plugins)
+    return config
+
+
+def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> "Site":
     """A site's rows, from its site.yml or from a data set, with a backbone."""
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.federation.site_config import load_site_config
-    from medfedvqa.library.job_options import chosen_backbone
+    from medfedvqa.library.job_options import backbone_for
     from medfedvqa.models import load_backbone
-    from medfedvqa.plugins import allow
 
     files, device, answers = {}, "cpu", None
-    if name.endswith((".yml", ".yaml")):
-        config = load_site_config(Path(name), Path(name).resolve().parent.name)
-        allow(config.plugins)
+    if name.endswith(YAML):
+        config = _config(Path(name))
         reader, root, organ = config.data.reader, config.data.root, config.data.organ
         files, device, answers = config.backbones, config.device, config.data.answers
     else:
         (reader, root), organ = find_root(data, data_root), name
-    own = load_site(reader, root, organ, Split(seed=seed), seed, answers)
-    return Site(organ, own, load_backbone(chosen_backbone(backbone, reader), files, device), device, seed)
+    rows = load_site(reader, root, organ, Split(seed=seed), seed, answers)
+    return Site(organ, rows, load_backbone(backbone_for(backbone, reader), files, device), device, seed)
 
 
 def _write(out: Path, content: bytes) -> None:
-    """For the site's own account only; never over a file that is there."""
+    """Write a new file that only the site's account can read."""
     with open(out, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)

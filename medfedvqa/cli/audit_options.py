@@ -1,4 +1,4 @@
-"""What the commands on audit logs are told: where the logs are, and what they are judged by."""
+"""Options of the commands on audit logs: where the logs are, and what they are compared with."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,12 +20,15 @@ Network = Annotated[bool, typer.Option(help="False for a job in one process: it 
 def judges(
     folder: Path, against: Sequence[Path] | None, key: str | None, running: Sequence[str] | None, network: bool
 ) -> dict[str, Callable[[], Examination]]:
-    """What judges each log below the folder, by site. Raises `LogError` if there is none, or the key is no key."""
+    """A function for each log below the folder, by site, that examines it.
+
+    Raises `LogError` if there is no log, or if the key is malformed.
+    """
     trusted = VerifierKey.parse(key) if key else None
 
-    def judge(path: Path, named: str, others: Sequence[Path]) -> Examination:
+    def judge(path: Path, name: str, others: Sequence[Path]) -> Examination:
         places = (*others, *(against or ()))
-        return examine(path, check_site(path, named), places, trusted, running or (), network)
+        return examine(path, check_site(path, name), places, trusted, running or (), network)
 
-    found = sites_of(find_logs(folder), folder)
-    return {named: partial(judge, path, named, others) for named, (path, others) in found.items()}
+    logs = sites_of(find_logs(folder), folder)
+    return {name: partial(judge, path, name, others) for name, (path, others) in logs.items()}

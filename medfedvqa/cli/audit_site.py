@@ -1,7 +1,8 @@
-"""`medfedvqa audit key`, `publish` and `expire`: commands on the log of a site of one's own."""
+"""`medfedvqa audit key`, `publish` and `expire`: commands on the log of the site that runs them."""
 
+from contextlib import closing
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,11 +11,21 @@ from audits.retention import RETENTION_DAYS, expire
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal
 
+if TYPE_CHECKING:
+    from medfedvqa.federation.site_config import SiteConfig
+
 
 def key_command(site: SiteFile) -> None:
     """Show the verifier key of a site's log, which others pin or give to `check`; it is made at first use."""
-    config = config_of(site)
-    typer.echo(str(AuditKey.at(config.audit_key, origin_of(config.name)).public))
+    typer.echo(str(_key_of(config_of(site)).public))
+
+
+def _key_of(config: "SiteConfig") -> AuditKey:
+    return AuditKey.at(config.audit_key, origin_of(config.name))
+
+
+def _log_of(config: "SiteConfig") -> closing[AuditLog]:
+    return closing(AuditLog(config.audit, config.name, _key_of(config)))
 
 
 def publish_command(
@@ -24,12 +35,8 @@ def publish_command(
     ] = False,
 ) -> None:
     """Sign a site's log, and bring its public form up to the last entry: the folder `tlog` for standard clients."""
-    config = config_of(site)
-    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
-    try:
+    with _log_of(config_of(site)) as log:
         size = Checkpoint.parse(log.publish(anew).text).size
-    finally:
-        log.close()
     Terminal().print(f"{size} entries of the log are published", highlight=False)
 
 
@@ -52,12 +59,9 @@ def expire_command(
     2: files are kept that are past it by the clock alone.
     """
     config = config_of(site)
-    log = AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
-    try:
-        pinned = [VerifierKey.parse(key) for key in config.audit_peers.values()]
+    pinned = list(map(VerifierKey.parse, config.audit_peers.values()))
+    with _log_of(config) as log:
         result = expire(log, days, pinned, date.date() if date else None)
-    finally:
-        log.close()
     terminal = Terminal()
     terminal.print(f"{result.deleted} files of the log expired", highlight=False)
     if result.waiting:

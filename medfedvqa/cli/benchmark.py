@@ -1,4 +1,4 @@
-"""`medfedvqa benchmark`."""
+"""`medfedvqa benchmark`: systems compared on the same data."""
 
 import json
 from collections.abc import Mapping
@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from medfedvqa.cli.options import (
-    DataOption,
-    EpochsOption,
-    JsonOption,
-    MethodOptions,
-    QuietOption,
-    RootOption,
-    RoundsOption,
-    named_values,
-    writable,
-)
+from medfedvqa.cli import options
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
@@ -30,9 +20,9 @@ if TYPE_CHECKING:
 TABLE = "benchmark.md"
 
 
-def renamed_budget(given: list[str] | None) -> None:
-    """Raises `ConfigError`: `--budget`, as version 0.1 had it, is `--rounds`, `--local-epochs` and `-O`."""
-    for pair in given or ():
+def renamed_budget(pairs: list[str] | None) -> None:
+    """Raises `ConfigError`: the `--budget` of version 0.1 is now `--rounds`, `--local-epochs` and `-O`."""
+    for pair in pairs or ():
         name, _, value = pair.partition("=")
         flags = {"rounds": "--rounds", "local_epochs": "--local-epochs"}
         right = f"{flags[name]} {value}" if name in flags else f"-O {pair}"
@@ -41,15 +31,15 @@ def renamed_budget(given: list[str] | None) -> None:
 
 def benchmark(
     methods: Annotated[str, typer.Option(help="Systems or methods, with commas between. Default: all.")] = "",
-    data: DataOption = "",
-    data_root: RootOption = None,
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
     backbone: Annotated[
         str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
     ] = "auto",
-    rounds: RoundsOption = None,
-    local_epochs: EpochsOption = None,
-    option: MethodOptions = None,
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
     budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
@@ -58,8 +48,8 @@ def benchmark(
     out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
         "benchmark"
     ),
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Compare systems on the same data, backbone, budget and statistics. Stop at any time; it resumes."""
     from medfedvqa.cli.run import announced
@@ -80,14 +70,15 @@ def benchmark(
     backbone = "" if backbone == "auto" else backbone
     if backbone:
         check_backbone(backbone)
-    given = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    check_budget(systems, given)
-    spent = BUDGET | given
+    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    check_budget(systems, changes)
+    settings = BUDGET | changes
     if scale:
-        path = _scale(progress, numbers(scale), Grid(reader, root, out, systems, seeds, spent, (), backbone), workers)
+        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone)
+        path = _scale(progress, numbers(scale), grid, workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
-    grid = Grid(reader, root, out, systems, seeds, spent, organs(reader, root), backbone)
+    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone)
     _complete(progress, grid, workers)
     results = outcomes(grid)
     write_whole(out / TABLE, markdown(grid, results).encode())
@@ -104,33 +95,33 @@ def check_folder(out: Path) -> None:
     """Raises `ConfigError` unless `out` is a folder that can be written, or can be made."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"'{out}' is a file: choose a folder for the runs")
-    writable(out)
+    options.writable(out)
 
 
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
-    from medfedvqa.benchmark.systems import SYSTEMS, chosen
+    from medfedvqa.benchmark.systems import SYSTEMS, systems_named
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    known = {known for system in SYSTEMS for known in (system.label, system.method)}
+    choices = {choice for system in SYSTEMS for choice in (system.label, system.method)}
     for name in names:
-        check_name("system or method", name, known, "docs/comparison.md lists them")
-    return chosen(names)
+        check_name("system or method", name, choices, "docs/comparison.md lists them")
+    return systems_named(names)
 
 
-def check_budget(systems: "tuple[System, ...]", options: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for an option that none of the systems' methods has; a method ignores those of others."""
+def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an option that none of the methods has. A method ignores options that it lacks."""
     from medfedvqa.core import method_type
     from medfedvqa.near_miss import check_name
 
-    known = sorted({name for system in systems for name in method_type(system.method).config_type.model_fields})
-    for name in options:
-        check_name("option", name, known, "`medfedvqa methods NAME` lists a method's options", " of these methods")
+    choices = sorted({name for system in systems for name in method_type(system.method).config_type.model_fields})
+    for name in changes:
+        check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
 
 
 def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
-    """Runs the grid at each number of sites; the plot of accuracy by number of sites. Raises `ConfigError`."""
+    """Run the grid at each number of sites, and plot accuracy by number of sites. Raises `ConfigError`."""
     from dataclasses import replace
 
     from medfedvqa.benchmark.benchmark_plots import draw_scale
@@ -152,7 +143,7 @@ def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
 
 
 def numbers(listed: str) -> list[int]:
-    """Numbers of sites, as `5,10,25`. Raises `ConfigError` for anything else."""
+    """The numbers of sites in a text such as `5,10,25`. Raises `ConfigError` for other texts."""
     parts = [part.strip() for part in listed.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError("--scale takes numbers of sites with commas between, as 5,10,25")
@@ -160,7 +151,7 @@ def numbers(listed: str) -> list[int]:
 
 
 def _complete(console: Terminal, grid: "Grid", workers: int) -> None:
-    """Runs what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
+    """Run what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
     from rich.progress import Progress
 
     from medfedvqa.benchmark.grid import run

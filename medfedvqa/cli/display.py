@@ -1,4 +1,4 @@
-"""The accuracies of a run, in a table that fits a terminal of 80 columns."""
+"""Shows the accuracies of a run, in a table that fits a terminal of 80 columns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answer
 
 MARGIN = 3
 """Columns between two columns of the table."""
-DISTINGUISHED = ("released", "finished")
+BOLD = ("released", "finished")
 """The rows of the method itself."""
 
 
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
-    """The notes, and last the table of accuracies: one row per site, one column per way of answering.
+    """Print the notes, and last the table of accuracies: one row per site, one column per way of answering.
 
-    A cell has its interval beside the accuracy; below it where the terminal is too narrow.
+    A cell has its interval beside the accuracy, or below it if the terminal is narrow.
     """
     for note in results["notes"]:
         console.print(f"Note: {sentence(note)}", soft_wrap=True)
@@ -32,14 +32,14 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
     for way in ways:
         label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")
-        table.add_column(label, justify="right", style="bold" if way.name in DISTINGUISHED else None)
+        table.add_column(label, justify="right", style="bold" if way.name in BOLD else None)
     for place, label in enumerate(labels):
         table.add_row(label, *(cell(way.entries[place], narrow) for way in ways))
     console.print(table)
 
 
 def cell(entry: Entry, narrow: bool = False) -> str:
-    """`61.2 [52.1, 69.6]`, or `61.2` above `52.1–69.6` where there is little room; a dash where nothing is known."""
+    """`61.2 [52.1, 69.6]`, or `61.2` above `52.1–69.6` in a narrow terminal; a dash without an accuracy."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
     low, high = (f"{100 * bound:.1f}" for bound in entry["interval"])
@@ -48,7 +48,7 @@ def cell(entry: Entry, narrow: bool = False) -> str:
 
 
 def _width(labels: list[str], ways: list[Answering]) -> int:
-    """Columns of the terminal that the table takes with each interval beside its accuracy."""
+    """The columns that the table takes with each interval beside its accuracy."""
     first = max(len(line) for label in labels for line in label.split("\n"))
     cells = (max(len("61.2 [52.1, 69.6]"), len(max(way.label.split(), key=len))) for way in ways)
     return first + MARGIN + sum(width + MARGIN for width in cells)

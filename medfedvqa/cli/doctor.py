@@ -1,4 +1,4 @@
-"""`medfedvqa doctor`: is a startup kit fit to join?"""
+"""`medfedvqa doctor`: checks whether a party with this startup kit can take part."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from audits.escaping import SENTENCE, for_terminal
+from medfedvqa.cli.options import JsonOption
 from medfedvqa.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def doctor(
         bool, typer.Option("--server", help="Also see whether the federation's server answers, and compare clocks.")
     ] = False,
     running: Annotated[bool, typer.Option("--running", help="Also see whether the site, or server, runs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
+    as_json: JsonOption = False,
     accept: Annotated[
         bool,
         typer.Option("--accept", help="The kit's files are as they should be: remember them as they are now."),
@@ -36,12 +37,12 @@ def doctor(
     if accept:
         accept_changes(kit)
     checks = examine(kit, server, running)
-    sound = all(check.ok for check in checks)
+    passed = all(check.ok for check in checks)
     if as_json:
-        typer.echo(json.dumps({"ok": sound, "checks": [_record(check) for check in checks]}, indent=2))
+        typer.echo(json.dumps({"ok": passed, "checks": [_record(check) for check in checks]}, indent=2))
     else:
         _show(checks)
-    raise typer.Exit(0 if sound else 1)
+    raise typer.Exit(0 if passed else 1)
 
 
 def _record(check: "Check") -> dict[str, str | bool | None]:
@@ -70,10 +71,10 @@ def _show(checks: list["Check"]) -> None:
     for check in checks:
         explanation = f": {check.value}" if isinstance(check, KitFact) else ""
         explanation = explanation if check.problem is None else f": {check.problem}; {check.remedy}"
-        # Names come from files that others wrote: as text, since rich would take brackets for its markup.
+        # Others wrote the files that names come from: `Text`, since rich would take brackets for its markup.
         line = Text.assemble(_MARKS[_state(check)], Text(f" {for_terminal(check.name + explanation, SENTENCE)}"))
         console.print(line, highlight=False, soft_wrap=True)
     failed = sum(not check.ok for check in checks)
     warnings = sum(_state(check) == "warning" for check in checks)
-    noted = f", {warnings} with a warning" if warnings else ""
-    console.print(Text(f"{len(checks) - failed} of {len(checks)} checks passed{noted}"), highlight=False)
+    with_warning = f", {warnings} with a warning" if warnings else ""
+    console.print(Text(f"{len(checks) - failed} of {len(checks)} checks passed{with_warning}"), highlight=False)

@@ -1,4 +1,4 @@
-"""`medfedvqa identity`: the fingerprint that other sites pin."""
+"""`medfedvqa identity`: shows the fingerprint that other sites pin."""
 
 import json
 

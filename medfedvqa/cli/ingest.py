@@ -1,21 +1,22 @@
-"""`medfedvqa ingest`."""
+"""`medfedvqa ingest`: makes a store from DICOM files and questions."""
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from medfedvqa.cli.options import JsonOption, QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.image_options import Options
 
 if TYPE_CHECKING:
-    from medfedvqa.ingest.store import Counts, Manifest
-
-SIDE, MAX_PIXELS, MEMORY, SECONDS = 384, 64 * 2**20, 3072, 120
-"""As `medfedvqa.ingest.image_options.Options` has them by default."""
+    from medfedvqa.ingest.ingest import Watch
+    from medfedvqa.ingest.store import Counts
 
 
 def ingest(
@@ -28,7 +29,7 @@ def ingest(
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
     ] = None,
-    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = SIDE,
+    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = Options.side,
     frame: Annotated[
         Literal["middle", "first"], typer.Option(help="Which frame of a file with several is kept.")
     ] = "middle",
@@ -39,21 +40,23 @@ def ingest(
             help="Keep patient characteristics, or dates shifted by patient; repeatable.",
         ),
     ] = None,
-    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = MAX_PIXELS,
-    memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = MEMORY,
-    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = SECONDS,
+    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = Options.max_pixels,
+    memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
+    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
-    from medfedvqa.ingest.image_options import Options
+    from medfedvqa.ingest.ingest import ingest as ingest_folder
     from medfedvqa.ingest.ledger_binding import read_binding
 
     options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
     key = key or out.with_name(out.name + ".key")
     progress = Terminal(stderr=True, quiet=quiet)
-    manifest = _ingest(progress, folder, questions, out, key, options, workers or os.cpu_count() or 1, ledger)
+    with _stage_bars(progress) as watch:
+        processes = workers or os.cpu_count() or 1
+        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger)
     console = Terminal(quiet=quiet or as_json)
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
@@ -72,51 +75,38 @@ def ingest(
     )
 
 
-def _ingest(console: Terminal, folder: Path, questions: Path, out: Path, key: Path, *settings: Any) -> "Manifest":
-    """The store's manifest; a bar for each stage on a terminal, a line elsewhere. `settings`: see `ingest_folder`."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+@contextmanager
+def _stage_bars(console: Terminal) -> "Iterator[Watch]":
+    """A function that shows the progress of each stage: as a bar on a terminal, as one line elsewhere."""
+    from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
-    from medfedvqa.ingest.ingest import ingest as ingest_folder
+    description, bar, _, time_left = Progress.get_default_columns()
+    columns = (description, bar, MofNCompleteColumn(), TimeElapsedColumn(), time_left)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
 
-    options, workers, ledger = settings
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    timing = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *timing, console=console, disable=not console.is_terminal) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(name: str, done: int, total: int) -> None:
-            bar = tasks.get(name)
-            if bar is None:
-                bar = tasks[name] = progress.add_task(name, total=None)
+        def watch(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=None)
                 if not console.is_terminal:
-                    console.print(name)
-            progress.update(bar, completed=done, total=total or None)
+                    console.print(stage)
+            progress.update(bars[stage], completed=done, total=total or None)
 
-        return ingest_folder(folder, questions, out, key, options, workers, watch, ledger)
+        yield watch
 
 
 def _show(console: Terminal, counts: "Counts") -> None:
-    """Counts and reasons, no names."""
+    """Print counts and reasons, and no names."""
     from rich.table import Table
-
-    from medfedvqa.ingest.refusal_reasons import MEANINGS
 
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")
     table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")
     table.add_row("unasked", str(counts.unasked), "no question is about them: nothing of them is kept")
     for reason, number in counts.quarantined.items():
-        table.add_row(f"quarantined: {reason}", str(number), MEANINGS[reason])
+        table.add_row(f"quarantined: {reason}", str(number), reason.meaning)
     table.add_row("questions", str(counts.rows), "kept")
-    for left_out, number in counts.rows_left_out.items():
-        table.add_row(f"left out: {left_out}", str(number), MEANINGS[left_out])
+    for row_reason, number in counts.rows_left_out.items():
+        table.add_row(f"left out: {row_reason}", str(number), row_reason.meaning)
     console.print(table)
     console.print("quarantine.jsonl in the store names the files: it stays on this site.")

@@ -5,21 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfedvqa.cli.options import (
-    CommitteeOption,
-    DPOption,
-    EpochsOption,
-    EpsilonOption,
-    GatherOption,
-    MethodArgument,
-    MethodOptions,
-    MostNormOption,
-    RoundsOption,
-    SecaggOption,
-    named_values,
-    parsed_committee,
-    writable,
-)
+from medfedvqa.cli import options
 from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
@@ -29,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def export_command(
-    method: MethodArgument,
-    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.", callback=writable)],
-    rounds: RoundsOption = None,
-    local_epochs: EpochsOption = None,
-    option: MethodOptions = None,
+    method: options.MethodArgument,
+    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.", callback=options.writable)],
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
     data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = "any",
     backbone: Annotated[str, typer.Option(help="Name of the backbone that every site loads.")] = "medclip-slake",
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
-    epsilon: EpsilonOption = None,
-    dp: DPOption = None,
-    secagg: SecaggOption = False,
-    committee: CommitteeOption = None,
-    gather: GatherOption = "mean",
-    most_norm: MostNormOption = None,
+    epsilon: options.EpsilonOption = None,
+    dp: options.DPOption = None,
+    secagg: options.SecaggOption = False,
+    committee: options.CommitteeOption = None,
+    gather: options.GatherOption = "mean",
+    most_norm: options.MostNormOption = None,
     min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[
@@ -63,13 +49,13 @@ def export_command(
     allow_plugins(plugin)
     job = {
         "method": method,
-        "options": named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+        "options": options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
         "data": data,
         "backbone": backbone,
         "seed": seed,
-        "dp": named_values(dp or [], epsilon=epsilon) or None,
+        "dp": options.named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
-        "committee": parsed_committee(committee),
+        "committee": options.parsed_committee(committee),
         "gather": gather,
         "most_norm": most_norm,
         "min_sites": min_sites,
@@ -82,7 +68,7 @@ def export_command(
 
 
 def _terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
-    """Raises `ConfigError`."""
+    """The terms of a fresh job. Raises `ConfigError`."""
     from medfedvqa.federation.flare.certificates import federation_of
     from medfedvqa.federation.job_terms import Terms
 

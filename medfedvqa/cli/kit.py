@@ -1,4 +1,4 @@
-"""`medfedvqa kit`: startup kits that our builder did not see, and certificates for sites that keep their keys."""
+"""`medfedvqa kit`: prepares startup kits of FLARE's dashboard, and certificates for sites that keep their keys."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,10 @@
-"""Commands whose modules are imported when they are called, and not before: torch alone takes seconds."""
+"""Commands whose modules are imported only when they are called, since torch alone takes seconds to import."""
 
+import ast
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
@@ -14,15 +17,22 @@ NAMES_OF_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Source(NamedTuple):
-    """Where a command is, below `medfedvqa.cli`, and the sentence that a list of commands shows of it."""
+    """Where a command is: a module below `medfedvqa.cli`, and the function in it."""
 
     module: str
     function: str
-    help: str
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the function's docstring, which is read without importing the module."""
+        path = Path(__file__).with_name(f"{self.module}.py")
+        functions = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef))
+        docstring = next(ast.get_docstring(node) for node in functions if node.name == self.function)
+        return " ".join((docstring or "").split("\n\n")[0].split())
 
 
 class Command(TyperCommand):
-    """A command whose `--help` is a flag and says nothing of a value."""
+    """A command whose `--help` is shown as a flag, without a value."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """The option `--help`, without the type that Typer (0.29) shows for flags."""
@@ -30,14 +40,20 @@ class Command(TyperCommand):
 
 
 class LazyCommand(Command):
-    """Stands for a command in a list; becomes it when it is called."""
+    """Stands for a command in a list, and loads it when it is called."""
 
     def __init__(self, name: str, source: Source) -> None:
-        super().__init__(name, help=source.help)
+        super().__init__(name)
         self._name, self._source = name, source
+        del self.help  # so that the property below is read
+
+    @cached_property
+    def help(self) -> str:  # type: ignore[override]
+        """The sentence that a list of commands shows."""
+        return self._source.summary
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """The context of the real command, which is then what runs."""
+        """The context of the real command, which then runs."""
         return self.loaded().make_context(*arguments, **named)
 
     def loaded(self) -> TyperCommand:
@@ -47,7 +63,7 @@ class LazyCommand(Command):
 
 
 def command_of(name: str, function: Callable[..., None]) -> TyperCommand:
-    """The command that a function is, with every option's value named in plain words."""
+    """The command that calls a function. Its help names the value of every option in plain words."""
     name_values(function)
     app = typer.Typer(add_completion=False)
     app.command(name, cls=Command, context_settings=NAMES_OF_HELP)(function)
@@ -60,7 +76,7 @@ def command_of(name: str, function: Callable[..., None]) -> TyperCommand:
 
 
 def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
-    """A kind of group that has these commands before all others."""
+    """The class of a group with these commands before all others."""
 
     class Group(TyperGroup):
         def __init__(self, **settings: Any) -> None:
@@ -69,7 +85,7 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
             self.commands = {**lazy, **self.commands}
 
         def get_params(self, ctx: Any) -> list[Any]:
-            """All options; no flag names a value."""
+            """All options, with flags shown without a value."""
             return [_flag(option) for option in super().get_params(ctx)]
 
         def get_help_option(self, ctx: Any) -> Any:
@@ -77,7 +93,7 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
             return _flag(super().get_help_option(ctx))
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            """Without a word the group explains itself, and exits with 2."""
+            """Without a command the group shows its help, and exits with 2."""
             if not args and not ctx.resilient_parsing:
                 typer.echo(ctx.get_help(), nl=False)
                 raise typer.Exit(2)
@@ -87,10 +103,11 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
 
 
 def _no_type(ctx: Any) -> None:
-    """An argument's name says what it is; Typer (0.29) would show its Python type beside it."""
+    """Nothing, where Typer (0.29) shows the Python type of an argument beside its name."""
 
 
 def _flag(option: Any) -> Any:
+    """The option; if it is a flag, its help shows no value."""
     if getattr(option, "is_flag", False):
         option.metavar = ""
     return option

@@ -1,4 +1,4 @@
-"""What left each site in all, as a table."""
+"""Shows what left each site in total."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from medfedvqa.cli.terminal import plain
 
 
 def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
-    """What left each site in all, by tensor, from the site's own log."""
+    """Print a table of what left each site, by tensor and in total, from the site's own log."""
     table = Table(box=box.SIMPLE_HEAD, title="What left each site (from its audit log)")
     for name, numeric in (("site", False), ("tensor", False), ("releases", True), ("bytes", True)):
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")

@@ -1,4 +1,4 @@
-"""How `--help` names the value that an option takes: `PATH`, `N`, or the choices; a flag takes none."""
+"""Names the values of options in `--help`: `PATH`, `N`, or the choices; a flag takes no value."""
 
 import datetime
 import types
@@ -20,7 +20,7 @@ WORDS: dict[Any, str] = {
 
 
 def name_values(function: Callable[..., None]) -> None:
-    """Names the value of every option of a command that does not name it itself."""
+    """Name the value of every option of a command that has no name for it yet."""
     for name, hint in get_type_hints(function, include_extras=True).items():
         if get_origin(hint) is not Annotated:
             continue
@@ -33,7 +33,7 @@ def name_values(function: Callable[..., None]) -> None:
 
 
 def word_for(kind: Any) -> str:
-    """The word for a value of this type; for choices, all of them."""
+    """The word for a value of this type, or all choices."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return word_for(next(part for part in get_args(kind) if part is not type(None)))

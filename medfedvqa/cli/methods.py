@@ -1,12 +1,15 @@
-"""`medfedvqa methods`: all methods in a table, or one with its options."""
+"""`medfedvqa methods`: shows all methods, or one with its options."""
 
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
 
 from medfedvqa.cli.options import JsonOption, method_words
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 
 
 def methods(
@@ -28,8 +31,8 @@ def methods(
         every = [_summary(each) for each in method_names()]
         typer.echo(json.dumps({"methods": every}, indent=2)) if as_json else _show_all(every)
     else:
-        described = _described(name)
-        typer.echo(json.dumps(described, indent=2)) if as_json else _show_one(described)
+        description = _description(name)
+        typer.echo(json.dumps(description, indent=2)) if as_json else _show_method(description)
 
 
 def _summary(name: str) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def _summary(name: str) -> dict[str, Any]:
     }
 
 
-def _described(name: str) -> dict[str, Any]:
+def _description(name: str) -> dict[str, Any]:
     """The method's summary, its source, and every option. Raises `ConfigError` for an unknown method."""
     import inspect
 
@@ -96,34 +99,25 @@ def _bounds(field: Mapping[str, Any]) -> str:
 
 
 def _show_all(every: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from medfedvqa.cli.terminal import Terminal, plain, sentence
-
     table = Table("method", "what it does", "private", "on shares", box=box.SIMPLE_HEAD)
     marks = {True: "yes", False: "no"}
-    for one in every:
-        table.add_row(plain(one["name"]), sentence(one["summary"]), marks[one["private"]], marks[one["on_shares"]])
+    for method in every:
+        columns = plain(method["name"]), sentence(method["summary"])
+        table.add_row(*columns, marks[method["private"]], marks[method["on_shares"]])
     console = Terminal()
     console.print(table)
     console.print("`medfedvqa methods NAME` lists a method's options.")
 
 
-def _show_one(described: Mapping[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from medfedvqa.cli.terminal import Terminal, plain, sentence
-
+def _show_method(description: Mapping[str, Any]) -> None:
     console = Terminal()
-    console.print(f"[bold]{plain(described['name'])}[/]: {sentence(described['summary'])}", highlight=False)
-    console.print(f"Source: {sentence(described['source'])}", highlight=False)
+    console.print(f"[bold]{plain(description['name'])}[/]: {sentence(description['summary'])}", highlight=False)
+    console.print(f"Source: {sentence(description['source'])}", highlight=False)
     table = Table("option", "type", "default", "meaning", box=box.SIMPLE_HEAD)
     for column, least in zip(table.columns, (10, 10, 7, 20), strict=True):
         column.overflow, column.min_width = "fold", least
-    for one in described["options"]:
-        default = plain(json.dumps(one["default"]))
-        table.add_row(plain(one["name"]), plain(one["type"]), default, sentence(one["meaning"]))
+    for option in description["options"]:
+        default = plain(json.dumps(option["default"]))
+        table.add_row(plain(option["name"]), plain(option["type"]), default, sentence(option["meaning"]))
     console.print(table)
-    console.print(f"Set one by -O NAME=VALUE, as in: medfedvqa run {plain(described['name'])} -O rounds=3")
+    console.print(f"Set one by -O NAME=VALUE, as in: medfedvqa run {plain(description['name'])} -O rounds=3")

@@ -1,4 +1,4 @@
-"""What a command says where packages are missing: whoever only verifies installs the project without them."""
+"""Explains missing packages: a party that only verifies installs the project without those for training."""
 
 TRAINING = frozenset(
     {
@@ -14,5 +14,5 @@ SENTENCE = (
 
 
 def is_missing_extra(error: BaseException) -> bool:
-    """Whether a module was not found that the extra `train` would have brought."""
+    """Whether the error is about a module that the extra `train` brings."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAINING

@@ -1,4 +1,4 @@
-"""Options that several commands share, each under one name. Importing them imports nothing that takes long."""
+"""Options that several commands share, each under one name. This module is fast to import."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import typer
 from medfedvqa.errors import ConfigError
 
 SETS = ("vqa-rad", "slake", "store", "phantom")
-"""The built-in readers, for a shell: `medfedvqa.data.READERS` takes seconds to import."""
+"""The built-in readers, for completion in a shell: `medfedvqa.data.READERS` takes seconds to import."""
 ENTRY_POINTS = "medfedvqa.methods"
 
 EngineName = Literal["local", "simulator", "provisioned"]
@@ -21,7 +21,7 @@ SplitName = Literal["official", "patient"]
 
 
 def method_words(incomplete: str) -> list[str]:
-    """Names of methods for a shell, read from the source files: importing them takes seconds."""
+    """Names of methods, for completion in a shell. They are read from the sources, since an import takes seconds."""
     folder = Path(__file__).parents[1] / "methods"
     texts = (path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     names = {name for text in texts for name in findall(r'^    name = "(\w+)"$', text, MULTILINE)}
@@ -30,12 +30,12 @@ def method_words(incomplete: str) -> list[str]:
 
 
 def set_words(incomplete: str) -> list[str]:
-    """Names of data sets for a shell."""
+    """Names of data sets, for completion in a shell."""
     return [name for name in SETS if name.startswith(incomplete)]
 
 
 def writable(out: Path | None) -> Path | None:
-    """The place that a command is to write to. Raises `ConfigError` if it cannot be written, before any work."""
+    """The path that a command will write. Raises `ConfigError`, before any work, if it cannot be written."""
     if out is None:
         return None
     existing = out.absolute()
@@ -45,6 +45,14 @@ def writable(out: Path | None) -> Path | None:
         raise ConfigError(f"'{out}' cannot be written, because '{existing}' is a file: choose another place")
     if not os.access(existing, os.W_OK):
         raise ConfigError(f"'{out}' cannot be written, because '{existing}' is read-only: choose another place")
+    return out
+
+
+def new_file(out: Path) -> Path:
+    """The path of a file that a command will make. Raises `ConfigError` if it exists or cannot be written."""
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already: choose another file")
+    writable(out)
     return out
 
 
@@ -128,9 +136,9 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progr
 
 
 def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
-    """The values of NAME=VALUE pairs, as JSON or else as text, with those that have an option of their own.
+    """The values of NAME=VALUE pairs, as JSON or else as text, with the values that have a separate option.
 
-    Raises `ConfigError` for a text without an equals sign, and for a name that is given twice with two values.
+    Raises `ConfigError` for a text without an equals sign, and for a name with two different values.
     """
     options = {name: value for name, value in named.items() if value is not None}
     for pair in pairs:
@@ -155,7 +163,7 @@ def parsed_committee(text: str | None) -> int | list[str] | None:
 
 
 def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:
-    """The local checkpoints by name. Raises `ConfigError` for a file that is missing or that no backbone asks for."""
+    """The checkpoint by the backbone's name. Raises `ConfigError` if the file is missing or no backbone needs one."""
     if file is None:
         return {}
     if "@" not in backbone:

@@ -1,4 +1,4 @@
-"""`medfedvqa plugins`, and the options by which a run on this machine allows distributions from outside."""
+"""`medfedvqa plugins`, and the options that allow a run on this machine to load other distributions."""
 
 import sys
 from importlib import import_module
@@ -22,23 +22,23 @@ ModuleOption = Annotated[
 
 def plugins_command() -> None:
     """Installed distributions with methods, readers or backbones, as site.yml allows them: by name and digest."""
-    found = installed()
-    typer.echo("plugins:" if found else "plugins: {}")
-    for plug_in in found:
+    plug_ins = installed()
+    typer.echo("plugins:" if plug_ins else "plugins: {}")
+    for plug_in in plug_ins:
         offers = ", ".join(f"{group.removesuffix('s')} {name}" for group, name in plug_in.offers)
-        # In quotes, as YAML reads digits alone as a number.
+        # The quotes keep YAML from reading a digest of digits as a number.
         typer.echo(f'  {plug_in.name}: "{plug_in.sha256}"  # {plug_in.version}; {offers}')
 
 
-def allow_plugins(given: list[str] | None) -> None:
-    """This process, and the parties that it starts, may load these. Raises `ConfigError`."""
-    for text in given or []:
+def allow_plugins(texts: list[str] | None) -> None:
+    """Let this process, and the parties that it starts, load these distributions. Raises `ConfigError`."""
+    for text in texts or []:
         name, _, digest = text.partition("=")
         allow({name: digest} if digest else pinned(name))
 
 
 def import_modules(names: list[str] | None, engine: str) -> None:
-    """Modules for a quick trial in this process, found as Python finds them from this folder. Raises `ConfigError`."""
+    """Import modules for a quick trial, from this folder as Python itself would. Raises `ConfigError`."""
     if names and engine != "local":
         raise ConfigError(
             "--module is for quick trials with the engine 'local': other engines start processes of their own, for "

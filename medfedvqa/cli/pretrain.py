@@ -1,4 +1,4 @@
-"""`medfedvqa pretrain`: make the bundled backbone anew."""
+"""`medfedvqa pretrain`: trains the bundled backbone again."""
 
 import time
 from dataclasses import asdict

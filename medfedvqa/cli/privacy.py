@@ -1,4 +1,4 @@
-"""`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, and the ledger that says so."""
+"""`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, according to the site's ledger."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from privacy.withdrawn import CodeIdentity, Withdrawal
 
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
-"""Columns; mu is exact without sampling, else the central limit's."""
+"""The columns of a cost. Mu is exact without sampling, and a central limit with it."""
 
 
 def settings_command(as_json: JsonOption = False) -> None:
@@ -66,8 +66,8 @@ def _show_spent(config: "SiteConfig", accounts: "tuple[Account, ...]", withdrawn
         table.add_row("with what is reserved", *cells(account.authorised))
         console.print(table)
         if config.policy.epsilon_limit is not None:
-            left = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
-            console.print(f"{left:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
+            remaining = max(0.0, config.policy.epsilon_limit - account.authorised.epsilon)
+            console.print(f"{remaining:.4g} left of {config.policy.epsilon_limit:g} allowed", highlight=False)
         console.print(_jobs(account.jobs))
     for job, withdrawal in withdrawn.items():
         console.print(
@@ -112,7 +112,7 @@ def ledger_command(
 
 
 def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
-    """Charges of a site's earlier ledger to the ledger that the sites of its store share; how many records."""
+    """Copy the charges of a site's earlier ledger to the ledger of its store; the number of records."""
     from medfedvqa.federation.job_budget import store_of
     from medfedvqa.ingest.ledger_binding import note_head
     from medfedvqa.ingest.store import read_store
@@ -132,17 +132,16 @@ def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
 
 
 def _withdrawn(config: "SiteConfig", jobs: Collection[str]) -> "dict[str, Withdrawal]":
-    """Jobs that ran under a withdrawn version, as the audit log tells; a job that is not in the log is not known."""
+    """The jobs that ran under a withdrawn version, according to the audit log."""
     from privacy.withdrawn import WITHDRAWN, identities, withdrawal_of, withdrawals
 
-    own = config.ledger / WITHDRAWN
-    listed = withdrawals(own if own.exists() else None)
-    ran: dict[str, set[CodeIdentity]] = {}
+    extra_list = config.ledger / WITHDRAWN
+    listed = withdrawals(extra_list if extra_list.exists() else None)
+    codes_of: dict[str, set[CodeIdentity]] = {}
     for entry in read(config.audit) if config.audit.is_dir() else ():
         if entry.job is not None and entry.job in jobs:
-            ran.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
-    found = {job: withdrawal_of(codes, listed) for job, codes in ran.items()}
-    return {job: withdrawal for job, withdrawal in found.items() if withdrawal}
+            codes_of.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
+    return {job: cause for job, codes in codes_of.items() if (cause := withdrawal_of(codes, listed))}
 
 
 def _jobs(accounts: "tuple[JobAccount, ...]") -> Table:
@@ -155,14 +154,14 @@ def _jobs(accounts: "tuple[JobAccount, ...]") -> Table:
     return table
 
 
-def cells(one: "PrivacyCost") -> list[str]:
-    """The row of a table with columns `SPENT`."""
-    return [f"{one.epsilon:.4f}", f"{one.rdp:.4f}", f"{one.prv:.4f}", f"{one.mu:.4f}", f"{one.delta:g}"]
+def cells(cost: "PrivacyCost") -> list[str]:
+    """The row of a table with the columns `SPENT`."""
+    return [f"{cost.epsilon:.4f}", f"{cost.rdp:.4f}", f"{cost.prv:.4f}", f"{cost.mu:.4f}", f"{cost.delta:g}"]
 
 
 @contextmanager
 def _ledger(config: "SiteConfig", shared: bool = False) -> "Iterator[Ledger]":
-    """The site's ledger; with `shared`, bound to the site's store as its next job would."""
+    """The site's ledger; with `shared` it is bound to the site's store, as by the site's next job."""
     from medfedvqa.federation.job_budget import ledger_of, look_into
 
     if not config.ledger.parent.is_dir():

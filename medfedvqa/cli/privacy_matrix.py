@@ -1,11 +1,11 @@
-"""Which methods run in the clear, under differential privacy, with secure aggregation, with both; and else why not."""
+"""Which methods run in the clear, under differential privacy, with secure aggregation, and with both, or why not."""
 
 from medfedvqa.core.registry import create, method_names, method_type
 from medfedvqa.errors import ConfigError
 from privacy import DPSettings, PrivacyError
 
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0)
-"""Any settings do; with an epsilon the noise would have to be found first, which takes seconds."""
+"""Any settings serve. They name the noise, since its calibration to an epsilon takes seconds."""
 CELLS: dict[str, tuple[DPSettings | None, bool]] = {
     "in clear": (None, False),
     "differential privacy": (PRIVACY, False),
@@ -13,24 +13,23 @@ CELLS: dict[str, tuple[DPSettings | None, bool]] = {
     "both": (PRIVACY, True),
 }
 PUBLIC = {"weighting": "uniform", "answers": "closed"}
-"""Under differential privacy no public figure follows from a site's rows: all sites weigh the same, since row counts
-are not released, and the answer space is a public list."""
+"""Options for differential privacy, under which nothing public may follow from a site's rows: all sites weigh the same,
+since row counts are not released, and the answer space is a public list."""
 
 
 def refusal(method: str, cell: str) -> str | None:
-    """Why such a job is refused when it is made; None if it runs."""
+    """Why the job of this cell of the matrix is refused when it is made; None if it runs."""
     dp, secagg = CELLS[cell]
     try:
         options = {} if dp is None else public_options(method)
-        built = create(method, options, dp, secagg)
-        built.plan()
+        create(method, options, dp, secagg).plan()
     except (ConfigError, PrivacyError) as error:
         return str(error)
     return None
 
 
 def markdown_matrix() -> str:
-    """The whole matrix, and below it each refusal in words."""
+    """The whole matrix in Markdown, and below it each refusal in words."""
     lines = ["| method | " + " | ".join(CELLS) + " |", "|---|" + ":---:|" * len(CELLS)]
     reasons: list[str] = []
     for method in method_names():
@@ -45,6 +44,6 @@ def markdown_matrix() -> str:
 
 
 def public_options(method: str) -> dict[str, str]:
-    """Options with which the method, if it can, runs under differential privacy."""
+    """The options of `PUBLIC` that the method has."""
     fields = method_type(method).config_type.model_fields
     return {name: value for name, value in PUBLIC.items() if name in fields}

@@ -1,21 +1,13 @@
-"""`medfedvqa privacy plan`: what a job would cost."""
+"""`medfedvqa privacy plan`: the epsilon that a job would cost."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medfedvqa.cli.options import (
-    DPOption,
-    EpochsOption,
-    EpsilonOption,
-    JsonOption,
-    MethodArgument,
-    MethodOptions,
-    RoundsOption,
-    named_values,
-)
+from medfedvqa.cli import options
 from medfedvqa.cli.sites import config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
@@ -27,24 +19,24 @@ if TYPE_CHECKING:
 
 
 def plan_command(
-    method: MethodArgument,
-    rounds: RoundsOption = None,
-    local_epochs: EpochsOption = None,
-    option: MethodOptions = None,
-    epsilon: EpsilonOption = None,
-    dp: DPOption = None,
+    method: options.MethodArgument,
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    epsilon: options.EpsilonOption = None,
+    dp: options.DPOption = None,
     site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
     from medfedvqa.library.job_options import checked_job
 
-    private = named_values(dp or [], epsilon=epsilon) or None
-    options = named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    job = checked_job({"method": method, "options": options, "dp": private})
+    private = options.named_values(dp or [], epsilon=epsilon) or None
+    method_options = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    job = checked_job({"method": method, "options": method_options, "dp": private})
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
-    planned = [one.events for one in job.build().plan()]
+    planned = [task.events for task in job.build().plan()]
     if as_json:
         typer.echo(json.dumps(_record(planned, job.dp.delta), indent=2))
     else:
@@ -57,7 +49,7 @@ def plan_command(
 
 
 def _milestones(tasks: int) -> list[int]:
-    """After how many tasks the cost is shown: the first, each quarter, the last."""
+    """The numbers of tasks after which the cost is shown: the first, each quarter, the last."""
     return sorted({1, -(-tasks // 4), -(-tasks // 2), tasks})
 
 
@@ -67,11 +59,10 @@ def _record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str, Any
     from privacy import merge_steps, spent
 
     costs = [
-        {"tasks": done, **asdict(spent([event for one in planned[:done] for event in one], delta))}
-        for done in _milestones(len(planned))
+        {"tasks": done, **asdict(spent(list(chain(*planned[:done])), delta))} for done in _milestones(len(planned))
     ]
-    every = merge_steps(event for events in planned for event in events)
-    return {"tasks": len(planned), "mechanisms": [event.to_dict() for event in every], "costs": costs}
+    mechanisms = [event.to_dict() for event in merge_steps(chain(*planned))]
+    return {"tasks": len(planned), "mechanisms": mechanisms, "costs": costs}
 
 
 def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
@@ -81,19 +72,19 @@ def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
     from privacy import merge_steps, spent
 
     console = Terminal()
-    for event in merge_steps(event for events in planned for event in events):
+    for event in merge_steps(chain(*planned)):
         console.print(
             f"{sentence(event.noise_words)} on each {plain(event.applied_to)}, {event.steps} times", highlight=False
         )
     table = Table("after task", *SPENT)
     for done in _milestones(len(planned)):
-        events = [event for one in planned[:done] for event in one]
-        table.add_row(f"{done} of {len(planned)}", *cells(spent(events, delta)))
+        cost = spent(list(chain(*planned[:done])), delta)
+        table.add_row(f"{done} of {len(planned)}", *cells(cost))
     console.print(table)
 
 
 def _check_policy(policy: "SitePolicy", job: "JobSpec", planned: list[tuple["DPEvent", ...]]) -> None:
-    """Raises `ConfigError` with the reason for which the site would refuse the job."""
+    """Raises `ConfigError` with the reason why the site would refuse the job."""
     assert job.dp is not None
     refused = policy.refusal(job.offer())
     refusal = refused[1] if refused else _over(policy, planned, job.dp.delta)
@@ -101,13 +92,13 @@ def _check_policy(policy: "SitePolicy", job: "JobSpec", planned: list[tuple["DPE
         raise ConfigError(f"the site would refuse this job: {refusal}")
 
 
-def _over(policy: "SitePolicy", rounds: list[tuple["DPEvent", ...]], delta: float) -> str | None:
-    """Why a job goes over a policy's limit by itself, or None."""
+def _over(policy: "SitePolicy", planned: list[tuple["DPEvent", ...]], delta: float) -> str | None:
+    """Why a job exceeds a limit of the policy by itself, or None."""
     from privacy import fitting, spent
 
     limits = [limit for limit in (policy.epsilon_limit, policy.max_epsilon_per_job) if limit is not None]
-    cost = spent([event for one in rounds for event in one], delta).epsilon
+    cost = spent(list(chain(*planned)), delta).epsilon
     if not limits or cost <= min(limits):
         return None
-    fit = fitting(min(limits), delta, [], rounds)
-    return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(rounds)} tasks would fit"
+    fit = fitting(min(limits), delta, [], planned)
+    return f"it costs epsilon {cost:.4g} of {min(limits):g}; {fit} of {len(planned)} tasks would fit"

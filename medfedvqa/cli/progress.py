@@ -1,8 +1,8 @@
-"""What is shown while a run goes on: stages with the time left on a terminal, else one line per round."""
+"""Shows the stages of a run: with the time left on a terminal, as one line per round elsewhere."""
 
 import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,8 +17,8 @@ FIRST_ROUND = ", in which each site loads its data and runs the backbone once"
 class Stages:
     """Follows the events of a run: rounds first, then the evaluation.
 
-    Time left is that of the rounds from the second on, since the first also fills the caches. A baseline trains for as
-    many rounds as the federation, so it is expected to take as long.
+    The time left follows from the rounds after the first, which also fills the caches. A baseline trains for as many
+    rounds as the federation, so it is expected to take as long.
     """
 
     def __init__(
@@ -29,27 +29,27 @@ class Stages:
         baseline: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`baseline`: whether sites also train a model alone while they evaluate. `clock`: seconds."""
+        """`baseline`: whether sites also train a model alone while they evaluate. `clock`: returns seconds."""
         self._console, self._sites, self._planned, self._baseline, self._clock = console, sites, rounds, baseline, clock
         self._units = rounds * (2 if baseline else 1) + (0 if baseline else 1)
         columns = TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn()
-        shown = TextColumn("{task.fields[left]}")
-        self._bar = Progress(*columns, shown, console=console, disable=not console.is_terminal or console.quiet)
+        time_left = TextColumn("{task.fields[left]}")
+        self._bar = Progress(*columns, time_left, console=console, disable=not console.is_terminal or console.quiet)
         self._task = self._bar.add_task("starting the sites", total=self._units, left="")
         self._round, self._evaluating, self._answered = 0, False, set[str]()
         self._began = self._evaluation_began = clock()
         self._seconds: list[float] = []
-        """Of each finished round."""
+        """The seconds of each finished round."""
 
-    def __enter__(self) -> "Stages":
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
     def watch(self, event: TaskAnswer) -> None:
-        """A task was sent, or a site answered it."""
+        """Take in that a task was sent, or that a site answered it."""
         if event.site is not None:
             self._answer(event)
             return
@@ -62,7 +62,7 @@ class Stages:
         self._answered = set()
 
     def _begin_round(self, event: TaskAnswer) -> None:
-        if event.round < self._round:  # another run, as a benchmark or an attack makes several
+        if event.round < self._round:  # another run: a benchmark or an attack makes several
             self._seconds, self._evaluating = [], False
         self._round, self._planned, self._began = event.round, event.rounds, self._clock()
         self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
@@ -92,7 +92,7 @@ class Stages:
         self._line(f"evaluated {plain(str(event.site))}, {count}")
 
     def _seconds_left(self, rounds: int) -> float | None:
-        """For so many more rounds, and the baseline after them; None as long as nothing is known of it."""
+        """The seconds that these rounds and the baseline after them will take; None before two rounds are over."""
         if len(self._seconds) < 2:
             return None
         each = sum(self._seconds[1:]) / len(self._seconds[1:])
@@ -105,13 +105,13 @@ class Stages:
             self._line(f"{stage}{more}")
 
     def _line(self, text: str) -> None:
-        """A line of its own where no bar is drawn."""
+        """Print a line where no bar is drawn."""
         if not self._console.is_terminal:
             self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def about(seconds: float | None) -> str:
-    """`, about 2 min left`; empty if nothing is known or next to nothing is left."""
+    """`, about 2 min left`; empty if the time is unknown or below a second."""
     return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
 
 

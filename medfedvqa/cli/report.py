@@ -9,9 +9,10 @@ from audits import EXIT_CODES, VerdictState
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
 from medfedvqa.cli.options import writable
-from medfedvqa.cli.report_verify import MARKS, KeysOption, Reports, joined_of
+from medfedvqa.cli.report_verify import KeysOption, Reports, joined_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
+from medfedvqa.cli.verdicts import MARKS
 
 
 def report_command(
@@ -71,6 +72,7 @@ def join_command(
     terminal = Terminal()
     terminal.write_line(0, f"[bold]Verdict: {MARKS[VerdictState(joined.state)]}[/]")
     terminal.write_line(0, sentence(joined.sentence))
-    for one in joined.agreements:
-        terminal.write_line(2, f"{plain(one.what)}: {MARKS[VerdictState(one.state)]}, {sentence(one.said)}")
+    for agreement in joined.agreements:
+        state = MARKS[VerdictState(agreement.state)]
+        terminal.write_line(2, f"{plain(agreement.what)}: {state}, {sentence(agreement.said)}")
     raise typer.Exit(EXIT_CODES[VerdictState(joined.state)])

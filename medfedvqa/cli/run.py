@@ -7,34 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medfedvqa.cli.options import (
-    BackboneFileOption,
-    BackboneOption,
-    CommitteeOption,
-    DataOption,
-    DeviceOption,
-    DPOption,
-    EngineName,
-    EpochsOption,
-    EpsilonOption,
-    GatherOption,
-    JsonOption,
-    MethodArgument,
-    MethodOptions,
-    MostNormOption,
-    OrgansOption,
-    OutOption,
-    QuietOption,
-    RootOption,
-    RoundsOption,
-    SecaggOption,
-    SeedOption,
-    SplitName,
-    ThreadsOption,
-    check_backbone_file,
-    named_values,
-    parsed_committee,
-)
+from medfedvqa.cli import options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
 
 if TYPE_CHECKING:
@@ -43,7 +16,7 @@ if TYPE_CHECKING:
 
 DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
 DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
-"""The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes the same path in minutes."""
+"""The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes minutes."""
 NEXT = """
 What to do next:
   medfedvqa audit show {out}
@@ -58,19 +31,19 @@ docs/quickstart.md continues with your own data, privacy, and a federation of se
 
 
 def demo(
-    data_root: RootOption = None,
-    out: OutOption = None,
-    device: DeviceOption = "cpu",
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    data_root: options.RootOption = None,
+    out: options.OutOption = None,
+    device: options.DeviceOption = "cpu",
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
     from medfedvqa.library.run_job import new_folder
 
-    options = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
+    pairs = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
     out = out or new_folder("demo", "prompt_pfl")
     run(
-        "prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, options,
+        "prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, pairs,
         out=out, device=device, as_json=as_json, quiet=quiet,
     )  # fmt: skip
     if not as_json and not quiet:
@@ -78,47 +51,47 @@ def demo(
 
 
 def run(
-    method: MethodArgument,
-    data: DataOption = "",
-    data_root: RootOption = None,
+    method: options.MethodArgument,
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
     engine: Annotated[
-        EngineName,
+        options.EngineName,
         typer.Option(
             metavar="ENGINE",
             help="Where sites run: local (in this process), simulator (FLARE's), or provisioned (a loopback mTLS "
             "federation).",
         ),
     ] = "local",
-    rounds: RoundsOption = None,
-    local_epochs: EpochsOption = None,
-    option: MethodOptions = None,
-    backbone: BackboneOption = "auto",
-    backbone_file: BackboneFileOption = None,
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    backbone: options.BackboneOption = "auto",
+    backbone_file: options.BackboneFileOption = None,
     split: Annotated[
-        SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
+        options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
     ] = "official",
-    seed: SeedOption = 0,
-    site: OrgansOption = None,
-    epsilon: EpsilonOption = None,
-    dp: DPOption = None,
-    secagg: SecaggOption = False,
-    committee: CommitteeOption = None,
-    gather: GatherOption = "mean",
-    most_norm: MostNormOption = None,
-    device: DeviceOption = "cpu",
-    threads: ThreadsOption = 1,
+    seed: options.SeedOption = 0,
+    site: options.OrgansOption = None,
+    epsilon: options.EpsilonOption = None,
+    dp: options.DPOption = None,
+    secagg: options.SecaggOption = False,
+    committee: options.CommitteeOption = None,
+    gather: options.GatherOption = "mean",
+    most_norm: options.MostNormOption = None,
+    device: options.DeviceOption = "cpu",
+    threads: options.ThreadsOption = 1,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
     ] = None,
-    out: OutOption = None,
+    out: options.OutOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
-    # What follows imports torch, which takes seconds.
+    # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root
     from medfedvqa.library.data_set import Data
     from medfedvqa.library.run_job import launch_of
@@ -129,10 +102,10 @@ def run(
     reader, root = find_root(data, data_root)
     job = Job(
         method,
-        method_options=named_values(option or [], rounds=rounds, local_epochs=local_epochs),
-        dp=named_values(dp or [], epsilon=epsilon),
+        method_options=options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
+        dp=options.named_values(dp or [], epsilon=epsilon),
         secagg=secagg,
-        committee=parsed_committee(committee),
+        committee=options.parsed_committee(committee),
         gather=gather,
         most_norm=most_norm,
         split=split,
@@ -147,7 +120,7 @@ def run(
         device=device,
         out=out,
         threads=threads,
-        backbone_files=check_backbone_file(backbone, backbone_file),
+        backbone_files=options.check_backbone_file(backbone, backbone_file),
         ledger=ledger,
     )
     if not data and root is None:
@@ -157,7 +130,7 @@ def run(
 
 
 def announced(text: str, quiet: bool) -> "Terminal":
-    """The console for progress, on which the first line stands before anything slow is imported."""
+    """The console for progress. Its first line is printed before anything slow is imported."""
     from importlib.util import find_spec
 
     from medfedvqa.cli.terminal import Terminal, sentence
@@ -169,8 +142,8 @@ def announced(text: str, quiet: bool) -> "Terminal":
     return progress
 
 
-def _watched(launch: "Launch", engine: EngineName, progress: "Terminal") -> dict[str, Any]:
-    """The results of the run, with its stages shown."""
+def _watched(launch: "Launch", engine: options.EngineName, progress: "Terminal") -> dict[str, Any]:
+    """Run the launch while its stages are shown, and return its results."""
     from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import plain
     from medfedvqa.federation.launch import run as run_launch
@@ -188,7 +161,7 @@ def _watched(launch: "Launch", engine: EngineName, progress: "Terminal") -> dict
 
 
 def _finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:
-    """What left each site, where the results are, and last the accuracies."""
+    """Print what left each site, where the results are, and last the accuracies."""
     import json
 
     from medfedvqa.cli.display import show_results
@@ -206,7 +179,7 @@ def _finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: boo
 
 @contextmanager
 def _first_interrupt_stops(console: "Terminal") -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the run to end with the round and evaluate; the second ends it at once."""
+    """Make the first Ctrl-C end the run after the round and an evaluation; the second ends it at once."""
     import signal
 
     stopping = False

@@ -1,4 +1,4 @@
-"""The site that a command is about."""
+"""The option that names a site, and the site's settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ SiteFile = Annotated[Path, typer.Option("--site", help="The site's own site.yml.
 
 
 def config_of(site: Path) -> "SiteConfig":
-    """A startup kit keeps site.yml in its folder `local`, a run in the site's own."""
+    """The settings in a site.yml. Its folder has the site's name; in a startup kit, the folder above `local` has it."""
     from medfedvqa.federation.site_config import load_site_config
 
     folder = site.resolve().parent

@@ -1,4 +1,4 @@
-"""The terminal, on which no text of others is obeyed: neither a terminal's control sequences nor rich's markup."""
+"""A terminal that obeys neither control sequences nor rich's markup in texts of others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,27 +11,27 @@ from rich.text import Text
 from audits.escaping import NAME, SENTENCE, for_terminal, number, visible
 
 HANGING = 8
-"""Columns before what is left of a line that is longer than the terminal is wide; lines begin further to the left."""
+"""The indent of the rest of a line that is wider than the terminal; lines begin further to the left."""
 
 
 class Terminal(Console):
-    """A console that writes no control character but the line feed, wherever a text comes from.
+    """A console that writes no control character except the line feed, wherever a text comes from.
 
-    Markup has to be escaped where a sentence is put together: `plain` does both. Words such as `:ab:`, which stand in
-    fingerprints, are no pictures here.
+    Markup must be escaped where a sentence is composed: `plain` does both. `:ab:`, as in fingerprints, is not replaced
+    by a picture.
     """
 
     def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
         super().__init__(stderr=stderr, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What rich makes of it. Its own control sequences, as a bar of progress needs them, are apart from text."""
+        """The segments that rich renders, made visible. Control sequences of rich itself, as for a bar, stay."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text, "\n"), segment.style)
 
     def write_line(self, indent: int, markup: str) -> None:
-        """A line of its own for programs that read it. A person's terminal may be narrower: there what is left of it
-        begins further to the right than any line, so that no text of others stands where a verdict does.
+        """Write one line. On a narrower terminal its rest is indented further than any line begins,
+        so that no text of others stands where a verdict does.
         """
         if not self.is_terminal:
             self.print(" " * indent + markup, soft_wrap=True, highlight=False)
@@ -42,15 +42,16 @@ class Terminal(Console):
             self.print(line, soft_wrap=True, highlight=False)
 
 
-def plain(text: str, most: int = NAME) -> str:
-    """A text of others for rich, in one line: neither markup nor control sequences, and no longer than that.
+def plain(text: str, length: int = NAME) -> str:
+    """A text of others for rich: one line of at most this length, without markup and control sequences.
 
     A backslash at the end is written as its number: rich (14) shows two of them unless markup follows.
     """
-    shown = for_terminal(text, most)
-    return escape(shown[:-1] + number(shown[-1]) if shown.endswith("\\") else shown)
+    visible_text = for_terminal(text, length)
+    ends_badly = visible_text.endswith("\\")
+    return escape(visible_text[:-1] + number(visible_text[-1]) if ends_badly else visible_text)
 
 
 def sentence(text: object) -> str:
-    """As `plain`, of a sentence, which may quote others."""
+    """Like `plain`, for a sentence, which may quote others and be longer."""
     return plain(str(text), SENTENCE)

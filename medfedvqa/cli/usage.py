@@ -1,4 +1,4 @@
-"""What was wrong with a command that could not be understood, in one sentence."""
+"""Explains in one sentence what is wrong with a command."""
 
 import errno
 import re
@@ -9,10 +9,10 @@ import typer
 from medfedvqa.near_miss import suggestion
 
 PLACES = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT})
-"""Errors of a place that a user can name differently."""
+"""Errors about a path, which a user can replace by another."""
 CHOICE = re.compile(r"'([^']*)' is not one of (.*)$")
-ELSEWHERE = {"--budget": "--rounds", "--epochs": "--local-epochs", "--root": "--data-root", "--output": "--out"}
-"""Options that people look for under another name than theirs."""
+RENAMED = {"--budget": "--rounds", "--epochs": "--local-epochs", "--root": "--data-root", "--output": "--out"}
+"""The options that people mean by these names."""
 
 
 def explained(error: typer.TyperException) -> str:
@@ -25,7 +25,7 @@ def explained(error: typer.TyperException) -> str:
     if name is not None and text.startswith("No such option"):
         options = [flag for option in context.command.params for flag in (*option.opts, *option.secondary_opts)]
         text = f"there is no option '{name}'"
-        hint = f"did you mean '{ELSEWHERE[name]}'?" if ELSEWHERE.get(name) in options else suggestion(name, options)
+        hint = f"did you mean '{RENAMED[name]}'?" if RENAMED.get(name) in options else suggestion(name, options)
         text = f"{text}: {hint}" if hint else text
     else:
         text = error.format_message().strip().rstrip(".").replace("Value error, ", "")
@@ -38,7 +38,7 @@ def explained(error: typer.TyperException) -> str:
 
 
 def place_of(error: OSError) -> str | None:
-    """Why a place that the user named cannot be used; None for an error of another kind."""
+    """Why a path that the user named cannot be used; None for an error of another kind."""
     if error.errno == errno.ENOSPC:
         return "no space is left on the disk: free some, or choose another place"
     if error.errno not in PLACES or error.filename is None:

@@ -1,4 +1,4 @@
-"""Text that is burned into a picture: found, blanked, and looked for again."""
+"""Finds text that is burned into a picture, blanks it, and looks again."""
 
 from dataclasses import dataclass
 
@@ -9,42 +9,43 @@ from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 Array = np.ndarray
 SCALE = 2
-"""Text is looked for at twice the size that is stored: what is then too small to find is too small to read."""
-LOW = 0.10
-"""A find whose short side is below this share of the picture's is blanked unread, as lines of text are low."""
-SURE = 0.5
-"""A larger find is blanked if at least two letters or digits are read in it at this confidence: rings and bones are
-found as text, too, and read as nothing."""
-DETECTED, BOXED = 0.2, 0.3
-"""The detector's thresholds for pixels and boxes, below its defaults of 0.3 and 0.5: missing less counts for more."""
+"""The detector sees twice the size that is stored: text that is too small to detect then is too small to read."""
+LINE_HEIGHT = 0.10
+"""A box whose short side is below this share of the picture's is blanked unread, since lines of text are low."""
+CONFIDENCE = 0.5
+"""A larger box is blanked if at least two letters or digits are read in it at this confidence: the detector takes rings
+and bones for text, too, and the reader reads nothing in them."""
+PIXEL_THRESHOLD, BOX_THRESHOLD = 0.2, 0.3
+"""The detector's thresholds. Its defaults are 0.3 and 0.5; a missed text is worse than a needless blank."""
 MARGIN = 3
-"""Pixels of the stored picture that are blanked around a find."""
+"""Pixels of the stored picture that are blanked around a box."""
 PASSES = 3
-MOST = 0.25
-"""Share of the picture that may be blanked."""
+"""How often text is detected and blanked at most."""
+MAX_BLANKED = 0.25
+"""The largest share of the picture that may be blanked."""
 Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Cleaned:
-    """A picture without the text that was found in it."""
+class CleanPicture:
+    """A picture whose text is blanked."""
 
     grey: Array
     """uint8 [height, width]."""
     boxes: tuple[Box, ...]
-    """What was blanked: left, top, right, bottom, in pixels of the stored picture."""
+    """The blanked boxes: left, top, right, bottom, in pixels of the stored picture."""
 
     @property
     def share(self) -> float:
-        """Share of the pixels that were blanked."""
-        blanked = np.zeros(self.grey.shape, dtype=bool)
+        """The share of the pixels that are blanked."""
+        mask = np.zeros(self.grey.shape, dtype=bool)
         for left, top, right, bottom in self.boxes:
-            blanked[top:bottom, left:right] = True
-        return float(blanked.mean())
+            mask[top:bottom, left:right] = True
+        return float(mask.mean())
 
 
 class TextFinder:
-    """The offline text detector and reader, loaded once for a process."""
+    """An offline text detector and reader. A process loads it once."""
 
     def __init__(self) -> None:
         from rapidocr_onnxruntime import RapidOCR
@@ -55,15 +56,15 @@ class TextFinder:
             inter_op_num_threads=1,
             det_limit_side_len=32,
             det_limit_type="min",
-            det_thresh=DETECTED,
-            det_box_thresh=BOXED,
+            det_thresh=PIXEL_THRESHOLD,
+            det_box_thresh=BOX_THRESHOLD,
             max_side_len=8192,
         )
 
-    def clean(self, grey: Array, side: int) -> Cleaned:
-        """The picture, uint8 [height, width], fitted to `side` pixels and without the text that is found in it.
+    def clean(self, grey: Array, side: int) -> CleanPicture:
+        """The picture, uint8 [height, width], fitted to `side` pixels, with its text blanked.
 
-        Raises `Quarantined`: text remains, mostly text.
+        Raises `Quarantined` if text remains, or most of the picture is text.
         """
         stored = fitted(grey, side)
         large = fitted(grey, SCALE * side)
@@ -71,42 +72,43 @@ class TextFinder:
             large = cv2.resize(stored, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
         boxes: list[Box] = []
         for _ in range(PASSES):
-            found = self.find(large, stored.shape)
-            if not found:
+            text_boxes = self.find(large, stored.shape)
+            if not text_boxes:
                 break
-            stored = blanked(stored, found)
+            stored = blanked(stored, text_boxes)
             large = cv2.resize(stored, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
-            boxes += found
+            boxes += text_boxes
         else:
             if self.find(large, stored.shape):
                 raise Quarantined(Reason.TEXT_REMAINS)
-        cleaned = Cleaned(stored, tuple(boxes))
-        if cleaned.share > MOST:
+        picture = CleanPicture(stored, tuple(boxes))
+        if picture.share > MAX_BLANKED:
             raise Quarantined(Reason.MOSTLY_TEXT)
-        return cleaned
+        return picture
 
     def find(self, large: Array, shape: tuple[int, ...]) -> list[Box]:
-        """Boxes of text in an enlarged picture, in pixels of the picture of this shape, with a margin."""
+        """The boxes of text in an enlarged picture, in pixels of the picture of this shape, with a margin."""
         picture = np.repeat(large[..., None], 3, axis=2)
-        finds, _ = self._ocr(picture, use_cls=False, use_rec=False)
+        quadrangles, _ = self._ocr(picture, use_cls=False, use_rec=False)
         boxes = []
         factors = shape[1] / large.shape[1], shape[0] / large.shape[0]
-        for corners in finds or ():
+        for corners in quadrangles or ():
             left, top = np.floor(np.min(corners, axis=0)).astype(int).clip(0)
             right, bottom = np.ceil(np.max(corners, axis=0)).astype(int)
-            if _short_side(corners) < LOW * min(large.shape) or self._reads(picture[top:bottom, left:right]):
+            if _short_side(corners) < LINE_HEIGHT * min(large.shape) or self._reads(picture[top:bottom, left:right]):
                 boxes.append(_widened((left, top, right, bottom), factors, shape))
         return boxes
 
     def _reads(self, crop: Array) -> bool:
+        """Whether the reader reads at least two letters or digits in this part of a picture."""
         if not crop.size:
             return False
         lines, _ = self._ocr(crop, use_det=False, use_cls=False, use_rec=True)
-        return any(score >= SURE and sum(map(str.isalnum, text)) >= 2 for text, score in lines or ())
+        return any(score >= CONFIDENCE and sum(map(str.isalnum, text)) >= 2 for text, score in lines or ())
 
 
 def fitted(grey: Array, side: int) -> Array:
-    """The picture with its longer side at most `side` pixels, aspect kept, never enlarged."""
+    """The picture, reduced so that its longer side has at most `side` pixels; it keeps its aspect."""
     factor = side / max(grey.shape)
     if factor >= 1:
         return grey

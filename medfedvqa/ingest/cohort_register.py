@@ -1,11 +1,9 @@
-"""Whose files and patients were ingested: what keeps the same cohort from getting a second budget under another key.
+"""The register of ingested files and patients. It keeps a cohort from getting a second budget under another key.
 
 Each ledger's folder has a register of the files and patients of its stores. It holds HMAC-SHA256 digests under a key
-that is derived from the ledger's own: only who holds the ledger's folder can test a file or a patient ID against it.
+that is derived from the ledger's key: only the holder of that folder can test a file or a patient ID against it.
 """
 
-import fcntl
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,32 +16,33 @@ from pydantic import ValidationError
 from audits.bounded_files import read_bounded
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.ledger_binding import bind_store, read_binding
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.store import Keyed, _Strict
+from medfedvqa.ingest.store import Keyed, StrictModel
 from privacy import LedgerError
 from privacy.ledger_folder import LedgerFolder, make_folder, read_folder
 
 REGISTER, REGISTER_LOCK = "ingested.json", "ingested.lock"
 SUFFIX = ".ledger"
-"""Of the folders beside a store, and beside its ledger, in which other ledgers are looked for."""
+"""The end of the names of ledgers' folders: other ledgers are looked for beside a store and beside its ledger."""
 MAX_REGISTER = 1 << 28
 _PURPOSE = "ingested files and patients"
 
 
-class Register(_Strict):
-    """The files and patients of all stores that a ledger is for. Nothing leaves it: who is withdrawn stays here."""
+class Register(StrictModel):
+    """The files and patients of all stores that a ledger is for. Nothing is ever removed from it."""
 
     format: Literal["medfedvqa-ingested/1"] = "medfedvqa-ingested/1"
     key: Keyed
-    """Fingerprint of the key of the stores' pseudonyms."""
+    """The fingerprint of the key of the stores' pseudonyms."""
     files: list[Keyed]
     patients: list[Keyed]
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A ledger, the register in its folder if there is one, and the key of the register's digests."""
+    """A ledger in sight, and the register in its folder."""
 
     folder: Path
     ledger: LedgerFolder
@@ -55,11 +54,11 @@ class Neighbour:
 
     @cached_property
     def register(self) -> Register | None:
-        """None before anything was ingested for this ledger. Raises `ConfigError`."""
+        """The register; None before the first ingestion for this ledger. Raises `ConfigError`."""
         return read_register(self.folder)
 
     def knows(self, files: Collection[str], patients: Collection[str]) -> bool:
-        """Whether the register has one of these files, by SHA-256, or of these marks of patients."""
+        """Whether the register has one of these files, by SHA-256, or one of these marks of patients."""
         register = self.register
         if register is None:
             return False
@@ -68,7 +67,7 @@ class Neighbour:
 
 
 def file_mark(marks: Pseudonyms, sha256: str) -> str:
-    """A file in a register."""
+    """The digest that stands for a file in a register."""
     return marks.digest("file", sha256)
 
 
@@ -84,22 +83,22 @@ def read_register(folder: Path) -> Register | None:
 
 
 class CohortCheck:
-    """The ledger of the store that an ingestion makes, and the other ledgers in sight."""
+    """Compares a store that is being made with the registers of its ledger and of the other ledgers in sight."""
 
     def __init__(self, store: Path, folder: Path, key: str) -> None:
-        """`key`: the fingerprint of the key of the pseudonyms. Makes the ledger's key, if there is none.
+        """Makes the ledger's key if there is none. `key` is the fingerprint of the key of the pseudonyms.
 
         Raises `ConfigError` if the ledger belongs to another key, or the store to another ledger.
         """
         self._store, self._key = store, key
         with _as_config_error():
             self._refuse_other_binding(read_folder(folder))
-            self._own = Neighbour(folder, make_folder(folder))
+            self._ledger = Neighbour(folder, make_folder(folder))
             places = sorted({*_ledgers_beside(store), *_ledgers_beside(folder)} - {folder.resolve()})
             beside = ((place, read_folder(place)) for place in places)
             self._others = [Neighbour(place, ledger) for place, ledger in beside if ledger is not None]
-        known = self._own.register
-        if self._own.ledger.store not in (None, key) or (known is not None and known.key != key):
+        register = self._ledger.register
+        if self._ledger.ledger.store not in (None, key) or (register is not None and register.key != key):
             raise ConfigError(
                 "the ledger is for stores of another key: give that key by --key, so that the patients' budget "
                 "continues, or, for other patients, another folder by --ledger"
@@ -107,32 +106,33 @@ class CohortCheck:
 
     @property
     def mark_keys(self) -> list[bytes]:
-        """The keys of all registers in sight, this ledger's own first: a patient is marked under each of them."""
-        return [one.marks.secret for one in (self._own, *self._others)]
+        """The keys of all registers in sight, that of this ledger first. A patient is marked under each of them."""
+        return [ledger.marks.secret for ledger in (self._ledger, *self._others)]
 
     def admit(self, files: Collection[str], patients: Collection[str]) -> None:
-        """Registers the files, by SHA-256, and the marks of the patients of a store, and binds the store to its ledger.
+        """Registers files, by SHA-256, and marks of patients, and binds the store to its ledger.
 
-        All this comes before the store's manifest: a crash in between leaves files that are known under this key.
+        The store's manifest is written later, so a crash in between leaves registered files without a store.
         Raises `ConfigError` if another ledger knows one of them.
         """
-        if other := next((one for one in self._others if one.knows(files, patients)), None):
+        if other := next((ledger for ledger in self._others if ledger.knows(files, patients)), None):
             raise ConfigError(
                 f"files or patients of this store were ingested before, and their budget is in the ledger "
                 f"'{other.folder.name}': give it by --ledger, and the key of its store by --key, so that it continues"
             )
-        with _locked(self._own.folder):
-            known = read_register(self._own.folder)
-            marks = {file_mark(self._own.marks, file) for file in files}
+        unwritable = ConfigError("the ledger's folder cannot be written: check --ledger and its permissions")
+        with locked(self._ledger.folder / REGISTER_LOCK, unwritable):
+            before = read_register(self._ledger.folder)
+            marks = {file_mark(self._ledger.marks, file) for file in files}
             register = Register(
                 key=self._key,
-                files=sorted(marks.union(known.files if known else ())),
-                patients=sorted({*patients, *(known.patients if known else ())}),
+                files=sorted(marks.union(before.files if before else ())),
+                patients=sorted({*patients, *(before.patients if before else ())}),
             )
-            if register != known:
-                write_whole(self._own.folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
+            if register != before:
+                write_whole(self._ledger.folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
         with _as_config_error():
-            bind_store(self._store, self._key, make_folder(self._own.folder))
+            bind_store(self._store, self._key, make_folder(self._ledger.folder))
 
     def _refuse_other_binding(self, ledger: LedgerFolder | None) -> None:
         binding = read_binding(self._store)
@@ -152,16 +152,3 @@ def _as_config_error() -> Iterator[None]:
         yield
     except LedgerError as error:
         raise ConfigError(str(error)) from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        lock = os.open(folder / REGISTER_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        raise ConfigError("the ledger's folder cannot be written: check --ledger and its permissions") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

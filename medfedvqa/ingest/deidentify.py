@@ -1,7 +1,7 @@
-"""The header of a stored picture: PS3.15's basic profile, then only what is listed here."""
+"""Makes the header of a stored picture: PS3.15's basic profile, applied to the few attributes that are listed here."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import lru_cache
 
@@ -42,28 +42,28 @@ KEPT = {
     "InstanceNumber": r"\d{1,6}",
     "LossyImageCompression": r"0[01]",
 }
-"""What the stored header keeps beside UIDs, and the values that it may have; others are left out."""
+"""Attributes that the stored header keeps beside UIDs, with the pattern of their values. Other values are left out."""
 TYPE_2 = (
     "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "AccessionNumber", "ReferringPhysicianName", "StudyID",
     "SeriesNumber", "InstanceNumber", "Modality",
 )  # fmt: skip
-"""Attributes that a secondary capture image has to have, if only empty."""
+"""Attributes that a secondary capture image must have, even if they are empty."""
 IDENTIFYING = ("PatientID", "OtherPatientIDs", "AccessionNumber", "StudyID", "PatientBirthDate")
 NAMES = ("PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName")
 OLDEST = "090Y"
-"""Ages above 89 years are told as this one."""
+"""Ages above 89 years are stored as 090Y."""
 Rules = dict[tuple[int, ...], Callable[..., None]]
 
 
 def deidentified(original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options) -> Dataset:
-    """A new secondary capture image, uint8 [rows, columns], that holds nothing of the original but what may stay.
+    """A new secondary capture image of `grey`, uint8 [rows, columns], with the attributes that may stay.
 
-    Raises `Quarantined`: no patient, unreadable.
+    Raises `Quarantined` if the original names no patient, or cannot be read.
     """
     try:
         patient = patient_id(original)
         dataset = _listed(original, options)
-        anonymize_dataset(dataset, _own_rules(patient, keys, options), True, lambda: _profile(keys))
+        anonymize_dataset(dataset, _option_rules(patient, keys, options), True, lambda: _profile(keys))
         _add_codes(dataset, options)
         _add_picture(dataset, grey, organ(original))
         for keyword in TYPE_2:
@@ -71,13 +71,13 @@ def deidentified(original: Dataset, grey: np.ndarray, keys: Pseudonyms, options:
                 setattr(dataset, keyword, None)
     except Quarantined:
         raise
-    except Exception:  # an element that pydicom cannot make sense of
+    except Exception:  # pydicom raises errors of many kinds for elements that it cannot parse
         raise Quarantined(Reason.UNREADABLE) from None
     return dataset
 
 
 def patient_id(original: Dataset) -> str:
-    """The patient's ID as the file has it. Raises `Quarantined`: no patient."""
+    """The patient's ID as the file has it. Raises `Quarantined` if there is none."""
     value = str(original.get("PatientID") or "").strip("\0 ")
     if not value:
         raise Quarantined(Reason.NO_PATIENT)
@@ -85,28 +85,32 @@ def patient_id(original: Dataset) -> str:
 
 
 def organ(original: Dataset) -> str:
-    """The organ by body part or anatomic region, else `others`."""
+    """The organ that the body part or the anatomic region belongs to; `others` if the header names neither."""
     named = organ_of(str(original.get("BodyPartExamined") or ""))
     regions = original.get("AnatomicRegionSequence") or ()
     coded = (CODES.get(str(region.get("CodeValue", ""))) for region in regions)
-    return named or next((found for found in coded if found), "others")
+    return named or next(filter(None, coded), "others")
 
 
 def identifiers(original: Dataset) -> frozenset[str]:
-    """Texts that name the patient or the visit, folded: IDs, birth date, and parts of names of at least 3 letters."""
-    found = {text for name in IDENTIFYING for text in _values(original, name)}
+    """Case-folded texts that identify the patient or the visit: IDs, the birth date, and parts of names.
+
+    Texts of fewer than 3 letters are left out.
+    """
+    texts = {text for name in IDENTIFYING for text in _values(original, name)}
     for name in NAMES:
         for value in _values(original, name):
-            found |= {part for part in re.split(r"[\^=\s,.\-]+", value) if len(part) > 2}
+            texts |= {part for part in re.split(r"[\^=\s,.\-]+", value) if len(part) > 2}
     for date in _values(original, "PatientBirthDate"):
         if re.fullmatch(r"\d{8}", date):
             year, month, day = date[:4], date[4:6], date[6:]
-            found |= {f"{a}{mark}{b}{mark}{c}" for mark in "./-" for a, b, c in _orders(year, month, day)}
-    return frozenset(text for text in found if len(text) > 2)
+            orders = ((year, month, day), (month, day, year), (day, month, year))
+            texts |= {mark.join(order) for mark in "./-" for order in orders}
+    return frozenset(text for text in texts if len(text) > 2)
 
 
 def _listed(original: Dataset, options: Options) -> Dataset:
-    """A data set of the listed elements alone, each with a value that it may have."""
+    """A new data set with the listed attributes alone, each with a value that matches its pattern."""
     patterns = KEPT | (CHARACTERISTICS if "characteristics" in options.retain else {})
     dataset = Dataset()
     dataset.PatientID = dataset.PatientName = "x"
@@ -147,14 +151,14 @@ def _table() -> Rules:
     return rules
 
 
-def _own_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:
-    """What the chosen options and the pseudonym change in the profile."""
+def _option_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:
+    """The rules that the options and the pseudonym put in the place of the profile's."""
 
     def pseudonym(dataset: Dataset, tag: tuple[int, int]) -> None:
         dataset[tag].value = keys.patient(patient)
 
     def keep(dataset: Dataset, tag: tuple[int, int]) -> None:
-        """As it is."""
+        """Leave the element as it is."""
 
     def shift(dataset: Dataset, tag: tuple[int, int]) -> None:
         if tag in dataset:
@@ -176,14 +180,14 @@ def _own_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:
 def _tag(keyword: str) -> tuple[int, int]:
     tag = tag_for_keyword(keyword)
     if tag is None:
-        raise ValueError(f"{keyword} is no attribute of DICOM")
+        raise ValueError(f"'{keyword}' is not an attribute of DICOM")
     return tag >> 16, tag & 0xFFFF
 
 
 def _add_codes(dataset: Dataset, options: Options) -> None:
-    """What was done, for whoever gets the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
+    """Record what was done to the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
     dataset.PatientIdentityRemoved = "YES"
-    dataset.DeidentificationMethod = [f"{meaning[:60]}" for _, meaning in options.codes]
+    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in options.codes]
     dataset.DeidentificationMethodCodeSequence = []
     for value, meaning in options.codes:
         code = Dataset()
@@ -212,15 +216,9 @@ def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:
 
 
 def _values(dataset: Dataset, keyword: str) -> list[str]:
-    """An attribute's values as folded text, none if it is absent."""
+    """An attribute's values as case-folded texts; an empty list if it is absent."""
     value = dataset.get(keyword)
     if value is None:
         return []
     several = hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and keyword not in NAMES
-    return [text for one in (value if several else [value]) if (text := str(one).strip("\0 ").casefold())]
-
-
-def _orders(year: str, month: str, day: str) -> Iterator[tuple[str, str, str]]:
-    yield year, month, day
-    yield month, day, year
-    yield day, month, year
+    return [text for part in (value if several else [value]) if (text := str(part).strip("\0 ").casefold())]

@@ -1,4 +1,4 @@
-"""A DICOM file's bytes as a data set, within bounds, whatever the bytes are."""
+"""Reads a DICOM file's bytes into a data set, within bounds of memory, whatever the bytes are."""
 
 import zlib
 from io import BytesIO
@@ -18,13 +18,13 @@ from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 PREAMBLE = 132
 STARTS = (b"\x02\x00", b"\x00\x02", b"\x08\x00", b"\x00\x08")
-"""How a file without preamble begins: group 2 or 8, in either byte order."""
+"""The first bytes of a file without preamble: group 2 or 8, in either byte order."""
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 NOT_PICTURES = frozenset({"RTDOSE", "SEG", "REG", "RWV", "FID"})
 
 
 def read_bytes(path: Path, options: Options) -> bytes:
-    """The file, whole. Raises `Quarantined`: unopened, too large."""
+    """The whole file. Raises `Quarantined` if it cannot be opened or is too large."""
     try:
         with path.open("rb") as file:
             content = file.read(options.max_bytes + 1)
@@ -36,22 +36,22 @@ def read_bytes(path: Path, options: Options) -> bytes:
 
 
 def read_dicom(content: bytes, options: Options) -> Dataset:
-    """The data set in these bytes; nothing in it is decoded yet.
+    """The data set in these bytes; its pixels are not decoded yet.
 
-    Raises `Quarantined`: not DICOM, unreadable, or a deflated one that inflates to too much.
+    Raises `Quarantined` if the bytes are not DICOM, cannot be read, or inflate to more than is allowed.
     """
     if content[128:PREAMBLE] != b"DICM" and content[:2] not in STARTS:
         raise Quarantined(Reason.NOT_DICOM)
     try:
         dataset = pydicom.dcmread(BytesIO(_inflated(content, options.max_bytes)), force=True)
-        known = "SOPClassUID" in dataset or has_pixels(dataset)
+        is_image = "SOPClassUID" in dataset or has_pixels(dataset)
     except Quarantined:
         raise
     except MemoryError:
         raise Quarantined(Reason.TOO_LARGE) from None
-    except Exception:  # pydicom raises whatever its parsing stumbles upon
+    except Exception:  # pydicom raises errors of many kinds for damaged files
         raise Quarantined(Reason.UNREADABLE) from None
-    if not known and content[128:PREAMBLE] != b"DICM":
+    if not is_image and content[128:PREAMBLE] != b"DICM":
         raise Quarantined(Reason.NOT_DICOM)
     if not len(dataset):
         raise Quarantined(Reason.UNREADABLE)
@@ -59,7 +59,7 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
 
 
 def has_pixels(dataset: Dataset) -> bool:
-    """Whether there are pixel data of any kind."""
+    """Whether the data set has pixel data of any kind."""
     return any(name in dataset for name in PIXELS)
 
 
@@ -81,14 +81,14 @@ def check_picture(dataset: Dataset, options: Options) -> None:
         raise Quarantined(Reason.TOO_SMALL)
 
 
-def _inflated(content: bytes, most: int) -> bytes:
-    """The file in a syntax that is not deflated: pydicom would inflate without a bound."""
+def _inflated(content: bytes, max_bytes: int) -> bytes:
+    """The file in a transfer syntax that is not deflated, since pydicom (3) inflates without a bound."""
     file = BytesIO(content)
     meta = _file_meta(file)
     if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         return content
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
-    data = stream.decompress(file.read(), most)
+    data = stream.decompress(file.read(), max_bytes)
     if stream.unconsumed_tail:
         raise Quarantined(Reason.TOO_LARGE)
     if not stream.eof:
@@ -101,10 +101,10 @@ def _inflated(content: bytes, most: int) -> bytes:
 
 
 def _file_meta(file: BinaryIO) -> FileMetaDataset | None:
-    """The group 2 elements, with the file left behind them; None where there are none."""
+    """The group 2 elements, after which the file's position is; None if there are none."""
     try:
         read_preamble(file, force=True)
-        found = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
-        return FileMetaDataset(found) if len(found) else None
+        elements = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
+        return FileMetaDataset(elements) if len(elements) else None
     except (InvalidDicomError, ValueError, EOFError):
         return None

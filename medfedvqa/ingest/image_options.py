@@ -1,4 +1,4 @@
-"""How images are made ready: what a user may choose, and which codes say so in every file."""
+"""Options of the preparation of images, and the DICOM codes that record them in every file."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from medfedvqa.errors import ConfigError
 
 RECIPE = 1
-"""Raised whenever the same file and options would give another picture or header: older records are made anew."""
+"""Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
 RETAINABLE = ("characteristics", "dates")
 
@@ -20,20 +20,20 @@ Code = tuple[str, str]
 
 @dataclass(frozen=True)
 class Options:
-    """What shapes the store; all of it is written into the manifest."""
+    """The options that decide what the store holds. The manifest records them."""
 
     side: int = 384
-    """Most pixels along the longer side of a stored picture; text is looked for at twice as many."""
+    """The most pixels along the longer side of a stored picture; text is detected at twice as many."""
     frame: str = "middle"
-    """Which frame of several, where the file names no representative one: `middle` or `first`."""
+    """Which frame of several is kept if the file names no representative frame: `middle` or `first`."""
     retain: tuple[str, ...] = ()
-    """Of `RETAINABLE`: age, sex, size, weight, smoking and pregnancy; dates, shifted by patient."""
+    """Members of `RETAINABLE`: age, sex, size, weight, smoking and pregnancy; and dates, shifted by patient."""
     max_pixels: int = 64 * 2**20
-    """Most rows times columns that a file may declare."""
+    """The most pixels, rows times columns, that a file may declare."""
     memory: int = 3072
     """MiB of address space that a worker may use, at least 1536: text recognition alone takes most of that."""
     seconds: int = 120
-    """Most time for one file."""
+    """The most time for one file."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -47,12 +47,12 @@ class Options:
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes of a file, and of what a deflated one inflates to."""
+        """The most bytes of a file, and of the data that a deflated file inflates to."""
         return self.memory * 2**20 // 4
 
     @property
     def codes(self) -> tuple[Code, ...]:
-        """What was done, as codes of DICOM's context group 7050."""
+        """The de-identification options in force, as codes of DICOM's context group 7050."""
         codes = [BASIC_PROFILE, CLEAN_PIXELS]
         if "dates" in self.retain:
             codes.append(RETAIN_DATES)
@@ -61,6 +61,6 @@ class Options:
         return tuple(codes)
 
     def recipe(self, versions: dict[str, str]) -> str:
-        """A digest of all that decides what becomes of a file, tools included, hex."""
+        """A digest of all that decides the outcome for a file: options and versions of tools, hex."""
         facts = json.dumps([RECIPE, asdict(self), versions], sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""One frame of a DICOM image as the grey picture that a radiologist would be shown."""
+"""Renders one frame of a DICOM image as the grey picture that a radiologist would see."""
 
 from dataclasses import dataclass
 
@@ -14,30 +14,31 @@ from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 Array = np.ndarray
 LUMINANCE = (0.299, 0.587, 0.114)
-"""Of red, green and blue (ITU-R BT.601), as DICOM's YBR has it."""
+"""Weights of red, green and blue (ITU-R BT.601), as in DICOM's YBR."""
 TAILS = (0.5, 99.5)
-"""Percentiles that become black and white where a file names no window."""
+"""The percentiles that become black and white if a file names no window."""
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A frame, ready to be looked at."""
+    """A rendered frame."""
 
     grey: Array
     """uint8 [height, width], black to white."""
     frame: int
-    """From 0."""
+    """The frame's number, from 0."""
     frames: int
 
 
 def render(dataset: Dataset, options: Options) -> Rendered:
     """The chosen frame through modality LUT, VOI LUT or window, and photometric interpretation.
 
-    Raises `Quarantined`: no decoder, undecodable, unknown colours, blank, too large.
+    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours, is blank or is
+    too large.
     """
     frames = max(1, int(dataset.get("NumberOfFrames") or 1))
-    frame = _chosen(dataset, frames, options)
+    frame = _frame_number(dataset, frames, options)
     try:
         grey = _grey(_decoded(dataset, frame, frames), dataset, frame)
     except Quarantined:
@@ -46,7 +47,7 @@ def render(dataset: Dataset, options: Options) -> Rendered:
         raise Quarantined(Reason.TOO_LARGE) from None
     except NotImplementedError:
         raise Quarantined(Reason.NO_DECODER) from None
-    except Exception as error:  # decoders raise whatever they stumble upon
+    except Exception as error:  # decoders raise errors of many kinds
         missing = isinstance(error, RuntimeError) and "missing dependencies" in str(error)
         raise Quarantined(Reason.NO_DECODER if missing else Reason.UNDECODABLE) from None
     if not np.isfinite(grey).all():
@@ -58,7 +59,7 @@ def render(dataset: Dataset, options: Options) -> Rendered:
 
 
 def window(values: Array, centre: float, width: float, function: str = "LINEAR") -> Array:
-    """Values through a window, 0 to 1 and clipped (PS3.3 section C.11.2.1.2). Raises `Quarantined`: undecodable."""
+    """Values through a window, clipped to 0..1 (PS3.3 section C.11.2.1.2). Raises `Quarantined` for bad windows."""
     wide = width >= 1 if function == "LINEAR" else width > 0
     if not wide or not np.isfinite(centre) or not np.isfinite(width):
         raise Quarantined(Reason.UNDECODABLE)
@@ -71,7 +72,8 @@ def window(values: Array, centre: float, width: float, function: str = "LINEAR")
     return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
-def _chosen(dataset: Dataset, frames: int, options: Options) -> int:
+def _frame_number(dataset: Dataset, frames: int, options: Options) -> int:
+    """The frame to render, from 0: the representative one if the file names it, else as the options say."""
     named = dataset.get("RepresentativeFrameNumber")
     if isinstance(named, int) and 1 <= named <= frames:
         return named - 1
@@ -79,14 +81,14 @@ def _chosen(dataset: Dataset, frames: int, options: Options) -> int:
 
 
 def _decoded(dataset: Dataset, frame: int, frames: int) -> Array:
-    """Stored values [rows, columns] or [rows, columns, 3]; what was YBR comes as RGB."""
+    """The stored values, [rows, columns] or [rows, columns, 3]; YBR is converted to RGB."""
     if dataset.file_meta.get("TransferSyntaxUID") == JPEGExtended12Bit and dataset.BitsStored != 8:
         return _twelve_bits(dataset, frame, frames)
     return pixel_array(dataset, index=frame)
 
 
 def _twelve_bits(dataset: Dataset, frame: int, frames: int) -> Array:
-    """A grey JPEG of 12 bits, which pydicom refuses to give to GDCM, and GDCM reads."""
+    """The values of a grey JPEG of 12 bits. pydicom (3) does not pass it to GDCM, which can read it."""
     import gdcm
 
     fragment, fragments = gdcm.Fragment(), gdcm.SequenceOfFragments.New()
@@ -107,6 +109,7 @@ def _twelve_bits(dataset: Dataset, frame: int, frames: int) -> Array:
 
 
 def _grey(pixels: Array, dataset: Dataset, frame: int) -> Array:
+    """The frame in greys from 0, black, to 1, white."""
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if photometric == "PALETTE COLOR":
         coloured = apply_color_lut(pixels, dataset)
@@ -118,32 +121,32 @@ def _grey(pixels: Array, dataset: Dataset, frame: int) -> Array:
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or pixels.ndim != 2:
         raise Quarantined(Reason.UNKNOWN_COLOURS)
     padding = _padding(pixels, dataset)
-    grey = _shown(pixels, dataset, frame, padding)
+    grey = _before_inversion(pixels, dataset, frame, padding)
     inverted = 1 - grey if photometric == "MONOCHROME1" else grey
     return np.where(padding, 0.0, inverted)
 
 
-def _shown(pixels: Array, dataset: Dataset, frame: int, padding: Array) -> Array:
+def _before_inversion(pixels: Array, dataset: Dataset, frame: int, padding: Array) -> Array:
     """Stored values as greys from 0 to 1, before any inversion."""
     transformation = _of_frame(dataset, frame, "PixelValueTransformationSequence") or dataset
     values = apply_modality_lut(pixels, transformation).astype(np.float64)
-    shown = _of_frame(dataset, frame, "FrameVOILUTSequence") or dataset
-    tables = shown.get("VOILUTSequence")
+    display = _of_frame(dataset, frame, "FrameVOILUTSequence") or dataset
+    tables = display.get("VOILUTSequence")
     if tables:
         return _through_table(values, tables[0])
-    centre, width = _first(shown.get("WindowCenter")), _first(shown.get("WindowWidth"))
+    centre, width = _first(display.get("WindowCenter")), _first(display.get("WindowWidth"))
     if centre is not None and width is not None and width > 0:
-        return window(values, centre, width, str(shown.get("VOILUTFunction") or "LINEAR"))
-    kept = values[~padding] if not padding.all() else values
-    low, high = np.percentile(kept, TAILS)
+        return window(values, centre, width, str(display.get("VOILUTFunction") or "LINEAR"))
+    recorded = values[~padding] if not padding.all() else values
+    low, high = np.percentile(recorded, TAILS)
     if low == high:
-        low, high = kept.min(), kept.max()
+        low, high = recorded.min(), recorded.max()
     greys: Array = np.clip((values - low) / max(high - low, np.finfo(np.float64).tiny), 0, 1)
     return greys
 
 
 def _through_table(values: Array, table: Dataset) -> Array:
-    """Values through a VOI LUT (PS3.3 section C.11.2.1.1)."""
+    """The values through a VOI LUT (PS3.3 section C.11.2.1.1)."""
     entries, first, bits = (int(number) for number in table.LUTDescriptor)
     entries = entries or 2**16
     data = table.LUTData
@@ -156,7 +159,7 @@ def _through_table(values: Array, table: Dataset) -> Array:
 
 
 def _padding(pixels: Array, dataset: Dataset) -> Array:
-    """Where nothing was recorded: bool, of the pixels' shape."""
+    """Which pixels are padding, bool, in the pixels' shape."""
     value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
     if not isinstance(value, int):
         return np.zeros(pixels.shape, dtype=bool)
@@ -166,16 +169,16 @@ def _padding(pixels: Array, dataset: Dataset) -> Array:
 
 
 def _of_frame(dataset: Dataset, frame: int, name: str) -> Dataset | None:
-    """What an enhanced image says of one frame or of all (PS3.3 section C.7.6.16)."""
-    own, shared = dataset.get("PerFrameFunctionalGroupsSequence"), dataset.get("SharedFunctionalGroupsSequence")
-    groups = [own[frame] if own and frame < len(own) else None, shared[0] if shared else None]
-    found = (group.get(name) for group in groups if group is not None)
-    return next((sequence[0] for sequence in found if sequence), None)
+    """The functional group of this name, of one frame or else of all frames (PS3.3 section C.7.6.16); None without."""
+    per_frame, shared = dataset.get("PerFrameFunctionalGroupsSequence"), dataset.get("SharedFunctionalGroupsSequence")
+    groups = [per_frame[frame] if per_frame and frame < len(per_frame) else None, shared[0] if shared else None]
+    sequences = (group.get(name) for group in groups if group is not None)
+    return next((sequence[0] for sequence in sequences if sequence), None)
 
 
 def _first(value: object) -> float | None:
-    """A number, or the first of several."""
+    """The number, or the first of several; None if there is none."""
     if value is None or value == "":
         return None
     values = value if hasattr(value, "__iter__") and not isinstance(value, str) else [value]
-    return next((float(one) for one in values), None)
+    return next(map(float, values), None)

@@ -1,6 +1,5 @@
-"""`ingest`: a folder of DICOM files and a file of questions become a store."""
+"""Makes a store from a folder of DICOM files and a file of questions."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -9,7 +8,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -18,13 +17,14 @@ from pathlib import Path
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import CohortCheck
+from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import IngestedQuestion, read_questions
-from medfedvqa.ingest.refusal_reasons import PASSING, Reason
-from medfedvqa.ingest.resolve import Resolver, Wanted
+from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
+from medfedvqa.ingest.resolve import ImageNames, Resolver
 from medfedvqa.ingest.store import (
     FORMAT,
     JOURNAL,
@@ -43,25 +43,24 @@ TOOLS = (
     "pydicom", "numpy", "dicom-anonymizer", "rapidocr-onnxruntime", "onnxruntime", "opencv-python", "pylibjpeg",
     "pylibjpeg-openjpeg", "pylibjpeg-rle", "python-gdcm", "pillow",
 )  # fmt: skip
-CHUNK = 2**20
 Watch = Callable[[str, int, int], None]
-"""Called with what is going on, how many are done, and of how many (0: not known yet)."""
+"""A function that receives the stage, the number of files done, and their total (0 while it is unknown)."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is in the folder."""
+    """The files in the folder."""
 
     paths: dict[str, list[str]]
-    """Paths within the folder, by the keyed digest of their content."""
+    """The paths within the folder of each content, by its keyed digest."""
     sha256: dict[str, str]
-    """The digest of the content itself, by the same."""
+    """The SHA-256 of each content, by its keyed digest."""
     refused: list[tuple[str, Reason]]
-    """Paths that were not even read."""
+    """Paths that are not read, and why."""
 
     @property
     def files(self) -> int:
-        """All of them."""
+        """The number of all files."""
         return len(self.refused) + sum(map(len, self.paths.values()))
 
 
@@ -75,18 +74,18 @@ def ingest(
     watch: Watch,
     ledger: Path | None = None,
 ) -> Manifest:
-    """Make or renew the store `out`: files that it knows already are not read again, others are forgotten.
+    """Make or renew the store `out`. Files that the store knows are not read again; files that are gone are forgotten.
 
-    `ledger` is the folder of the ledger that the patients are charged to, by default beside the store; a store that an
-    earlier version made, and that is bound to no ledger, is left to its sites unless a ledger is named. A killed call
-    leaves the old store, if there was one, and what it got done is not done again. Raises `DataError` for the folder or
-    the questions, `ConfigError` for the rest.
+    `ledger` is the folder of the ledger that the patients are charged to, by default beside the store. A store of an
+    earlier version that is bound to no ledger stays so unless a ledger is named. A call that is killed leaves the old
+    store, if there was one, and the next call continues its work. Raises `DataError` for the folder or the questions,
+    `ConfigError` for anything else.
     """
     versions = tool_versions()
-    asked = read_questions(questions)
+    rows = read_questions(questions)
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
-    with _only_one(out):
+    with _exclusive(out):
         if (out / MANIFEST).exists() and read_manifest(out).key != keys.fingerprint():
             raise ConfigError("the store was made with another key: give that one by --key, or another --out")
         cohort = None
@@ -95,21 +94,24 @@ def ingest(
         survey = _survey(folder, keys, options, watch)
         with IngestionJournal(out / JOURNAL) as journal:
             recipe = options.recipe(versions)
-            wanted = Wanted.of(asked, keys)
-            _settle_known(out, survey, journal, wanted, recipe, marked=cohort is not None)
+            names = ImageNames.of(rows, keys)
+            _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
-            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), wanted.keyed, registers)
-            _read_new(folder, survey, journal, wanted, recipe, start, workers, watch)
+            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), names.keyed, registers)
+            tasks = _tasks(folder.resolve(), survey, journal, names)
+            for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
+                journal.add(Record.model_validate_json(json.dumps(answer | {"source": task.source, "recipe": recipe})))
+                watch("reading images", done, len(tasks))
             journal.keep(survey.paths)
             if cohort:
                 stored = [record for record in journal.records.values() if record.verdict == "stored"]
                 files = {survey.sha256[record.source] for record in stored}
                 cohort.admit(files, {mark for record in stored for mark in record.marks})
-            return _publish(out, survey, journal, asked, keys, options, versions)
+            return _publish(out, survey, journal, rows, keys, options, versions)
 
 
 def tool_versions() -> dict[str, str]:
-    """The versions of all that has a part in the result. Raises `ConfigError` if the extra is not installed."""
+    """The versions of everything that shapes the result. Raises `ConfigError` if the extra is not installed."""
     try:
         tools = {name: version(name) for name in TOOLS}
     except PackageNotFoundError:
@@ -120,7 +122,7 @@ def tool_versions() -> dict[str, str]:
 
 
 def _is_of_earlier_version(out: Path) -> bool:
-    """Whether the store is whole and no ledger is noted in it: its sites may have one already."""
+    """Whether the store is whole and notes no ledger: then its sites may have one already."""
     return (out / MANIFEST).exists() and not (out / BINDING).exists()
 
 
@@ -136,26 +138,19 @@ def _check_places(folder: Path, out: Path, key: Path, ledger: Path) -> None:
         raise ConfigError("the ledger must not lie in the store, which may be handed on: choose another --ledger")
 
 
-@contextmanager
-def _only_one(out: Path) -> Iterator[None]:
+def _exclusive(out: Path) -> AbstractContextManager[None]:
+    """Make the store's folders, and keep other ingestions out of them. Raises `ConfigError`."""
+    unwritable = ConfigError("the store cannot be written: check --out and its permissions")
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         (out / PICTURES).mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(out / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError:
-        raise ConfigError("the store cannot be written: check --out and its permissions") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError("another ingestion is writing this store: wait for it") from None
-        yield
-    finally:
-        os.close(lock)
+        raise unwritable from None
+    return locked(out / LOCK, unwritable, ConfigError("another ingestion is writing this store: wait for it"))
 
 
 def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> Survey:
-    """Every file's digest; links are not followed. Raises `DataError` for an empty folder."""
+    """The digest of every file. Links are not followed. Raises `DataError` for an empty folder."""
     paths: dict[str, list[str]] = {}
     digests: dict[str, str] = {}
     refused: list[tuple[str, Reason]] = []
@@ -164,7 +159,7 @@ def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> S
         try:
             content = _digest(path, options)
             source = keys.digest("source", content)
-        except _Refused as error:
+        except Quarantined as error:
             refused.append((name, error.reason))
         else:
             paths.setdefault(source, []).append(name)
@@ -181,50 +176,44 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in sorted(names))
 
 
-class _Refused(Exception):
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
-
-
 def _digest(path: Path, options: Options) -> str:
-    """SHA-256 of a regular file, hex."""
-    digest = hashlib.sha256()
+    """The SHA-256 of a regular file, hex. Raises `Quarantined`."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise _Refused(Reason.NOT_REGULAR)
+            raise Quarantined(Reason.NOT_REGULAR)
         if status.st_size > options.max_bytes:
-            raise _Refused(Reason.TOO_LARGE)
+            raise Quarantined(Reason.TOO_LARGE)
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
-        raise _Refused(Reason.UNOPENED) from None
-    return digest.hexdigest()
+        raise Quarantined(Reason.UNOPENED) from None
 
 
-def _settle_known(
-    out: Path, survey: Survey, journal: IngestionJournal, wanted: Wanted, recipe: str, marked: bool
+def _drop_outdated(
+    out: Path, survey: Survey, journal: IngestionJournal, names: ImageNames, recipe: str, marked: bool
 ) -> None:
-    """Forget what has to be read again, and pictures that nobody asks for any more; `marked`: as well as patients
-    without a mark."""
+    """Drop the records of files that must be read again, and the pictures that no question is about any more.
+
+    `marked`: a patient needs a mark, so files of patients without one are read again.
+    """
     for source, record in list(journal.records.items()):
-        asked = wanted.asks(survey.paths.get(source, ()), record)
+        named = names.match(survey.paths.get(source, ()), record)
         again = record.recipe != recipe or record.reason in PASSING
         if record.verdict == "stored":
-            again |= asked and (not _intact(out, record) or (marked and not record.marks))
-            if not asked:
+            again |= named and (not _intact(out, record) or (marked and not record.marks))
+            if not named:
                 journal.records[source] = record.model_copy(
                     update={"verdict": "unasked", "image": None, "secrets": [], "marks": []}
                 )
         if record.verdict == "unasked":
-            again |= asked
+            again |= named
         if again:
             del journal.records[source]
 
 
 def _intact(out: Path, record: Record) -> bool:
+    """Whether the stored picture still has the digest that its record names."""
     assert record.image is not None
     try:
         content = (out / PICTURES / f"{record.image.id}.dcm").read_bytes()
@@ -233,43 +222,29 @@ def _intact(out: Path, record: Record) -> bool:
     return hashlib.sha256(content).hexdigest() == record.image.sha256
 
 
-def _read_new(
-    folder: Path,
-    survey: Survey,
-    journal: IngestionJournal,
-    wanted: Wanted,
-    recipe: str,
-    start: Callable[[], WorkerProcess],
-    workers: int,
-    watch: Watch,
-) -> None:
-    """Every file whose verdict is not known, in worker processes."""
-    base = folder.resolve()
-    new = [source for source in survey.paths if source not in journal.records]
-    tasks = (Task(base / survey.paths[source][0], source, wanted.by_name(survey.paths[source])) for source in new)
-    if new:
-        for done, (task, answer) in enumerate(handled(tasks, start, min(workers, len(new))), 1):
-            journal.add(Record.model_validate_json(json.dumps(answer | {"source": task.source, "recipe": recipe})))
-            watch("reading images", done, len(new))
+def _tasks(folder: Path, survey: Survey, journal: IngestionJournal, names: ImageNames) -> list[Task]:
+    """A task for every content that has no verdict yet."""
+    new = {source: paths for source, paths in survey.paths.items() if source not in journal.records}
+    return [Task(folder / paths[0], source, names.by_name(paths)) for source, paths in new.items()]
 
 
 def _publish(
     out: Path,
     survey: Survey,
     journal: IngestionJournal,
-    asked: list[IngestedQuestion],
+    questions: list[IngestedQuestion],
     keys: Pseudonyms,
     options: Options,
     versions: dict[str, str],
 ) -> Manifest:
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
-    rows, left_out = Resolver(survey.paths, records, keys).rows(asked)
+    rows, omitted = Resolver(survey.paths, records, keys).rows(questions)
     images = [record.image for record in records.values() if record.image is not None]
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
-    write_whole(out / QUARANTINE, quarantine_lines(quarantined, left_out), PRIVATE)
+    write_whole(out / QUARANTINE, quarantine_lines(quarantined, omitted), PRIVATE)
     counts = {
         "files": survey.files,
         "stored": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "stored"),
@@ -277,7 +252,7 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "rows": len(rows),
-        "rows_left_out": dict(Counter(reason.value for _, reason in left_out)),
+        "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
         "patients": len({image.patient for image in images}),
     }
     manifest = {
@@ -291,8 +266,8 @@ def _publish(
         "counts": counts,
     }
     whole = write_store(out, manifest, sorted(images, key=lambda image: image.id), rows)
-    kept = {f"{image.id}.dcm" for image in images}
+    names = {f"{image.id}.dcm" for image in images}
     for path in (out / PICTURES).iterdir():
-        if path.name not in kept:
+        if path.name not in names:
             path.unlink()
     return whole

@@ -1,53 +1,52 @@
-"""What became of each file, line by line as it happens: an ingestion that was killed goes on from here."""
+"""The journal of an ingestion: the verdict on each file, on disk at once. A killed ingestion continues from it."""
 
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import Field, ValidationError
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.refusal_reasons import Reason
-from medfedvqa.ingest.store import Image, Keyed, _Strict
+from medfedvqa.ingest.store import Image, Keyed, StrictModel
 
 
-class Record(_Strict):
-    """The verdict on one file's content. Names are keyed digests: nothing here tells a file or a patient."""
+class Record(StrictModel):
+    """The verdict on one file's content. Names are keyed digests, which reveal neither file nor patient."""
 
     source: Keyed
-    """Of the file's SHA-256."""
+    """The digest of the file's SHA-256."""
     recipe: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     verdict: Literal["stored", "unasked", "quarantined"]
     reason: Reason | None = None
     found: list[Keyed]
-    """Of SOP instance UID and accession number."""
+    """Digests of the SOP instance UID and the accession number."""
     image: Image | None = None
     secrets: list[Keyed] = []
-    """Of the texts that name the patient, for looking them up in questions."""
+    """Digests of the texts that identify the patient, which are looked up in questions."""
     marks: list[Keyed] = []
-    """Of the patient's ID, under the key of each register that was in sight; none in a store of an earlier version."""
+    """Digests of the patient's ID, under the key of each register in sight; none in a store of an earlier version."""
 
 
 class IngestionJournal:
-    """Records by source, on disk as soon as they are added."""
+    """Records by source, each on disk as soon as it is added."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what is there; a last line that was cut by a crash is dropped."""
+        """Reads the file, and drops a last line that a crash cut."""
         self._path = path
         self.records = {record.source: record for record in _read(path)}
         self._file = _appending(path)
 
-    def __enter__(self) -> "IngestionJournal":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def add(self, record: Record) -> None:
-        """Durable against the death of this process when it returns."""
+        """Add a record, which survives the end of this process from then on."""
         self._file.write(record.model_dump_json().encode() + b"\n")
         self._file.flush()
         self.records[record.source] = record
@@ -77,12 +76,12 @@ def _read(path: Path) -> list[Record]:
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError:
-            continue  # of another version: the file is read anew
+            continue  # a record of another version: the image is read anew
     return records
 
 
 def quarantine_lines(files: Iterable[tuple[str, Reason]], rows: Iterable[tuple[int, str]]) -> bytes:
-    """The site's own list: it names files, so it stays on the site."""
+    """The list of what was set aside. It names files, so it stays on the site."""
     entries: list[dict[str, object]] = [{"file": name, "reason": reason.value} for name, reason in files]
     entries += [{"row": index, "reason": reason} for index, reason in rows]
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)

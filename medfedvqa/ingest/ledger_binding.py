@@ -1,14 +1,11 @@
-"""Which ledger the patients of a store are charged to: noted in the store, and in that ledger's own journal.
+"""Binds a store to the ledger that its patients are charged to. Store and ledger each note the other.
 
 The store notes the fingerprint of the ledger's key and the ledger's newest head. So every site of the store notices
-another ledger, a copy that went its own way, and an older copy that was restored. The store holds no path: a ledger may
-be moved, and a store may be copied; every copy names the same ledger.
+another ledger, a copy that diverged, and an older copy that was restored. The store holds no path: a ledger may be
+moved, and a store may be copied; every copy names the same ledger.
 """
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +14,8 @@ from pydantic import Field, ValidationError
 from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.store import MANIFEST, Digest, Keyed, _Strict, read_manifest
+from medfedvqa.ingest.file_lock import locked
+from medfedvqa.ingest.store import MANIFEST, Digest, Keyed, StrictModel, read_manifest
 from privacy import Ledger, LedgerError
 from privacy.ledger_folder import LedgerFolder, read_folder
 from privacy.ledger_journal import Head
@@ -30,28 +28,28 @@ ELSEWHERE = (
 )
 
 
-class Binding(_Strict):
-    """What a store notes of its ledger."""
+class Binding(StrictModel):
+    """What a store notes about its ledger."""
 
     format: Literal["medfedvqa-binding/1"]
     key: Keyed
-    """Fingerprint of the key of the store's pseudonyms."""
+    """The fingerprint of the key of the store's pseudonyms."""
     ledger: Keyed
-    """Fingerprint of the ledger's key."""
+    """The fingerprint of the ledger's key."""
     seq: Annotated[int, Field(ge=0)]
-    """Position of the newest record that the store has noted; 0 before the first."""
+    """The number of the newest record that the store has noted; 0 before the first."""
     head: Digest
-    """Hash of that record."""
+    """The hash of that record."""
 
 
 def default_ledger(store: Path) -> Path:
-    """The ledger's folder beside a store, where nobody names another."""
+    """The ledger's folder beside a store, which is used unless another is named."""
     place = store.resolve()
     return place.with_name(f"{place.name}.ledger")
 
 
 def read_binding(store: Path) -> Binding | None:
-    """What the store notes; None if it is bound to no ledger. Raises `LedgerError`."""
+    """What the store notes; None if it is not bound to a ledger. Raises `LedgerError`."""
     path = store / BINDING
     if not path.exists():
         return None
@@ -62,8 +60,8 @@ def read_binding(store: Path) -> Binding | None:
 
 
 def bind_store(store: Path, key: str, ledger: LedgerFolder) -> None:
-    """Binds a store, of which `key` is the fingerprint of the key, to a ledger. Raises `LedgerError`."""
-    with _locked(store):
+    """Binds a store to a ledger. `key` is the fingerprint of the store's key. Raises `LedgerError`."""
+    with _lock_of(store):
         _check(read_binding(store), key, ledger)
         _write(store, key, ledger.fingerprint, ledger.head)
 
@@ -80,9 +78,9 @@ def open_ledger(store: Path, folder: Path, site: str) -> Ledger:
     """The ledger of a site of this store; store and ledger are bound to each other if neither is bound yet.
 
     The ledger is bound first: a crash in between leaves a store that the next use of the same ledger binds. Raises
-    `LedgerError` if the store is bound to another ledger, or the ledger to another store's key.
+    `LedgerError` if the store is bound to another ledger, or the ledger to another key.
     """
-    with _locked(store):
+    with _lock_of(store):
         key, binding = _key_of(store), read_binding(store)
         if binding is not None:
             _check(binding, key, read_folder(folder))
@@ -97,10 +95,9 @@ def open_ledger(store: Path, folder: Path, site: str) -> Ledger:
 
 
 def look_into_ledger(store: Path | None, folder: Path, site: str) -> Ledger:
-    """The ledger of a site, without binding anything; `store`: the store that the site trains on, if it is one.
+    """The ledger of a site, without binding anything. `store` is the store that the site trains on, or None.
 
-    A site that has not used its store's ledger yet may look into it, as long as the store can be read. Raises
-    `LedgerError`.
+    A site that has not used its store's ledger yet may look into it if the store can be read. Raises `LedgerError`.
     """
     readable = store is not None and (store / MANIFEST).is_file()
     return Ledger(folder, site, _key_of(store) if store is not None and readable else None)
@@ -108,7 +105,7 @@ def look_into_ledger(store: Path | None, folder: Path, site: str) -> Ledger:
 
 def note_head(store: Path, ledger: Ledger) -> None:
     """Notes the ledger's newest record in the store. Raises `LedgerError` if the ledger lacks one that was noted."""
-    with _locked(store):
+    with _lock_of(store):
         _note(store, _key_of(store), read_binding(store), ledger)
 
 
@@ -161,15 +158,6 @@ _READ_ONLY = (
 )
 
 
-@contextmanager
-def _locked(store: Path) -> Iterator[None]:
+def _lock_of(store: Path) -> AbstractContextManager[None]:
     """One process at a time binds a store or notes a head."""
-    try:
-        lock = os.open(store / BINDING_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        raise LedgerError(_READ_ONLY) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+    return locked(store / BINDING_LOCK, LedgerError(_READ_ONLY))

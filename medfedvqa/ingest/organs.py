@@ -1,9 +1,9 @@
-"""From a body part, as a header or a questions file names it, to the organ whose site gets the question."""
+"""Maps a body part, as a header or a questions file names it, to the organ whose site gets the question."""
 
 import re
 
 ORGANS = ("abdomen", "breast", "chest", "extremity", "head", "neck", "pelvis", "spine", "others")
-"""All organs that a store can hold, in the order of its sites. A closed list: an organ names a site, and is sent."""
+"""All organs that a store can hold, in the order of its sites. The list is closed, since an organ's name is sent."""
 
 PARTS = {
     "abdomen": "ABDOMEN ABD ABDO ABDOMENPELVIS LIVER KIDNEY KUB SPLEEN PANCREAS STOMACH BOWEL COLON GALLBLADDER "
@@ -35,7 +35,7 @@ CODES = {
 
 
 def organ_of(part: str) -> str | None:
-    """The organ that a body part belongs to; case, white space and punctuation do not count. None if unknown."""
+    """The organ that a body part belongs to, or None. Case, white space and punctuation do not count."""
     word = re.sub(r"[^A-Z]", "", part.upper())
     for name in (word, word.removesuffix("S")):
         if name in _ORGANS:

@@ -8,18 +8,19 @@ from medfedvqa.errors import ConfigError
 
 UID_ROOT = "2.25."
 """UIDs that are numbers of 128 bits (PS3.5 annex B.2)."""
-MOST_DAYS = 3650
+MAX_SHIFT = 3650
+"""The largest shift of a patient's dates, in days."""
 
 
 class Pseudonyms:
-    """HMAC-SHA256 under the site's key, each purpose apart from the others; 128 bits of it, but for shifts."""
+    """Keyed digests: the first 128 bits of HMAC-SHA256 under the site's key, of a purpose and a text."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @property
     def secret(self) -> bytes:
-        """For the site's own worker processes."""
+        """The key, for the site's own worker processes."""
         return self._secret
 
     def patient(self, patient_id: str) -> str:
@@ -27,7 +28,7 @@ class Pseudonyms:
         return self.digest("patient", "".join(patient_id.split()).casefold())
 
     def mark(self, patient_id: str) -> str:
-        """A patient in a register, under that register's key."""
+        """The digest that stands for a patient in a register, whose key this is."""
         return self.digest("marked patient", "".join(patient_id.split()).casefold())
 
     def uid(self, uid: str) -> str:
@@ -35,11 +36,11 @@ class Pseudonyms:
         return UID_ROOT + str(int(self.digest("uid", uid), 16))
 
     def days(self, patient_id: str) -> int:
-        """How many days earlier all dates of a patient are told, 1 to 3650."""
-        return 1 + int(self.digest("days", self.patient(patient_id)), 16) % MOST_DAYS
+        """By how many days all dates of a patient are moved back, 1 to 3650."""
+        return 1 + int(self.digest("days", self.patient(patient_id)), 16) % MAX_SHIFT
 
     def fingerprint(self) -> str:
-        """What tells two keys apart, and nothing else about them."""
+        """A digest that differs between two keys and reveals nothing else about them."""
         return self.digest("key", "")
 
     def digest(self, purpose: str, text: str) -> str:
@@ -49,9 +50,9 @@ class Pseudonyms:
 
 
 def load_pseudonyms(path: Path) -> Pseudonyms:
-    """The key in that file, made from the system's randomness with mode 0600 if there is none.
+    """The key in this file. Without a file, makes one from the system's randomness, with mode 0600.
 
-    Raises `ConfigError` if it cannot be made or read, is not whole, or others may read it.
+    Raises `ConfigError` if the key cannot be made or read, is not whole, or is readable for others.
     """
     try:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""The file of questions: CSV with a header line, or JSON Lines."""
+"""Reads the file of questions: CSV with a header line, or JSON Lines."""
 
 import csv
 import json
@@ -16,22 +16,22 @@ Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
 OPTIONAL = ("organ", "split")
 SPLITS: tuple[Split, ...] = get_args(Split)
-LONGEST = 4096
-"""Most letters of a field."""
-MAX_QUESTIONS = 1 << 28
-"""Bytes of the file."""
+MAX_LETTERS = 4096
+"""The most letters of a field."""
+MAX_BYTES = 1 << 28
+"""The most bytes of the file."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
-"""Halves of a character, which JSON can hold and no file."""
+"""Lone surrogates, which JSON can hold and UTF-8 cannot."""
 
 
 @dataclass(frozen=True)
 class IngestedQuestion:
-    """One row. Its repr shows nothing of it but its index."""
+    """One row of the file. Its repr shows the index alone, since the rest is patient data."""
 
     index: int
-    """From 0, the header line of a CSV file not counted."""
+    """The row's number from 0; the header line of a CSV file does not count."""
     image: str = field(repr=False)
-    """File name, path within the folder, SOP instance UID or accession number."""
+    """The image's file name, path within the folder, SOP instance UID or accession number."""
     question: str = field(repr=False)
     answer: str = field(repr=False)
     organ: str | None
@@ -39,9 +39,9 @@ class IngestedQuestion:
 
 
 def read_questions(path: Path) -> list[IngestedQuestion]:
-    """All rows, in order: `.jsonl` and `.ndjson` as JSON Lines, all else as CSV. Raises `DataError`."""
+    """All rows in order. `.jsonl` and `.ndjson` are read as JSON Lines, other files as CSV. Raises `DataError`."""
     try:
-        text = read_bounded(path, MAX_QUESTIONS).decode("utf-8-sig")
+        text = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
     except UnicodeDecodeError:
@@ -83,7 +83,7 @@ def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:
     texts = {}
     for name in (*REQUIRED, *OPTIONAL):
         value = row.get(name)
-        # A number is as good as its text for answers such as counts; true and false are not.
+        # Answers such as counts may be numbers; true and false are no answers.
         if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
             raise DataError(f"row {index}: the field '{name}' is not text")
         texts[name] = "" if value is None else str(value).strip()
@@ -91,8 +91,8 @@ def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:
             raise DataError(f"row {index}: the field '{name}' is missing or empty")
         if _UNPAIRED.search(texts[name]):
             raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
-        if len(texts[name]) > LONGEST:
-            raise DataError(f"row {index}: the field '{name}' is longer than {LONGEST} letters")
+        if len(texts[name]) > MAX_LETTERS:
+            raise DataError(f"row {index}: the field '{name}' is longer than {MAX_LETTERS} letters")
     organ, split = texts["organ"] and organ_of(texts["organ"]), texts["split"].lower()
     if texts["organ"] and not organ:
         raise DataError(f"row {index}: unknown organ; there is {', '.join(ORGANS)}, or a body part of one")

@@ -1,10 +1,11 @@
-"""From questions that name images to rows of the store."""
+"""Resolves questions, which name images, into rows of the store."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Self
 
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
@@ -13,20 +14,21 @@ from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
 PARTS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("validate", 0.15), ("test", 0.15))
-"""Shares of the patients whose questions name no split, each by its own keyed digest: it stays when others come."""
+"""Shares of the parts among patients whose questions name no split. A patient's keyed digest chooses the part, so it
+stays when other patients come."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the questions call images."""
+class ImageNames:
+    """The names that questions use for images."""
 
     names: frozenset[str]
-    """As in the questions file: compared with file names and paths."""
+    """The names as in the questions file, to compare with file names and paths."""
     keyed: frozenset[str]
-    """Digests of the same: compared with those of SOP instance UIDs and accession numbers."""
+    """Their digests, to compare with those of SOP instance UIDs and accession numbers."""
 
     @classmethod
-    def of(cls, questions: Sequence[IngestedQuestion], keys: Pseudonyms) -> "Wanted":
+    def of(cls, questions: Sequence[IngestedQuestion], keys: Pseudonyms) -> Self:
         names = frozenset(question.image for question in questions)
         return cls(names, frozenset(keys.digest("name", name) for name in names))
 
@@ -34,7 +36,7 @@ class Wanted:
         """Whether a question names one of these paths, in full or by its last part."""
         return any(path in self.names or PurePosixPath(path).name in self.names for path in paths)
 
-    def asks(self, paths: Sequence[str], record: Record) -> bool:
+    def match(self, paths: Sequence[str], record: Record) -> bool:
         """Whether a question is about a file at these paths."""
         return self.by_name(paths) or not self.keyed.isdisjoint(record.found)
 
@@ -43,7 +45,7 @@ class Resolver:
     """Finds the image of each question."""
 
     def __init__(self, paths: Mapping[str, Sequence[str]], records: Mapping[str, Record], keys: Pseudonyms) -> None:
-        """`paths`: those of each source, within the folder; `records`: the verdict on each source."""
+        """`paths`: the paths of each source within the folder. `records`: the verdict on each source."""
         self._records, self._keys = records, keys
         self._by_path: dict[str, list[str]] = defaultdict(list)
         self._by_file: dict[str, list[str]] = defaultdict(list)
@@ -57,15 +59,15 @@ class Resolver:
                 self._by_key[key].append(source)
 
     def rows(self, questions: Sequence[IngestedQuestion]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
-        """Rows in order of the questions, and what is left out by index."""
-        found = [(question, self._image(question)) for question in questions]
-        given = {
+        """The rows in the order of the questions, and the indices of questions that are left out, with the reasons."""
+        resolved = [(question, self._image(question)) for question in questions]
+        named_splits = {
             image.patient: question.split
-            for question, image in reversed(found)
+            for question, image in reversed(resolved)
             if isinstance(image, Image) and question.split
         }
         rows, left_out = list[StoredRow](), list[tuple[int, RowReason]]()
-        for question, image in found:
+        for question, image in resolved:
             if not isinstance(image, Image):
                 left_out.append((question.index, image))
                 continue
@@ -74,7 +76,7 @@ class Resolver:
                     index=len(rows),
                     image=image.id,
                     organ=question.organ or image.organ,
-                    split=question.split or given.get(image.patient) or part_of(image.patient, self._keys),
+                    split=question.split or named_splits.get(image.patient) or part_of(image.patient, self._keys),
                     question=question.question,
                     answer=question.answer,
                 )
@@ -82,9 +84,10 @@ class Resolver:
         return rows, left_out
 
     def _image(self, question: IngestedQuestion) -> Image | RowReason:
+        """The one image that the question is about, or why there is none that may be stored."""
         keyed = self._keys.digest("name", question.image)
         places = (self._by_path.get(question.image), self._by_file.get(question.image), self._by_key.get(keyed))
-        sources = set(next((found for found in places if found), ()))
+        sources = set(next(filter(None, places), ()))
         if len(sources) != 1:
             return RowReason.SEVERAL_IMAGES if sources else RowReason.NO_SUCH_IMAGE
         record = self._records.get(sources.pop())
@@ -95,17 +98,17 @@ class Resolver:
 
 
 def part_of(patient: str, keys: Pseudonyms) -> Split:
-    """The part of a patient whose questions name none."""
-    place, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
+    """The part that a patient belongs to whose questions name no split."""
+    position, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
     for part, share in PARTS:
         reached += share
-        if place < reached:
+        if position < reached:
             return part
     return PARTS[-1][0]
 
 
 def words_of(text: str) -> Iterator[str]:
-    """What could be an identifier in a text, folded: words, and words with the marks that are within them."""
+    """The case-folded words of a text that could be identifiers: with and without the punctuation within them."""
     folded = text.casefold()
     yield from re.findall(r"[^\W_]+", folded)
     yield from (word.strip(".,;:!?()[]'\"") for word in folded.split())

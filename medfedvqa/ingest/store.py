@@ -1,4 +1,4 @@
-"""The store on disk: pictures, a line for each image and each question, and the manifest that vouches for them."""
+"""The store on disk: pictures, a line for each image and each question, and a manifest with their digests."""
 
 import hashlib
 import json
@@ -27,12 +27,14 @@ Count = Annotated[int, Field(ge=0)]
 Organ = Literal[ORGANS]  # type: ignore[valid-type]
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
+    """A frozen model that takes no unknown field and converts no value."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Image(_Strict):
-    """A stored picture. Nothing in it names a file or a patient."""
+class Image(StrictModel):
+    """A stored picture. It names neither a file nor a patient."""
 
     id: Keyed
     sha256: Digest
@@ -44,7 +46,7 @@ class Image(_Strict):
     blanked: Annotated[float, Field(ge=0, le=1)]
 
 
-class StoredRow(_Strict):
+class StoredRow(StrictModel):
     """A question about a stored picture."""
 
     index: Count
@@ -55,15 +57,15 @@ class StoredRow(_Strict):
     answer: Annotated[str, Field(min_length=1, repr=False)]
 
 
-class CodeEntry(_Strict):
+class CodeEntry(StrictModel):
     """A code of DICOM's context group 7050."""
 
     value: Annotated[str, Field(pattern=r"^[0-9]{6}$")]
     meaning: str
 
 
-class StoreOptions(_Strict):
-    """As `medfedvqa.ingest.image_options.Options`."""
+class StoreOptions(StrictModel):
+    """The options of the ingestion; see `medfedvqa.ingest.image_options.Options`."""
 
     side: int
     frame: str
@@ -73,8 +75,8 @@ class StoreOptions(_Strict):
     seconds: int
 
 
-class Counts(_Strict):
-    """What became of all files and rows."""
+class Counts(StrictModel):
+    """Counts of the files and rows, by outcome."""
 
     files: Count
     stored: Count
@@ -86,26 +88,26 @@ class Counts(_Strict):
     patients: Count
 
 
-class Manifest(_Strict):
-    """What the store is, and how it was made."""
+class Manifest(StrictModel):
+    """Describes the store and how it was made."""
 
     format: Literal["medfedvqa-store/1"]
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-    """UTC, of the last ingestion."""
+    """The time of the last ingestion, UTC."""
     key: Keyed
-    """Fingerprint of the key of the pseudonyms."""
+    """The fingerprint of the key of the pseudonyms."""
     options: StoreOptions
     deidentification: list[CodeEntry]
     versions: dict[str, str]
     code: Digest
     counts: Counts
     images: Digest
-    """SHA-256 of the list of images, which holds the digest of every picture."""
+    """The SHA-256 of the list of images, which holds the digest of every picture."""
     rows: Digest
 
 
 def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:
-    """Write lists and manifest, the manifest last; `manifest` lacks the two digests."""
+    """Write the lists and then the manifest, to which the two digests are added."""
     digests = {}
     for name, entries in ((IMAGES, images), (ROWS, rows)):
         content = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
@@ -117,17 +119,17 @@ def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image],
 
 
 def read_store(folder: Path) -> tuple[Manifest, dict[str, Image], list[StoredRow]]:
-    """Manifest, images by id, and rows, checked against schema and digests.
+    """The manifest, the images by id, and the rows, checked against schema and digests.
 
-    Raises `DataError` if anything is missing, of another format, or not what the manifest vouches for.
+    Raises `DataError` if anything is missing, has another format, or has another digest than the manifest says.
     """
     manifest = read_manifest(folder)
     images = _entries(folder / IMAGES, manifest.images, TypeAdapter(Image))
     rows = _entries(folder / ROWS, manifest.rows, TypeAdapter(StoredRow))
-    known = {image.id: image for image in images}
-    if any(row.image not in known for row in rows):
+    by_id = {image.id: image for image in images}
+    if any(row.image not in by_id for row in rows):
         raise DataError("the store has rows without an image: run medfedvqa ingest again")
-    return manifest, known, rows
+    return manifest, by_id, rows
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -1,7 +1,7 @@
-"""A process of its own that reads hostile files: `python -m medfedvqa.ingest.worker`.
+"""A process that reads hostile files: `python -m medfedvqa.ingest.worker`.
 
-It imports neither torch nor the rest of the package, so that it starts fast and stays small. Tasks come as lines
-of JSON on standard input, answers go as lines of JSON to standard output; the first line is the set-up.
+It imports neither torch nor the rest of the package, so that it starts fast and stays small. It reads tasks as lines
+of JSON from standard input and writes answers as lines of JSON to standard output. The first line is the set-up.
 """
 
 import hashlib
@@ -31,41 +31,41 @@ READY = '"ready"\n'
 
 
 class Worker:
-    """Turns one file after the other into a stored picture, or into a reason."""
+    """Turns each file into a stored picture, or into a reason why there is none."""
 
     def __init__(
         self,
         options: Options,
         keys: Pseudonyms,
         images: Path,
-        wanted: frozenset[str],
+        names: frozenset[str],
         registers: Sequence[Pseudonyms] = (),
     ) -> None:
-        """`wanted`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
+        """`names`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
         keys under which the patient is marked."""
         self._registers = registers
-        self._options, self._keys, self._images, self._wanted = options, keys, images, wanted
+        self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder = TextFinder()
 
     def handle(self, path: Path, source: str, named: bool) -> Answer:
-        """What becomes of a file whose keyed digest was `source`; `named`: a question names it by its file name."""
-        found: list[str] = []
+        """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name."""
+        names: list[str] = []
         try:
             content = read_bytes(path, self._options)
             if self._keys.digest("source", hashlib.sha256(content).hexdigest()) != source:
                 raise Quarantined(Reason.UNOPENED)
             dataset = read_dicom(content, self._options)
-            found = found_by(dataset, self._keys)
-            if not named and not self._wanted & set(found):
-                return {"verdict": "unasked", "found": found}
+            names = names_of(dataset, self._keys)
+            if not named and not self._names & set(names):
+                return {"verdict": "unasked", "found": names}
             image = self._store(dataset, source)
         except Quarantined as quarantined:
-            return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": found}
+            return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
         except MemoryError:
-            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": found}
+            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names}
         secrets = sorted({self._keys.digest("secret", secret) for secret in identifiers(dataset)})
         marks = [register.mark(patient_id(dataset)) for register in self._registers]
-        return {"verdict": "stored", "found": found, "image": image, "secrets": secrets, "marks": marks}
+        return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
 
     def _store(self, dataset: Dataset, source: str) -> Answer:
         check_picture(dataset, self._options)
@@ -92,16 +92,15 @@ class Worker:
         }
 
 
-def found_by(dataset: Dataset, keys: Pseudonyms) -> list[str]:
-    """Keyed digests of what a questions file may call the image, beside its file name."""
-    names = {"uid": dataset.get("SOPInstanceUID"), "accession": dataset.get("AccessionNumber")}
-    texts = {kind: str(value or "").strip("\0 ") for kind, value in names.items()}
-    return [keys.digest("name", text) for text in texts.values() if text]
+def names_of(dataset: Dataset, keys: Pseudonyms) -> list[str]:
+    """Keyed digests of the names that a questions file may use for the image, beside its file name."""
+    texts = [str(dataset.get(name) or "").strip("\0 ") for name in ("SOPInstanceUID", "AccessionNumber")]
+    return [keys.digest("name", text) for text in texts if text]
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    # Libraries that print must not do it into the answers, nor into a terminal that others read.
+    # What libraries print must reach neither the answers nor a terminal that others read.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
@@ -111,13 +110,13 @@ def main() -> None:
 
 
 def serve(tasks: TextIO, answers: TextIO) -> None:
-    """The set-up, a line that says that it worked, then a task and an answer at a time."""
+    """Read the set-up and confirm it with a line; then read a task and write its answer, until there are no more."""
     setup = json.loads(tasks.readline())
     options = Options(**{**setup["options"], "retain": tuple(setup["options"]["retain"])})
     confine(options)
-    wanted = frozenset(setup["wanted"])
+    names = frozenset(setup["wanted"])
     registers = [Pseudonyms(bytes.fromhex(key)) for key in setup["registers"]]
-    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), wanted, registers)
+    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), names, registers)
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)
@@ -125,7 +124,7 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
 
 
 def confine(options: Options) -> None:
-    """Bound what this process may take; no core file, since it would hold a patient."""
+    """Bound the memory and the files of this process. It writes no core file, which would hold a patient's data."""
     limit = options.memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

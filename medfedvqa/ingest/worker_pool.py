@@ -1,4 +1,4 @@
-"""Workers and their keeper: whoever crashes, hangs or eats memory over a file loses the file, not the ingestion."""
+"""Runs worker processes. A worker that crashes, hangs or exhausts its memory costs the file, not the ingestion."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import queue
 import selectors
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,12 @@ from medfedvqa.ingest.refusal_reasons import Reason
 
 Answer = dict[str, Any]
 START_SECONDS = 300
-"""Most time that a worker may take to import and to load the text finder."""
-AHEAD = 4
-"""Answers per worker that may wait for the journal."""
+"""The most time that a worker may take to import and to load the text finder."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A file to be read: where it is, the keyed digest of its content, and whether a question names it by its name."""
+    """A file to read: its path, the keyed digest of its content, and whether a question names it by its file name."""
 
     path: Path
     source: str
@@ -34,36 +32,36 @@ class Task:
 
 
 class WorkerProcess:
-    """One worker, started when it is first needed and again after it was lost."""
+    """One worker, which is started when it is first needed and again after it was lost."""
 
     def __init__(
         self,
         options: Options,
         keys: Pseudonyms,
         images: Path,
-        wanted: frozenset[str],
+        names: frozenset[str],
         registers: Sequence[bytes] = (),
     ) -> None:
-        """As `Worker`; `registers` are the keys themselves."""
+        """The arguments are those of `Worker`; `registers` are the keys themselves."""
         self._options = options
         setup = {
             "options": asdict(options),
             "key": keys.secret.hex(),
             "images": str(images),
-            "wanted": sorted(wanted),
+            "wanted": sorted(names),
             "registers": [key.hex() for key in registers],
         }
         self._setup = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
     def handle(self, task: Task) -> Answer:
-        """The worker's answer, or a quarantine for the file over which it was lost.
+        """The worker's answer. A worker that is lost over the file puts it into quarantine.
 
         Raises `ConfigError` if no worker can be started.
         """
         process = self._process or self._start()
         line = json.dumps({"path": str(task.path), "source": task.source, "named": task.named}).encode() + b"\n"
-        answer = _asked(process, line, self._options.seconds)
+        answer = _exchange(process, line, self._options.seconds)
         if answer is not None and answer.endswith(b"\n"):
             result: Answer = json.loads(answer)
             return result
@@ -72,7 +70,7 @@ class WorkerProcess:
         return {"verdict": "quarantined", "reason": reason.value, "found": []}
 
     def close(self) -> None:
-        """End the worker, whatever it does."""
+        """End the worker, even if it is busy."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -94,9 +92,9 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **threads, "PYTHONPATH": paths},
-            start_new_session=True,  # Ctrl-C is for the ingestion, which ends its workers itself
+            start_new_session=True,  # Ctrl-C reaches the ingestion alone, which ends its workers itself
         )
-        if not _asked(self._process, self._setup, START_SECONDS):
+        if not _exchange(self._process, self._setup, START_SECONDS):
             self.close()
             raise ConfigError(
                 "no worker could be started: check the packages of medfedvqa[ingest], or give more --memory"
@@ -104,8 +102,8 @@ class WorkerProcess:
         return self._process
 
 
-def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
-    """The answer's line; less than a line if the worker died over it; None if it takes too long."""
+def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+    """The worker's answer to a line: less than a line if the worker died over it, None if it takes too long."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(line)
@@ -118,43 +116,24 @@ def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> byt
 
 
 def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:
-    """Each task with its answer, in the order in which workers finish. `tasks` is drawn from as they get free."""
-    todo, lock = iter(tasks), threading.Lock()
-    done: queue.Queue[tuple[Task, Answer] | BaseException | None] = queue.Queue(maxsize=AHEAD * workers)
-    stop = threading.Event()
+    """Each task with its answer, in the order in which workers finish."""
+    processes = [start() for _ in range(workers)]
+    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
 
-    def serve() -> None:
-        worker = start()
+    def handle(task: Task) -> tuple[Task, Answer]:
+        process = idle.get()
         try:
-            while not stop.is_set():
-                with lock:
-                    task = next(todo, None)
-                if task is None:
-                    break
-                done.put((task, worker.handle(task)))
-        except BaseException as error:
-            done.put(error)
+            return task, process.handle(task)
         finally:
-            worker.close()
-            done.put(None)
+            idle.put(process)
 
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(workers)
     try:
-        running = workers
-        while running:
-            one = done.get()
-            if isinstance(one, BaseException):
-                raise one
-            if one is None:
-                running -= 1
-            else:
-                yield one
+        for future in as_completed([pool.submit(handle, task) for task in tasks]):
+            yield future.result()
     finally:
-        stop.set()
-        while any(thread.is_alive() for thread in threads):
-            try:
-                done.get(timeout=0.05)
-            except queue.Empty:
-                continue
+        pool.shutdown(cancel_futures=True)
+        for process in processes:
+            process.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SiteCounts:
-    """How much one site holds: its closed questions by part, its patients, pictures and distinct answers."""
+    """Counts of one site's data: closed questions by part, patients, pictures and distinct answers."""
 
     patients: int
     pictures: int
@@ -36,7 +36,7 @@ class Data:
     name: str
     """The reader's name, as `vqa-rad`."""
     root: Path | None = None
-    """The folder of the set; None for the phantom set, which is drawn."""
+    """The folder of the set; None for the phantom set, which is drawn at random."""
 
     @cached_property
     def organs(self) -> tuple[str, ...]:
@@ -44,9 +44,9 @@ class Data:
         return read(self.name, self.root).organs
 
     def counts(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> dict[str, SiteCounts]:
-        """What each site holds under this split; `seed` draws the split, and the phantom set. Raises `DataError`."""
-        data, parted = read(self.name, self.root, seed=seed), Split(split, seed)
-        return {organ: _counts(data, organ, parted) for organ in data.organs}
+        """The counts of each site under this split. `seed` draws the split and the phantom set. Raises `DataError`."""
+        data = read(self.name, self.root, seed=seed)
+        return {organ: _counts(data, organ, Split(split, seed)) for organ in data.organs}
 
     def frame(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> "DataFrame":
         """`counts` as a pandas frame, with one row per site."""
@@ -78,7 +78,7 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) 
     if folder is not None and not folder.is_dir():
         raise DataError(f"there is no folder '{folder}': give the folder of the data set")
     if callable(data):
-        return _own(data, folder)
+        return _read_by(data, folder)
     if data == PHANTOM and folder is not None:
         raise ConfigError("the phantom set is drawn and has no folder: leave out 'root'")
     try:
@@ -88,7 +88,7 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) 
         raise DataError(f"no {data} data is {where}: give 'root', the folder that holds '{MARKS[data]}'") from None
 
 
-def _own(function: Callable[[Path], VQAData], folder: Path | None) -> Data:
+def _read_by(function: Callable[[Path], VQAData], folder: Path | None) -> Data:
     if folder is None:
         raise DataError("your own function reads a folder: give 'root'")
     data = function(folder)

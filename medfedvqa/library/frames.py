@@ -1,4 +1,4 @@
-"""pandas, which is imported when the first frame is asked for."""
+"""Makes pandas frames. pandas is imported with the first frame."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

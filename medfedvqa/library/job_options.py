@@ -1,4 +1,4 @@
-"""From the options of a command to a checked job: unknown names are answered with the nearest known ones."""
+"""Checks a job: the error for an unknown name suggests the nearest name that exists."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -20,8 +20,8 @@ def checked_job(job: dict[str, Any]) -> JobSpec:
     check_method(job["method"])
     check_options(job["method"], job.get("options", {}))
     for name in job.get("dp") or {}:
-        known = [field.name for field in fields(DPSettings)]
-        check_name("setting of differential privacy", name, known, "`medfedvqa privacy settings` lists them")
+        names = [field.name for field in fields(DPSettings)]
+        check_name("setting of differential privacy", name, names, "`medfedvqa privacy settings` lists them")
     if "backbone" in job:
         check_backbone(job["backbone"])
     return JobSpec.from_dict(job)
@@ -35,26 +35,26 @@ def check_method(name: str) -> None:
 def check_options(method: str, options: dict[str, Any]) -> None:
     """Raises `ConfigError` for an option that the method does not have."""
     for name in options:
-        known = [*method_type(method).config_type.model_fields]
-        check_name("option", name, known, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
+        names = [*method_type(method).config_type.model_fields]
+        check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
 
 
 def check_backbone(name: str) -> None:
-    """Raises `ConfigError` for a plain name that no bundled backbone has; others are for the loader to judge."""
+    """Raises `ConfigError` for a plain name that no bundled backbone has. The loader checks names of other forms."""
     if not any(mark in name for mark in "/@:") and name not in BUNDLED:
         close = suggestion(name, [*BUNDLED, "auto"])
-        known = f"the bundled ones are {', '.join(BUNDLED)}; others are written ARCH/TAG, hf-hub:NAME or ARCH@LABEL"
-        raise ConfigError(f"unknown backbone '{name}': {close or known}")
+        forms = f"the bundled ones are {', '.join(BUNDLED)}; others are written ARCH/TAG, hf-hub:NAME or ARCH@LABEL"
+        raise ConfigError(f"unknown backbone '{name}': {close or forms}")
 
 
-def chosen_backbone(name: str, reader: str) -> str:
-    """The backbone's name; `auto` and nothing mean the bundled one that has not seen the data."""
+def backbone_for(name: str, reader: str) -> str:
+    """The backbone of this name; `auto` and the empty name mean the bundled one that has not seen the data."""
     return bundled_for(reader) if name in ("", "auto") else name
 
 
 def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> None:
-    """Raises `ConfigError` for a site that a published set does not have; the phantom set draws any."""
+    """Raises `ConfigError` for a site that a published set does not have. The phantom set draws any site."""
     if reader != PHANTOM and sites:
-        known = organs(reader, root)
+        names = organs(reader, root)
         for name in sites:
-            check_name("site", name, known, f"the sites of {reader} are {', '.join(known)}")
+            check_name("site", name, names, f"the sites of {reader} are {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""From a job and a data set to results: what `medfedvqa.run` and the command `medfedvqa run` do."""
+"""Runs a job on a data set, for `medfedvqa.run` and the command `medfedvqa run`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def run(
     """
     files = {name: Path(path) for name, path in (backbone_files or {}).items()}
     planned = launch_of(job, data, engine, sites=sites, device=device, out=out, threads=threads, backbone_files=files)
-    watch = progress if callable(progress) else RoundLines().watch if progress else _nothing
+    watch = progress if callable(progress) else RoundLines().watch if progress else lambda event: None
     return Results(planned.out, launch.run(planned, engine_of(engine), watch))
 
 
@@ -60,7 +60,7 @@ def launch_of(
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
 ) -> Launch:
-    """The run as it can begin, after all checks; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
+    """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
         raise ConfigError(f"'sites' is a list of names: write sites=['{sites}']")
     _check_processes(job, data, engine_of(engine))
@@ -81,7 +81,7 @@ def _is_engine(name: str) -> TypeGuard[Engine]:
 
 
 def new_folder(*parts: str) -> Path:
-    """A folder that does not exist yet: runs/PART-PART-TIME, with a number if the second has had another."""
+    """A folder that does not exist yet: runs/PART-PART-TIME, with a number if this name is taken."""
     stem = "-".join((*parts, time.strftime("%Y%m%d-%H%M%S")))
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     return next(RUNS / name for name in names if not (RUNS / name).exists())
@@ -94,7 +94,7 @@ class RoundLines:
         self._last = ""
 
     def watch(self, event: TaskAnswer) -> None:
-        """Prints the stage that the event is of, once."""
+        """Prints the stage of the event, once."""
         evaluating = event.task == "evaluate"
         line = "evaluation" if evaluating else f"round {event.round} of {event.rounds}"
         if line != self._last:
@@ -102,12 +102,8 @@ class RoundLines:
         self._last = line
 
 
-def _nothing(event: TaskAnswer) -> None:
-    """For whoever watches nothing."""
-
-
 def _check_processes(job: Job, data: Data, engine: Engine) -> None:
-    """Raises `ConfigError` if another process would have to know what only this one has defined."""
+    """Raises `ConfigError` if another process would need a reader or a method that only this process has."""
     if engine != "local" and is_registered(data.name):
         raise ConfigError(f"the data '{data.name}' is read by a function of this program alone: use the engine 'local'")
     if engine != "local" and method_type(job.method).__module__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run leaves behind, from Python: tables, pandas frames, figures, and an object for each site."""
+"""The results of a run: tables, pandas frames, figures, and an object for each site."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ LEAST_ROUNDS = 2
 
 
 class Results:
-    """A run's results. `document` is results.json as it is, `folder` holds all that the run wrote."""
+    """The results of a run. `document` is the content of results.json, `folder` the run's folder."""
 
     def __init__(self, folder: Path, document: Mapping[str, Any]) -> None:
         self.folder, self.document = folder, document
@@ -52,7 +52,7 @@ class Results:
         return tuple(self.document["notes"])
 
     def table(self, form: Literal["text", "markdown"] = "text") -> str:
-        """The accuracies with their 95 % intervals and the free baselines; as Markdown with the facts of the run."""
+        """The accuracies with 95 % intervals and the free baselines; in Markdown also the facts of the run."""
         if form not in ("text", "markdown"):
             raise ConfigError("a table is 'text' or 'markdown'")
         return text_table(self.document) if form == "text" else markdown_table(self.document)
@@ -82,7 +82,7 @@ class Results:
     def plot(self, kind: Literal["final", "rounds", "prompts"] = "final") -> "Figure":
         """A matplotlib figure: `final` accuracies, validation accuracy by `rounds`, or the `prompts` of the sites.
 
-        Raises `ConfigError` for another kind, or if the run has nothing of it to draw.
+        Raises `ConfigError` for another kind, or if the run has nothing to draw.
         """
         with styled():
             return self._figure(kind)
@@ -108,9 +108,9 @@ class Results:
         counts = [*(entry["n"] for entry in self.document["sites"].values()), None]
         for way in answering(self.document):
             for site, rows, entry in zip(names, counts, way.entries, strict=True):
-                known = entry or {"accuracy": None, "interval": None}
-                low, high = known["interval"] or (None, None)
-                share = known["accuracy"]
+                figures = entry or {"accuracy": None, "interval": None}
+                low, high = figures["interval"] or (None, None)
+                share = figures["accuracy"]
                 yield {"system": way.label, "site": site, "n": rows, "accuracy": share, "low": low, "high": high}
 
     def _repr_markdown_(self) -> str:
@@ -124,8 +124,8 @@ class Results:
 
 
 def _history(folder: Path, document: Mapping[str, Any]) -> History:
-    """What the server kept of the rounds and of the last prompts."""
-    kept = load_transcript(folder)
+    """The server's history of the rounds, with the last prompts."""
+    transcript = load_transcript(folder)
     sites = tuple(document["sites"])
     rounds = [
         RoundRecord(
@@ -140,4 +140,4 @@ def _history(folder: Path, document: Mapping[str, Any]) -> History:
         )
         for record in document["rounds"]
     ]
-    return History(sites=sites, rounds=rounds, uploads=kept.uploads, shared=kept.shared)
+    return History(sites=sites, rounds=rounds, uploads=transcript.uploads, shared=transcript.shared)

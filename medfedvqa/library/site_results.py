@@ -20,7 +20,7 @@ from privacy.report import Report
 
 @dataclass(frozen=True)
 class SiteResults:
-    """What one site has after a run. Everything but the accuracy is read from the site's own folder."""
+    """One site after a run. Everything except the accuracy is read from the site's own folder."""
 
     name: str
     run: Path = field(repr=False)
@@ -73,7 +73,7 @@ class SiteResults:
         return totals(self.config.audit)
 
     def examine(self) -> Examination:
-        """Judges the site's log against itself and against what the server and the other sites hold of it."""
+        """Checks the site's log against itself, and against what the server and the other sites hold of it."""
         folder, against = sites_of(find_logs(self.run), self.run)[self.name]
         return examine(folder, self.name, against, network=self.network)
 

@@ -92,5 +92,5 @@ class Job:
 
     def __repr__(self) -> str:
         """The method, and the options that differ from its defaults."""
-        given = "".join(f", {name}={value!r}" for name, value in self._spec.options.items())
-        return f"Job({self.method!r}{given})"
+        options = "".join(f", {name}={value!r}" for name, value in self._spec.options.items())
+        return f"Job({self.method!r}{options})"

@@ -7,27 +7,27 @@ from medfedvqa.report.blocks import Document
 from medfedvqa.report.document import compose
 from medfedvqa.report.joined import compose_joined
 from medfedvqa.report.page import page
-from medfedvqa.report.pdf import paper
+from medfedvqa.report.pdf import pdf_bytes
 from privacy.report.join import JoinedReport
 from privacy.report.model_conduct import Report
 from privacy.report.report_files import HTML, PDF
 
-JOINED_PAGE, JOINED_PAPER = "joined.html", "joined.pdf"
+JOINED_HTML, JOINED_PDF = "joined.html", "joined.pdf"
 
 
 def render(report: Report, folder: Path) -> None:
-    """Write report.html and report.pdf into the folder: the same content twice, and the same bytes each time.
+    """Write report.html and report.pdf into the folder, with the same content and with the same bytes each time.
 
-    Raises `ValueError` if the report's date is none.
+    Raises `ValueError` if the report's date is malformed.
     """
     _write(compose(report), folder / HTML, folder / PDF)
 
 
 def render_joined(joined: JoinedReport, folder: Path) -> None:
     """Write joined.html and joined.pdf into the folder, as `render` does."""
-    _write(compose_joined(joined), folder / JOINED_PAGE, folder / JOINED_PAPER)
+    _write(compose_joined(joined), folder / JOINED_HTML, folder / JOINED_PDF)
 
 
-def _write(document: Document, page_path: Path, paper_path: Path) -> None:
-    write_whole(page_path, page(document).encode())
-    write_whole(paper_path, paper(document))
+def _write(document: Document, html: Path, pdf: Path) -> None:
+    write_whole(html, page(document).encode())
+    write_whole(pdf, pdf_bytes(document))

@@ -1,16 +1,14 @@
-"""What figures point at: the log's entries, the ledger's records, and digests in full."""
+"""The appendix, to which figures link: the log's entries, the ledger's records, and digests in full."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
-from audits.excerpt import QuotedEntry
 from medfedvqa.report.blocks import (
     Code,
     Digest,
     Facts,
     Inline,
-    Row,
     Section,
     Table,
     at_most,
@@ -19,94 +17,88 @@ from medfedvqa.report.blocks import (
     moment,
     plain,
     row,
+    table,
 )
 from privacy.report.model_conduct import Report
 from privacy.report.report_evidence import LedgerRow
 
-LONGEST = 256
-"""Characters of a digest or key that an anchor names as it is."""
+MAX_ANCHOR = 256
+"""The most characters of a digest or key that are part of an anchor; of a longer one its hash is."""
 
 
 def log(report: Report) -> Section:
     """The quoted entries of the audit log."""
-    titles = ("Entry", "Time", "Event", "Task", "Round", "Peer", "#Bytes", "Outcome", "#Epsilon after")
-    rows = tuple(_entry(entry) for entry in report.evidence.log.entries)
-    table = Table(
+    entries = table(
         "Entries of the audit log that belong to the job; report.json has each of them whole, with its proof",
-        (*titles, "Leaf", "#Hashes of the proof"),
-        rows,
+        report.evidence.log.entries,
+        {
+            "Entry": lambda entry: count(entry.record.get("seq")),
+            "Time": lambda entry: moment(entry.record.get("time")),
+            "Event": lambda entry: plain(entry.record.get("event")),
+            "Task": lambda entry: plain(entry.record.get("task")),
+            "Round": lambda entry: count(entry.record.get("round")),
+            "Peer": lambda entry: plain(entry.record.get("peer")),
+            "#Bytes": lambda entry: count(entry.record.get("nbytes")),
+            "Outcome": lambda entry: plain(entry.record.get("outcome")),
+            "#Epsilon after": lambda entry: at_most(entry.record.get("epsilon_after")),
+            "Leaf": lambda entry: digest(entry.record.get("leaf_hash")),
+            "#Hashes of the proof": lambda entry: count(len(entry.proof)),
+        },
         "No entry is quoted.",
+        lambda entry: f"entry-{entry.record.get('seq')}",
     )
-    return Section("log", "Log entries", (table,))
-
-
-def _entry(entry: QuotedEntry) -> Row:
-    it: dict[str, Any] = entry.record
-    return row(
-        count(it.get("seq")),
-        moment(it.get("time")),
-        plain(it.get("event")),
-        plain(it.get("task")),
-        count(it.get("round")),
-        plain(it.get("peer")),
-        count(it.get("nbytes")),
-        plain(it.get("outcome")),
-        at_most(it.get("epsilon_after")),
-        digest(it.get("leaf_hash")),
-        count(len(entry.proof)),
-        anchor=f"entry-{it.get('seq')}",
-    )
+    return Section("log", "Log entries", (entries,))
 
 
 def ledger(report: Report) -> Section:
     """The records of the budget ledger."""
-    table = Table(
+
+    def fields(line: LedgerRow) -> dict[str, Any]:
+        return line.record or {}
+
+    records = table(
         "Records of the budget ledger; one that lists patients' digests is here by its hash only",
-        ("Record", "Time", "Event", "Job", "Task", "Round", "Attempt", "#All jobs, after", "Hash"),
-        tuple(_record(record) for record in report.evidence.ledger),
+        report.evidence.ledger,
+        {
+            "Record": lambda line: count(line.seq),
+            "Time": lambda line: moment(fields(line).get("time")),
+            "Event": lambda line: "withheld" if line.record is None else plain(fields(line).get("event")),
+            "Job": lambda line: plain(fields(line).get("job")),
+            "Task": lambda line: plain(fields(line).get("task")),
+            "Round": lambda line: count(fields(line).get("round")),
+            "Attempt": lambda line: count(fields(line).get("attempt")),
+            "#All jobs, after": lambda line: at_most(fields(line).get("epsilon_after")),
+            "Hash": lambda line: Digest(line.hash),
+        },
         "The site has no ledger.",
+        lambda line: f"record-{line.seq}",
     )
-    return Section("ledger", "Ledger records", (table,))
-
-
-def _record(record: LedgerRow) -> Row:
-    it: dict[str, Any] = record.record or {}
-    return row(
-        count(record.seq),
-        moment(it.get("time")),
-        "withheld" if record.record is None else plain(it.get("event")),
-        plain(it.get("job")),
-        plain(it.get("task")),
-        count(it.get("round")),
-        count(it.get("attempt")),
-        at_most(it.get("epsilon_after")),
-        Digest(record.hash),
-        anchor=f"record-{record.seq}",
-    )
+    return Section("ledger", "Ledger records", (records,))
 
 
 def digests(sections: Sequence[Section]) -> Section:
-    """All digests that the sections print short, in full."""
+    """The full digests that the sections print short."""
     first = dict[str, str]()
     for section in sections:
         for part in _parts(section):
             if isinstance(part, Digest) and part.text != part.full:
                 first.setdefault(part.full, section.heading)
     rows = tuple(row(Code(full), where, anchor=anchor(full)) for full, where in first.items())
-    table = Table("As they stand in report.json", ("Digest", "First in"), rows, "There is none.")
-    return Section("digests", "Digests in full", (table,))
+    full = Table("As they stand in report.json", ("Digest", "First in"), rows, "There is none.")
+    return Section("digests", "Digests in full", (full,))
 
 
 def anchor(full: str) -> str:
-    """Where a digest stands in full."""
-    if len(full) > LONGEST:
+    """The anchor of the row that has a digest in full."""
+    if len(full) > MAX_ANCHOR:
         return f"digest-{sha256(full.encode()).hexdigest()}"
     return f"digest-{full.encode().hex() if not full.isalnum() else full}"
 
 
 def _parts(section: Section) -> Iterator[Inline]:
+    """The inline parts of the section's figures and tables."""
     for block in section.blocks:
         if isinstance(block, Facts):
-            yield from (part for one in block.facts for part in one.value)
+            yield from (part for fact in block.facts for part in fact.value)
         elif isinstance(block, Table):
             yield from (part for line in block.rows for content in line.cells for part in content)

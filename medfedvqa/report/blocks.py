@@ -1,10 +1,10 @@
-"""What a page is made of, for paper and screen alike: inline parts, blocks, sections."""
+"""The parts of a document, for PDF and HTML alike: inline parts, blocks, sections."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from audits.escaping import for_pdf
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NONE = "—"
-"""Stands where there is no figure: a 0 would claim one."""
-LINE, WORD = 24, 22
-"""Letters of a short line, and of the longest word that is not broken."""
-MOST = 4_000
-"""Characters of a part of a cell; it takes as many to list some hundred sites."""
+"""Stands for a missing figure, since a 0 would claim one."""
+SHORT_LINE, LONG_WORD = 24, 22
+"""The letters of a short line, and of the longest word that is never broken."""
+MAX_CHARACTERS = 4_000
+"""The most characters of a part of a cell, enough to list some hundred sites."""
 THOUSANDTH = Decimal("0.001")
 
 FIGURE = re.compile(r"(?<![^\s(])(\d+(?:\.\d+)?(?:e-\d+)?)(?=[\s,.;:)]|$)")
@@ -27,7 +27,7 @@ Tone = Literal["good", "bad", "open"]
 
 @dataclass(frozen=True)
 class Number:
-    """A figure as it is printed, and all of its digits."""
+    """A figure: as it is printed, and with all of its digits."""
 
     text: str
     exact: str
@@ -35,7 +35,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Time:
-    """A time as it is printed, to the second, and as it stands in the evidence."""
+    """A time: as it is printed, to the second, and as it stands in the evidence."""
 
     text: str
     exact: str
@@ -43,7 +43,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Digest:
-    """A digest or key: printed short, and in full in the last table of the page."""
+    """A digest or key. It is printed short here, and in full in the last table of the document."""
 
     full: str
 
@@ -61,7 +61,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Link:
-    """Words that lead to an anchor of the same page, if it is there."""
+    """A link to an anchor of the same document, or mere text if there is no such anchor."""
 
     text: str
     target: str
@@ -69,7 +69,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Badge:
-    """A state in words, and how it is coloured."""
+    """A state in words, and its colour."""
 
     text: str
     tone: Tone
@@ -83,6 +83,7 @@ class Break:
 Inline = str | Number | Time | Digest | Code | Link | Badge | Break
 Cell = tuple[Inline, ...]
 Content = Inline | Cell
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure: what it is, its value, where it comes from."""
+    """One figure: its name, its value, its source."""
 
     label: str
     value: Cell
@@ -120,8 +121,8 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Cells of a table, the first of which names the row; other parts can lead to its anchor."""
+class TableRow:
+    """The cells of a row, the first of which names it. Links can lead to its anchor."""
 
     cells: tuple[Cell, ...]
     anchor: str | None = None
@@ -129,23 +130,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; in columns whose title begins with `#` figures are set flush right. Without rows, `empty` is said."""
+    """A table. Columns whose title begins with `#` are set flush right. `empty` is the sentence for no rows."""
 
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     empty: str
 
     def numeric(self, column: int) -> bool:
         return self.columns[column].startswith("#")
 
     def wordy(self, column: int) -> bool:
-        """Whether a cell of it has more than a few words."""
-        return any(len(line) > LINE for one in self.rows for line in words(one.cells[column]).split("\n"))
+        """Whether a cell of the column has more than a few words."""
+        return any(len(line) > SHORT_LINE for row in self.rows for line in words(row.cells[column]).split("\n"))
 
     def unbroken(self, column: int) -> bool:
-        """Whether a word of it is so long that it has to be broken anywhere."""
-        return any(len(word) > WORD for one in self.rows for word in words(one.cells[column]).split())
+        """Whether the column has a word that is long enough to be broken anywhere."""
+        return any(len(word) > LONG_WORD for row in self.rows for word in words(row.cells[column]).split())
 
     def title(self, column: int) -> str:
         return self.columns[column].removeprefix("#")
@@ -153,7 +154,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, its title, and a description for who does not see it."""
+    """A plot, its title, and a description for readers who cannot see it."""
 
     title: str
     description: str
@@ -161,18 +162,18 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Drawings that stand side by side where there is room."""
+class DrawingGroup:
+    """Drawings that stand side by side if there is room."""
 
     drawings: tuple[Drawing, ...]
 
 
-Block = Text | Bullets | Facts | Table | Pictures
+Block = Text | Bullets | Facts | Table | DrawingGroup
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section; `anchor` is its letter, or a word for what follows the lettered ones."""
+    """A section. Its anchor is its letter, or a word for sections after the lettered ones."""
 
     anchor: str
     title: str
@@ -185,18 +186,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Card:
-    """A figure of the first screen: its name, itself, one line about it."""
+    """A figure of the first screen: its name, its value, and a line about it."""
 
     title: str
     value: Cell
-    said: Cell
+    remark: Cell
     share: float | None = None
-    """Of a bar that is full, in 0..1."""
+    """The full part of a bar, in 0..1; None for no bar."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report, before it is set."""
+    """A whole report, before it becomes HTML or PDF."""
 
     kind: str
     title: str
@@ -209,7 +210,7 @@ class Document:
 
     @property
     def anchors(self) -> frozenset[str]:
-        """All that a link can lead to."""
+        """All anchors that a link can lead to."""
         rows = (row.anchor for table in self.tables() for row in table.rows if row.anchor)
         return frozenset([*rows, *(section.anchor for section in self.sections)])
 
@@ -222,22 +223,34 @@ def cell(content: Content) -> Cell:
     return content if isinstance(content, tuple) else (content,)
 
 
-def row(*contents: Content, anchor: str | None = None) -> Row:
-    return Row(tuple(cell(content) for content in contents), anchor)
+def row(*contents: Content, anchor: str | None = None) -> TableRow:
+    return TableRow(tuple(cell(content) for content in contents), anchor)
+
+
+def table(
+    caption: str,
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Content]],
+    empty: str,
+    anchor: Callable[[Item], str] | None = None,
+) -> Table:
+    """A table with a row for each item. `columns` maps the title of a column to the function of its cells."""
+    rows = (row(*(content(item) for content in columns.values()), anchor=anchor and anchor(item)) for item in items)
+    return Table(caption, tuple(columns), tuple(rows), empty)
 
 
 def fact(label: str, value: Content, source: Content = ()) -> Fact:
     return Fact(label, cell(value), cell(source))
 
 
-def shown(text: str) -> str:
-    """Text from elsewhere, whose characters all show themselves, without its middle if it is longer than `MOST`."""
-    return for_pdf(text, MOST)
+def printable(text: str) -> str:
+    """A text of others with hidden characters made visible; without its middle if it exceeds `MAX_CHARACTERS`."""
+    return for_pdf(text, MAX_CHARACTERS)
 
 
 def words(content: Sequence[Inline]) -> str:
-    """What a cell says."""
-    return "".join("\n" if isinstance(part, Break) else shown(_text(part)) for part in content)
+    """The text of a cell."""
+    return "".join("\n" if isinstance(part, Break) else printable(_text(part)) for part in content)
 
 
 def _text(part: str | Number | Time | Digest | Code | Link | Badge) -> str:
@@ -249,13 +262,13 @@ def plain(text: str | None) -> str:
 
 
 def count(number: int | None) -> Inline:
-    """With commas at the thousands."""
+    """A count, with commas at the thousands."""
     return NONE if number is None else Number(f"{number:,}", str(number))
 
 
-def figure(number: float | None) -> Inline:
-    """To six digits."""
-    return NONE if number is None else Number(f"{number:g}", repr(number))
+def figure(number: float | None, missing: str = NONE) -> Inline:
+    """A figure with six digits, or the text for a missing one."""
+    return missing if number is None else Number(f"{number:g}", repr(number))
 
 
 def at_most(bound: float | None) -> Inline:
@@ -282,31 +295,31 @@ def yes(answer: bool | None) -> str:
 
 
 def moment(time: str | None) -> Inline:
-    """A time of ISO 8601 in UTC, to the second; what is none stays as it is."""
+    """An ISO 8601 time in UTC, to the second. A text of another form stays as it is."""
     if time is None:
         return NONE
-    found = UTC.fullmatch(time)
-    return Time(f"{found[1]} {found[2]}", time) if found else time
+    match = UTC.fullmatch(time)
+    return Time(f"{match[1]} {match[2]}", time) if match else time
 
 
-def letters(sections: Sequence[str]) -> Cell:
+def section_links(sections: Sequence[str]) -> Cell:
     """Links to sections by their letters."""
-    return spread([Link(letter, letter) for letter in sections])
+    return with_commas([Link(letter, letter) for letter in sections])
 
 
 def sentence(text: str) -> Cell:
-    """A sentence whose figures stand out and are not broken."""
+    """A sentence in which figures stand out and are never broken."""
     pieces = FIGURE.split(text)
     return tuple(Number(piece, piece) if place % 2 else piece for place, piece in enumerate(pieces) if piece)
 
 
-def spread(parts: Sequence[Inline]) -> Cell:
-    """Parts with commas between them."""
+def with_commas(parts: Sequence[Inline]) -> Cell:
+    """The parts with commas between them."""
     return tuple(piece for part in parts for piece in (", ", part))[1:] or (NONE,)
 
 
-def numbered(what: Literal["entry", "record"], numbers: Sequence[int]) -> Cell:
-    """Links to entries of the log or records of the ledger, those that follow one another as a range."""
+def links_to(kind: Literal["entry", "record"], numbers: Sequence[int]) -> Cell:
+    """Links to entries of the log or records of the ledger. Consecutive numbers become a range."""
     ranges = list[list[int]]()
     for number in sorted(set(numbers)):
         if ranges and ranges[-1][-1] == number - 1:
@@ -315,19 +328,19 @@ def numbered(what: Literal["entry", "record"], numbers: Sequence[int]) -> Cell:
             ranges.append([number])
     if not ranges:
         return (NONE,)
-    several = {"entry": "entries", "record": "records"}[what] if len(set(numbers)) > 1 else what
-    links = [_range(what, ends) for ends in ranges]
+    several = {"entry": "entries", "record": "records"}[kind] if len(set(numbers)) > 1 else kind
+    links = [_range(kind, ends) for ends in ranges]
     if len(links) > 6:
         links = [*links[:3], ("…",), links[-1]]
     return (f"{several} ", *[piece for link in links for piece in (", ", *link)][1:])
 
 
-def _range(what: str, ends: Sequence[int]) -> Cell:
-    links = [Link(str(end), f"{what}-{end}") for end in ends]
+def _range(kind: str, ends: Sequence[int]) -> Cell:
+    links = [Link(str(end), f"{kind}-{end}") for end in ends]
     return (links[0], "–", links[1]) if len(links) == 2 else (links[0],)
 
 
-def _rounded(bound: float, way: str) -> Number:
+def _rounded(bound: float, rounding: str) -> Number:
     exact = Decimal(repr(bound))
-    text = f"{exact.quantize(THOUSANDTH, rounding=way).normalize():f}" if exact.is_finite() else "unbounded"
+    text = f"{exact.quantize(THOUSANDTH, rounding=rounding).normalize():f}" if exact.is_finite() else "unbounded"
     return Number(text, repr(bound))

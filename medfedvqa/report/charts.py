@@ -1,6 +1,6 @@
-"""The report's pictures: budget by charge and by job, bytes by round and kind, accuracy, attacks beside the claim.
+"""The report's plots: budget by charge and by job, bytes by round and kind, accuracy, attacks and the claim.
 
-Each stands beside a table of the same figures; a figure that is not known is not drawn.
+Each plot stands beside a table of the same figures. An unknown figure is not drawn.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from medfedvqa.figures import (
     settle,
     styled,
 )
-from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, shown, words
+from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, printable, words
 from privacy.report.model_conduct import Egress, Empirical
 from privacy.report.model_guarantee import Accounting, ReportCharge
 from privacy.report.report_evidence import Accuracy
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT, ROW = 4.6, 2.4, 0.34
-"""Inches of a picture, and of one of its rows."""
+"""Inches of a plot, and of one of its rows."""
 SERIES = (BLUE, VERMILION, SKY, PURPLE, GREEN)
 DRAWN_JOBS = 10
-LONGEST = 20
-"""Characters of a name beside an axis."""
+MAX_NAME = 20
+"""The most characters of a name beside an axis."""
 KIBIBYTE = 1024
 
 
 @styled(PAGE_STYLE)
 def budget_course(accounting: Accounting, job: str) -> Drawing | None:
-    """Epsilon after each charge: of all jobs, and of this job, below the limit."""
+    """Epsilon after each charge, of all jobs and of this job, with the limit."""
     charges = accounting.charges
     site = [charge.site_epsilon_after for charge in charges]
     this = list(accumulate((charge.job_epsilon_after if charge.job == job else None for charge in charges), _newer))
@@ -74,14 +74,14 @@ def budget_course(accounting: Accounting, job: str) -> Drawing | None:
 def budget_by_job(accounting: Accounting, job: str) -> Drawing | None:
     """Epsilon of each job, the newest last, with the limit of a job or of all."""
     jobs = accounting.jobs[-DRAWN_JOBS:]
-    values = [one.epsilon if one.epsilon is not None and isfinite(one.epsilon) else 0.0 for one in jobs]
-    if all(one.epsilon is None for one in jobs):
+    values = [account.epsilon if account.epsilon is not None and isfinite(account.epsilon) else 0.0 for account in jobs]
+    if all(account.epsilon is None for account in jobs):
         return None
     per_job = accounting.limit_per_job is not None
-    axes = _rows([one.job for one in jobs])
-    colours = [VERMILION if one.job == job else SKY for one in jobs]
+    axes = _rows([account.job for account in jobs])
+    colours = [VERMILION if account.job == job else SKY for account in jobs]
     bars = axes.barh(range(len(jobs)), values, 0.6, color=colours)
-    texts = ["no bound" if one.epsilon is None else _bound(one.epsilon) for one in jobs]
+    texts = ["no bound" if account.epsilon is None else _bound(account.epsilon) for account in jobs]
     axes.bar_label(bars, texts, padding=4)
     limit = accounting.limit_per_job if per_job else accounting.limit
     if limit is not None:
@@ -90,26 +90,26 @@ def budget_by_job(accounting: Accounting, job: str) -> Drawing | None:
         )
     axes.set_xlim(0, 1.25 * max([*values, limit or 0.0]) or 1.0)
     part = f", the newest {len(jobs)} of {len(accounting.jobs)}" if len(jobs) < len(accounting.jobs) else ""
-    said = [f"{one.job}: {text}" for one, text in zip(jobs, texts, strict=True)]
-    return _drawing(f"Epsilon by job{part}", axes, said)
+    lines = [f"{account.job}: {text}" for account, text in zip(jobs, texts, strict=True)]
+    return _drawing(f"Epsilon by job{part}", axes, lines)
 
 
 @styled(PAGE_STYLE)
 def egress_by_round(egress: Egress) -> Drawing | None:
     """Bytes that left in each round, stacked by kind, the kind with the most bytes first."""
-    totals = dict.fromkeys((one.kind for one in egress.by_kind), 0)
-    for one in egress.by_kind:
-        totals[one.kind] += one.nbytes
-    rounds = sorted({one.round for one in egress.by_round}, key=lambda number: (number is None, number or 0))
-    if not any(one.nbytes for one in egress.by_round):
+    totals = dict.fromkeys((share.kind for share in egress.by_kind), 0)
+    for share in egress.by_kind:
+        totals[share.kind] += share.nbytes
+    rounds = sorted({share.round for share in egress.by_round}, key=lambda number: (number is None, number or 0))
+    if not any(share.nbytes for share in egress.by_round):
         return None
     axes, below = _axes(HEIGHT), [0.0] * len(rounds)
     for colour, kind in zip(SERIES, sorted(totals, key=lambda kind: (-totals[kind], kind)), strict=False):
         heights = [
-            sum(one.nbytes for one in egress.by_round if (one.round, one.kind) == (number, kind)) / KIBIBYTE
+            sum(share.nbytes for share in egress.by_round if (share.round, share.kind) == (number, kind)) / KIBIBYTE
             for number in rounds
         ]
-        label = f"{_short(kind, LONGEST)}: {totals[kind]:,} bytes"
+        label = f"{_short(kind, MAX_NAME)}: {totals[kind]:,} bytes"
         axes.bar(range(len(rounds)), heights, 0.72, below, color=colour, label=label)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     every = -(-len(rounds) // 16)
@@ -123,19 +123,31 @@ def egress_by_round(egress: Egress) -> Drawing | None:
 
 @styled(PAGE_STYLE)
 def accuracy(empirical: Empirical) -> Drawing | None:
-    """Accuracy with and without differential privacy, finished at the site and alone, with intervals; the prior."""
+    """Accuracies with their intervals: with and without privacy, finished at the site, trained alone, and the prior."""
     if empirical.accuracy_private is None and empirical.accuracy_without is None:
         return None
-    it, trained = empirical, list[tuple[str, str, float | None, float | None, float | None]]()
+    trained = list[tuple[str, str, float | None, float | None, float | None]]()
     for name, colour, model in (
-        ("finished", SKY, it.accuracy_finished),
-        ("alone", PURPLE, it.accuracy_alone),
-        ("alone, equal", GREEN, it.accuracy_alone_equal),
+        ("finished", SKY, empirical.accuracy_finished),
+        ("alone", PURPLE, empirical.accuracy_alone),
+        ("alone, equal", GREEN, empirical.accuracy_alone_equal),
     ):
         trained += [(name, colour, model.accuracy, model.low, model.high)] if isinstance(model, Accuracy) else []
     lines = [
-        ("without DP", BLUE, it.accuracy_without, it.accuracy_without_low, it.accuracy_without_high),
-        ("with DP", VERMILION, it.accuracy_private, it.accuracy_private_low, it.accuracy_private_high),
+        (
+            "without DP",
+            BLUE,
+            empirical.accuracy_without,
+            empirical.accuracy_without_low,
+            empirical.accuracy_without_high,
+        ),
+        (
+            "with DP",
+            VERMILION,
+            empirical.accuracy_private,
+            empirical.accuracy_private_low,
+            empirical.accuracy_private_high,
+        ),
         *trained,
     ]
     texts = [f"{name}: {'not known' if value is None else words([percent(value)])}" for name, _, value, *_ in lines]
@@ -145,9 +157,9 @@ def accuracy(empirical: Empirical) -> Drawing | None:
             axes.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2.5)
         if value is not None:
             axes.plot(100 * value, place, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=7)
-    if it.accuracy_prior is not None:
-        label = f"prior: {words([percent(it.accuracy_prior)])}"
-        axes.axvline(100 * it.accuracy_prior, color=RED, linestyle="--", label=label)
+    if empirical.accuracy_prior is not None:
+        label = f"prior: {words([percent(empirical.accuracy_prior)])}"
+        axes.axvline(100 * empirical.accuracy_prior, color=RED, linestyle="--", label=label)
     axes.set_xticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
     axes.set_xlim(0, 100)
     return _drawing("Accuracy on the site's test rows, 95 % intervals", axes, texts)
@@ -155,24 +167,28 @@ def accuracy(empirical: Empirical) -> Drawing | None:
 
 @styled(PAGE_STYLE)
 def attacks(empirical: Empirical) -> Drawing | None:
-    """From each attack's lower bound upwards, and the epsilon that is claimed."""
-    found = empirical.attacks
-    if not found:
+    """The range of epsilon above each attack's lower bound, and the epsilon that is claimed."""
+    estimates = empirical.attacks
+    if not estimates:
         return None
     claimed = empirical.claimed_epsilon
-    axes = _rows([f"{one.artefact}, {one.attack}" for one in found])
-    largest = 1.15 * max(claimed or 0.0, *(max(one.provable, one.epsilon_at_least) for one in found)) or 1.0
-    bounds = [f"at least {words([at_least(one.epsilon_at_least)])}" for one in found]
-    for place, (one, text) in enumerate(zip(found, bounds, strict=True)):
-        colour = RED if one.refutes else BLUE
-        axes.plot([one.epsilon_at_least, largest], [place, place], color=colour, marker="o", markevery=[0])
+    axes = _rows([f"{attack.artefact}, {attack.attack}" for attack in estimates])
+    largest = (
+        1.15 * max(claimed or 0.0, *(max(attack.provable, attack.epsilon_at_least) for attack in estimates)) or 1.0
+    )
+    bounds = [f"at least {words([at_least(attack.epsilon_at_least)])}" for attack in estimates]
+    for place, (attack, text) in enumerate(zip(estimates, bounds, strict=True)):
+        colour = RED if attack.refutes else BLUE
+        axes.plot([attack.epsilon_at_least, largest], [place, place], color=colour, marker="o", markevery=[0])
         axes.plot(largest, place, color=colour, marker=">")
-        axes.annotate(text, (one.epsilon_at_least, place), (6, -10), textcoords="offset points", color=INK, fontsize=8)
+        axes.annotate(
+            text, (attack.epsilon_at_least, place), (6, -10), textcoords="offset points", color=INK, fontsize=8
+        )
     if claimed is not None:
         axes.axvline(claimed, color=RED, linestyle="--", label=f"claimed: {_bound(claimed)}")
     axes.set_xlim(0, largest)
-    said = [f"{one.artefact}, {one.attack}: {text}" for one, text in zip(found, bounds, strict=True)]
-    return _drawing("Epsilon that the attacks prove, beside the claim", axes, said)
+    lines = [f"{attack.artefact}, {attack.attack}: {text}" for attack, text in zip(estimates, bounds, strict=True)]
+    return _drawing("Epsilon that the attacks prove, beside the claim", axes, lines)
 
 
 def _axes(height: float) -> "Axes":
@@ -182,30 +198,30 @@ def _axes(height: float) -> "Axes":
 
 
 def _rows(names: Sequence[str]) -> "Axes":
-    """A row for each name, downwards."""
+    """Axes with a row for each name, downwards."""
     axes = _axes(ROW * len(names) + 0.8)
-    axes.set_yticks(range(len(names)), [_short(name, LONGEST) for name in names], color=INK)
+    axes.set_yticks(range(len(names)), [_short(name, MAX_NAME) for name in names], color=INK)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
     return axes
 
 
-def _drawing(title: str, axes: "Axes", said: Sequence[str] = ()) -> Drawing:
-    """The picture with its legend; it is described by its rows and its legend."""
+def _drawing(title: str, axes: "Axes", lines: Sequence[str] = ()) -> Drawing:
+    """The plot with its legend. Its rows and its legend describe it."""
     from matplotlib.figure import Figure
 
     figure = axes.get_figure(root=True)
     if not isinstance(figure, Figure):
-        raise TypeError("a picture's axes belong to a figure")
+        raise TypeError("the axes of a plot belong to a figure")
     texts = [str(label) for label in axes.get_legend_handles_labels()[1]]
     if texts:
         figure.legend(loc="outside upper left", ncols=2, fontsize=8)
     settle(figure)
-    return Drawing(title, "; ".join([*said, *texts]), figure)
+    return Drawing(title, "; ".join([*lines, *texts]), figure)
 
 
 def _runs(charges: Sequence[ReportCharge]) -> list[tuple[int, int]]:
-    """Begin and end of each run of charges of the same job."""
+    """The begin and the end of each run of charges of one job."""
     runs, begin = list[tuple[int, int]](), 0
     for _, group in groupby(charges, key=lambda charge: charge.job):
         end = begin + len(list(group))
@@ -214,9 +230,9 @@ def _runs(charges: Sequence[ReportCharge]) -> list[tuple[int, int]]:
     return runs
 
 
-def _newer(known: float | None, after: float | None) -> float | None:
-    """A job's epsilon stays while other jobs are charged."""
-    return known if after is None else after
+def _newer(before: float | None, after: float | None) -> float | None:
+    """The epsilon after a charge; it stays as it was while other jobs are charged."""
+    return before if after is None else after
 
 
 def _last(values: Sequence[float | None]) -> float | None:
@@ -228,6 +244,6 @@ def _bound(value: float) -> str:
 
 
 def _short(name: str, room: int) -> str:
-    """As much of a name as there is room for, in letters that every font has."""
-    text = shown(name).encode("ascii", "backslashreplace").decode()
+    """As much of a name as fits, in letters that every font has."""
+    text = printable(name).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -1,4 +1,4 @@
-"""What a privacy-budget report is made of, from a site's folders and from files that people choose to give."""
+"""Collects the evidence of a privacy-budget report from a site's folders, and from files that people provide."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_sit
 from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
-from medfedvqa.attack.audit import SCHEMA as ATTACK
+from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
@@ -55,27 +55,27 @@ def evidence_of(
     against: Sequence[Path],
     network: bool,
 ) -> ReportEvidence:
-    """What the site has on a job (its last one, if none is named), after signing its log as it is.
+    """The site's evidence on a job, by default its last one. The site's log is signed first, as it is.
 
     Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
     check_site(config.audit, "")
     ledger = _ledger(config)
-    chosen = _chosen(config.audit, ledger, job)
+    job_id = _job_id(config.audit, ledger, job)
     with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
         log.checkpoint()
     if baseline and not results:
-        raise ConfigError("accuracy without privacy says something beside that with it: give --results as well")
+        raise ConfigError("accuracy without privacy is compared with accuracy under it: give --results as well")
 
-    def wanted(record: Mapping[str, Any]) -> bool:
-        return record["job"] in (chosen, None) or refuses_job(record["event"], record["outcome"])
+    def is_quoted(record: Mapping[str, Any]) -> bool:
+        return record["job"] in (job_id, None) or refuses_job(record["event"], record["outcome"])
 
     return ReportEvidence(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         site=config.name,
-        job=chosen,
+        job=job_id,
         tool=Tool(version=code_version(), code_digest=code_digest(), opacus=version("opacus")),
-        log=quote(config.audit, config.name, wanted, ExternalEvidence.gather(against, config.audit)),
+        log=quote(config.audit, config.name, is_quoted, ExternalEvidence.gather(against, config.audit)),
         ledger=ledger,
         policy=_policy(config.policy),
         run=_read(results, _run) if results else None,
@@ -87,20 +87,20 @@ def evidence_of(
     )
 
 
-def _chosen(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
-    """The job that is asked for, or else the last that opened, or else the last that was refused.
+def _job_id(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
+    """The job that is named, or else the last that opened, or else the last that was refused.
 
-    Entries may have expired: the ledger keeps its jobs.
+    A named job may be in the ledger alone, since entries of the log expire.
     """
-    about = (entry for entry in read(audit) if entry.job and entry.method != site_status.NAME)
-    entries = [entry for entry in about if entry.event in (Event.OPEN, Event.REFUSAL)]
+    of_jobs = (entry for entry in read(audit) if entry.job and entry.method != site_status.NAME)
+    entries = [entry for entry in of_jobs if entry.event in (Event.OPEN, Event.REFUSAL)]
     refused = [str(entry.job) for entry in entries if refuses_job(entry.event, entry.outcome)]
     opened = [str(entry.job) for entry in entries if entry.event is Event.OPEN and entry.outcome is None]
-    known = {*refused, *opened, *((row.record or {}).get("job") for row in ledger)}
+    all_jobs = {*refused, *opened, *((row.record or {}).get("job") for row in ledger)}
     if job is None and (opened or refused):
         return (opened or refused)[-1]
-    if job is None or job not in known:
-        raise ConfigError("the site's log has no such job: `medfedvqa audit show` lists what it has")
+    if job is None or job not in all_jobs:
+        raise ConfigError("the site's log does not have this job: `medfedvqa audit show` lists its jobs")
     return job
 
 
@@ -113,24 +113,24 @@ def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
 
 
 def _policy(policy: SitePolicy) -> Policy:
-    told = {name: getattr(policy, name) for name in Policy.model_fields}
-    return Policy(**told | {"kinds": tuple(kind.value for kind in policy.kinds)})
+    values = {name: getattr(policy, name) for name in Policy.model_fields}
+    return Policy(**values | {"kinds": tuple(kind.value for kind in policy.kinds)})
 
 
 def _examined(config: SiteConfig, against: Sequence[Path], network: bool) -> tuple[LogVerdict, ...]:
-    found = examine(config.audit, config.name, against, network=network)
+    examination = examine(config.audit, config.name, against, network=network)
     return tuple(
         LogVerdict(verdict=name, part=part.name, state=part.state.value, said=part.said)
-        for name, verdict in found.verdicts()
+        for name, verdict in examination.verdicts()
         for part in verdict.parts
     )
 
 
-def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
-    """Raises `ConfigError` if the file is not there, or not what it is given for."""
-    said = bytes_of(path)
+def _read(path: Path, parse: Callable[[dict[str, Any], str], Read]) -> Read:
+    """The file, parsed. Raises `ConfigError` if it is missing, or is not the file that the option needs."""
+    content = bytes_of(path)
     try:
-        return made(json.loads(said), hashlib.sha256(said).hexdigest())
+        return parse(json.loads(content), hashlib.sha256(content).hexdigest())
     except NewerFormat:
         raise ConfigError(
             f"'{path}' was written by a newer version of this software: use that version, or a later one"
@@ -139,8 +139,8 @@ def _read(path: Path, made: Callable[[dict[str, Any], str], Read]) -> Read:
         raise ConfigError(f"'{path}' is not the file that the option asks for, or is of another version") from None
 
 
-def _run(told: dict[str, Any], sha256: str) -> Run:
-    number = told["schema_version"]
+def _run(results: dict[str, Any], sha256: str) -> Run:
+    number = results["schema_version"]
     if type(number) is int and number > SCHEMA_VERSION:
         raise NewerFormat
     if number != SCHEMA_VERSION:
@@ -149,18 +149,18 @@ def _run(told: dict[str, Any], sha256: str) -> Run:
     same = (*job, "status", "engine", "rounds_planned", "versions")
     return Run(
         sha256=sha256,
-        backbone=told["backbone"]["name"],
-        rounds_done=len(told["rounds"]),
-        sites=tuple(told["sites"]),
-        **{name: told[name] for name in same},
+        backbone=results["backbone"]["name"],
+        rounds_done=len(results["rounds"]),
+        sites=tuple(results["sites"]),
+        **{name: results[name] for name in same},
     )
 
 
-def _attack(told: dict[str, Any], sha256: str) -> Attack:
-    if not check_number(told["schema"], ATTACK, "the file"):
+def _attack(findings: dict[str, Any], sha256: str) -> Attack:
+    if not check_number(findings["schema"], ATTACK, "the file"):
         raise ValueError
-    job, claimed = told["job"], told["claimed"] or {}
-    # As results.json has them: with the defaults of what was not given.
+    job, claimed = findings["job"], findings["claimed"] or {}
+    # As in results.json, options include the defaults.
     built = JobSpec.from_dict({"method": job["method"], "options": job["options"]}).build()
     return Attack(
         sha256=sha256,
@@ -169,35 +169,35 @@ def _attack(told: dict[str, Any], sha256: str) -> Attack:
         data=job["data"],
         backbone=job["backbone"],
         dp=job["dp"],
-        sites=tuple(told["sites"]),
+        sites=tuple(findings["sites"]),
         claimed_epsilon=claimed.get("epsilon"),
         claimed_delta=claimed.get("delta"),
-        confidence=told["confidence"],
+        confidence=findings["confidence"],
         attacks=tuple(
-            AttackEstimate(**{name: one[name] for name in ("artefact", "attack", "canaries", "guessed", "correct")})
-            for one in told["attacks"]
+            AttackEstimate(**{name: attack[name] for name in ("artefact", "attack", "canaries", "guessed", "correct")})
+            for attack in findings["attacks"]
         ),
     )
 
 
 def _measured(site: str, results: Path, baseline: Path) -> AccuracyMeasurement:
-    def documents(told: dict[str, Any], sha256: str) -> dict[str, Any]:
-        return {**told, "own": told["sites"][site], "accuracy": _accuracy(told["sites"][site])}
+    def documents(document: dict[str, Any], sha256: str) -> dict[str, Any]:
+        return {**document, "own": document["sites"][site], "accuracy": _accuracy(document["sites"][site])}
 
     private, without = _read(results, documents), _read(baseline, documents)
     if not private["dp"] or without["dp"]:
         raise ConfigError("--results is of the job with differential privacy, --baseline of the same one without")
-    own = private["own"]
+    at_site = private["own"]
     alike = ("method", "options", "data", "split", "backbone", "seed")
     return AccuracyMeasurement(
         private=private["accuracy"],
         without=without["accuracy"],
-        prior=_accuracy(own["baselines"]["question_prior"]),
+        prior=_accuracy(at_site["baselines"]["question_prior"]),
         same_settings=all(private[name] == without[name] for name in alike),
-        finished=_optional(own["finished"]),
-        alone=_optional(own["baselines"]["alone"]),
-        alone_equal=_optional(own["baselines"]["alone_equal"]),
-        kept=own["kept"],
+        finished=_optional(at_site["finished"]),
+        alone=_optional(at_site["baselines"]["alone"]),
+        alone_equal=_optional(at_site["baselines"]["alone_equal"]),
+        kept=at_site["kept"],
     )
 
 
@@ -205,14 +205,14 @@ def _optional(entry: dict[str, Any] | None) -> Accuracy | None:
     return _accuracy(entry) if entry else None
 
 
-def _accuracy(told: dict[str, Any]) -> Accuracy:
-    """Three digits, so that nobody counts rows."""
-    low, high = told["interval"]
-    return Accuracy(accuracy=round(told["accuracy"], 3), low=round(low, 3), high=round(high, 3))
+def _accuracy(entry: dict[str, Any]) -> Accuracy:
+    """An accuracy with three digits, from which nobody can count rows."""
+    low, high = entry["interval"]
+    return Accuracy(accuracy=round(entry["accuracy"], 3), low=round(low, 3), high=round(high, 3))
 
 
 def _binding(config: SiteConfig) -> StoreBinding:
-    """How ledger and store are tied to each other. Raises `LedgerError` if the store is bound to another ledger."""
+    """How ledger and store are bound to each other. Raises `LedgerError` if the store is bound to another ledger."""
     store = store_of(config)
     if store is None:
         return StoreBinding(from_store=False, bound=False, compared=False)
@@ -223,9 +223,9 @@ def _binding(config: SiteConfig) -> StoreBinding:
 
 
 def _ingested(store: Path) -> IngestionManifest:
-    manifest, said = read_manifest(store), (store / MANIFEST).read_bytes()
+    manifest, content = read_manifest(store), (store / MANIFEST).read_bytes()
     return IngestionManifest(
-        sha256=hashlib.sha256(said).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
         made=manifest.made,
         codes=tuple(DicomCode(value=code.value, meaning=code.meaning) for code in manifest.deidentification),
         retained=tuple(manifest.options.retain),

@@ -1,4 +1,4 @@
-"""A report as a document: its first screen, sections A to M, and what they point at."""
+"""Composes a report into a document: its first screen, sections A to M, and the appendix."""
 
 from audits.escaping import NAME, bounded
 from medfedvqa.report import appendix, sections_conduct, sections_guarantee
@@ -30,7 +30,7 @@ LETTERED = (
     sections_conduct.verdicts,
     sections_conduct.never,
 )
-"""A to M."""
+"""The functions that make sections A to M."""
 FOOT = (
     "Made from report.json alone. Upper bounds are rounded up and lower bounds down at the third decimal; report.json "
     "has all digits. A dash stands where there is no figure. Times are UTC. The report supports a judgement; it draws "
@@ -40,46 +40,48 @@ FOOT = (
 
 def compose(report: Report) -> Document:
     """The document of one site's report on one job."""
-    it = report.sections.identity
+    section = report.sections.identity
     sections = [section(report) for section in LETTERED] + [appendix.log(report), appendix.ledger(report)]
     return Document(
         kind="Privacy-budget report",
-        title=f"Job {bounded(it.job, NAME)} at site {bounded(it.site, NAME)}",
+        title=f"Job {bounded(section.job, NAME)} at site {bounded(section.site, NAME)}",
         claim=report.sections.claim.sentence,
         claimed=report.sections.claim.made,
-        created=it.created,
+        created=section.created,
         cards=(_epsilon(report), _budget(report), _verdict(report), _attack(report)),
         sections=(*sections, appendix.digests(sections)),
-        foot=f"Format {report.format}, made {words([moment(it.created)])} with medfedvqa {it.tool}. {FOOT}",
+        foot=f"Format {report.format}, made {words([moment(section.created)])} with medfedvqa {section.tool}. {FOOT}",
     )
 
 
 def _epsilon(report: Report) -> Card:
-    it = report.sections.claim
-    provisional = ", provisional" if it.provisional else ""
-    said: Cell = ("at delta ", figure(it.delta), f", by {it.unit}{provisional}") if it.made else ("no claim is made",)
-    return Card("Epsilon of the job", (at_most(it.epsilon),), (*said, " · ", Link("B", "B")))
+    section = report.sections.claim
+    provisional = ", provisional" if section.provisional else ""
+    remark: Cell = ("no claim is made",)
+    if section.made:
+        remark = ("at delta ", figure(section.delta), f", by {section.unit}{provisional}")
+    return Card("Epsilon of the job", (at_most(section.epsilon),), (*remark, " · ", Link("B", "B")))
 
 
 def _budget(report: Report) -> Card:
-    it = report.sections.accounting
-    spent, limit = it.spent.epsilon if it.spent else None, it.limit
+    section = report.sections.accounting
+    spent, limit = section.spent.epsilon if section.spent else None, section.limit
     of: Cell = (" of ", figure(limit)) if limit is not None else ()
-    left: Cell = (at_least(it.remaining), " remaining") if limit is not None else ("no limit is set",)
+    remaining: Cell = (at_least(section.remaining), " remaining") if limit is not None else ("no limit is set",)
     share = min(spent / limit, 1.0) if spent is not None and limit else None
-    return Card("Spent by all jobs", (at_most(spent), *of), (*left, " · ", Link("E", "E")), share)
+    return Card("Spent by all jobs", (at_most(spent), *of), (*remaining, " · ", Link("E", "E")), share)
 
 
 def _verdict(report: Report) -> Card:
-    it = report.sections.verdicts
-    kept = sum(rule.state == "shown" for rule in it.rules)
-    said = f"{kept} of {len(it.rules)} rules shown to be kept · "
-    return Card("Verdict", (sections_guarantee.state(it.state),), (said, Link("L", "L")))
+    section = report.sections.verdicts
+    kept = sum(rule.state == "shown" for rule in section.rules)
+    remark = f"{kept} of {len(section.rules)} rules shown to be kept · "
+    return Card("Verdict", (sections_guarantee.state(section.state),), (remark, Link("L", "L")))
 
 
 def _attack(report: Report) -> Card:
-    it = report.sections.empirical
-    if not it.attacked:
+    section = report.sections.empirical
+    if not section.attacked:
         return Card("Attacks", ("none",), ("no audit was given · ", Link("J", "J")))
-    found = {True: "refutes the claim", False: "does not refute the claim", None: "beside no claim"}[it.refuted]
-    return Card("Attacks prove at least", (at_least(it.lower_bound),), (f"{found} · ", Link("J", "J")))
+    effect = {True: "refutes the claim", False: "does not refute the claim", None: "beside no claim"}[section.refuted]
+    return Card("Attacks prove at least", (at_least(section.lower_bound),), (f"{effect} · ", Link("J", "J")))

@@ -1,4 +1,4 @@
-"""Sites' reports on one job, side by side, as a document."""
+"""Composes the sites' reports on one job into one document."""
 
 from audits.escaping import NAME, bounded
 from medfedvqa.report import appendix
@@ -20,83 +20,86 @@ from medfedvqa.report.blocks import (
     figure,
     moment,
     row,
+    table,
     words,
 )
 from medfedvqa.report.sections_guarantee import state
 from privacy.report.join import JoinedReport
 
 
-def compose_joined(it: JoinedReport) -> Document:
+def compose_joined(joined: JoinedReport) -> Document:
     """The document of a federation's reports on one job."""
-    sections = [_claims(it), _agreements(it), _egress(it), _reports(it)]
-    left_out = Section("left-out", "Left out", (Bullets("Not in a joined report", it.left_out),))
-    missing = len(it.missing)
+    sections = [_claims(joined), _agreements(joined), _egress(joined), _reports(joined)]
+    omitted = Section("left-out", "Left out", (Bullets("Not in a joined report", joined.left_out),))
+    missing = len(joined.missing)
     sites = f"{missing} more gave none" if missing else "all sites of the job"
     cards = (
-        Card("Largest epsilon of a site", (at_most(it.epsilon),), ("at delta ", figure(it.delta))),
-        Card("Sites that report", (count(len(it.sites)),), (sites,)),
-        Card("Reports agree", (state(it.state),), ("see what they have in common",)),
-        Card("Left the sites", (count(it.nbytes),), ("bytes in ", count(it.messages), " messages")),
+        Card("Largest epsilon of a site", (at_most(joined.epsilon),), ("at delta ", figure(joined.delta))),
+        Card("Sites that report", (count(len(joined.sites)),), (sites,)),
+        Card("Reports agree", (state(joined.state),), ("see what they have in common",)),
+        Card("Left the sites", (count(joined.nbytes),), ("bytes in ", count(joined.messages), " messages")),
     )
     return Document(
         kind="Joined privacy-budget reports",
-        title=f"Job {bounded(it.job, NAME)} ({bounded(it.method, NAME)}) at {len(it.sites)} sites",
-        claim=it.sentence,
-        claimed=it.epsilon is not None,
-        created=it.created,
+        title=f"Job {bounded(joined.job, NAME)} ({bounded(joined.method, NAME)}) at {len(joined.sites)} sites",
+        claim=joined.sentence,
+        claimed=joined.epsilon is not None,
+        created=joined.created,
         cards=cards,
-        sections=(*sections, left_out, appendix.digests(sections)),
-        foot=f"Format {it.format}, newest report of {words([moment(it.created)])} UTC. A joined report is not signed: "
+        sections=(*sections, omitted, appendix.digests(sections)),
+        foot=f"Format {joined.format}, newest report of {words([moment(joined.created)])} UTC. "
+        "A joined report is not signed: "
         "whoever has the reports, which are, can make it again. Upper bounds are rounded up, lower bounds down.",
     )
 
 
-def _claims(it: JoinedReport) -> Section:
-    claims = Table(
+def _claims(joined: JoinedReport) -> Section:
+    claims = table(
         "Claims, site by site",
-        ("Site", "Claim", "#Epsilon", "#Delta", "#GDP mu", "Aggregation", "#Attacks prove", "State", "Job"),
-        tuple(
-            row(
-                one.site,
-                "made" if one.claimed else "not made",
-                at_most(one.epsilon),
-                figure(one.delta),
-                figure(one.mu),
-                one.aggregation,
-                at_least(one.lower_bound),
-                state("broken" if one.broken else "not shown" if one.not_shown else "shown"),
-                one.state,
-            )
-            for one in it.sites
-        ),
+        joined.sites,
+        {
+            "Site": lambda site: site.site,
+            "Claim": lambda site: "made" if site.claimed else "not made",
+            "#Epsilon": lambda site: at_most(site.epsilon),
+            "#Delta": lambda site: figure(site.delta),
+            "#GDP mu": lambda site: figure(site.mu),
+            "Aggregation": lambda site: site.aggregation,
+            "#Attacks prove": lambda site: at_least(site.lower_bound),
+            "State": lambda site: state("broken" if site.broken else "not shown" if site.not_shown else "shown"),
+            "Job": lambda site: site.state,
+        },
         "No site reports.",
     )
     rules = Table(
         "Rules not shown to be kept",
         ("Site", "Broken", "Not shown"),
         tuple(
-            row(one.site, ", ".join(one.broken) or NONE, ", ".join(one.not_shown) or NONE)
-            for one in it.sites
-            if one.broken or one.not_shown
+            row(site.site, ", ".join(site.broken) or NONE, ", ".join(site.not_shown) or NONE)
+            for site in joined.sites
+            if site.broken or site.not_shown
         ),
         "All rules are shown to be kept at all of these sites.",
     )
-    said = Facts("In their own words", tuple(fact(one.site, one.sentence) for one in it.sites))
-    silent = Text((f"Without a report: {', '.join(it.missing)}.",), warning=True)
-    return Section("claims", "Claims", (*((silent,) if it.missing else ()), claims, rules, said))
+    sentences = Facts("In their own words", tuple(fact(site.site, site.sentence) for site in joined.sites))
+    silent = Text((f"Without a report: {', '.join(joined.missing)}.",), warning=True)
+    return Section("claims", "Claims", (*((silent,) if joined.missing else ()), claims, rules, sentences))
 
 
-def _agreements(it: JoinedReport) -> Section:
-    rows = tuple(row(one.what, state(one.state), one.said) for one in it.agreements)
-    table = Table("Whether the reports are of the same job", ("What", "State", "What was found"), rows, NONE)
-    return Section("agreements", "What they have in common", (table,))
+def _agreements(joined: JoinedReport) -> Section:
+    rows = tuple(row(agreement.what, state(agreement.state), agreement.said) for agreement in joined.agreements)
+    comparison = Table("Whether the reports are of the same job", ("What", "State", "What was found"), rows, NONE)
+    return Section("agreements", "What they have in common", (comparison,))
 
 
-def _egress(it: JoinedReport) -> Section:
-    sites = tuple(row(one.site, count(one.messages), count(one.nbytes), count(one.cosigners)) for one in it.sites)
-    kinds = tuple(row(k.kind, k.protection, count(k.tensors), count(k.nbytes)) for k in it.by_kind)
+def _egress(joined: JoinedReport) -> Section:
+    sites = tuple(
+        row(site.site, count(site.messages), count(site.nbytes), count(site.cosigners)) for site in joined.sites
+    )
+    kinds = tuple(row(k.kind, k.protection, count(k.tensors), count(k.nbytes)) for k in joined.by_kind)
     by_site = tuple(
-        row(one.site, k.kind, k.protection, count(k.tensors), count(k.nbytes)) for one in it.sites for k in one.by_kind
+        row(site.site, k.kind, k.protection, count(k.tensors), count(k.nbytes))
+        for site in joined.sites
+        for k in site.by_kind
     )
     tables = (
         Table("By site", ("Site", "#Messages", "#Bytes", "#Cosigners"), sites, "Nothing left."),
@@ -106,9 +109,10 @@ def _egress(it: JoinedReport) -> Section:
     return Section("egress", "What left the sites", tables)
 
 
-def _reports(it: JoinedReport) -> Section:
+def _reports(joined: JoinedReport) -> Section:
     rows = tuple(
-        row(one.site, moment(one.created), digest(one.report), digest(one.sha256), Code(one.signer)) for one in it.sites
+        row(site.site, moment(site.created), digest(site.report), digest(site.sha256), Code(site.signer))
+        for site in joined.sites
     )
-    table = Table("The reports that were joined", ("Site", "Made", "Evidence", "report.json", "Signer"), rows, NONE)
-    return Section("reports", "Reports", (table,))
+    titles = ("Site", "Made", "Evidence", "report.json", "Signer")
+    return Section("reports", "Reports", (Table("The reports that were joined", titles, rows, NONE),))

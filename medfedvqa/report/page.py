@@ -1,4 +1,4 @@
-"""The page: one file that asks for nothing else."""
+"""Sets a document as an HTML page: one file that loads nothing else."""
 
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -8,10 +8,21 @@ from audits.html import Child, Html, tag
 from medfedvqa.figures import inline_svg
 from medfedvqa.report import blocks
 from medfedvqa.report.appendix import anchor
-from medfedvqa.report.blocks import MOST, Block, Cell, Document, Drawing, Fact, Inline, Row, Section, Table
+from medfedvqa.report.blocks import (
+    MAX_CHARACTERS,
+    Block,
+    Cell,
+    Document,
+    Drawing,
+    Fact,
+    Inline,
+    Section,
+    Table,
+    TableRow,
+)
 
-LONG = 60
-"""Rows of a table that scrolls by itself."""
+LONG_TABLE = 60
+"""The rows beyond which a table scrolls by itself."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LINE_FEED = Html("\n")
 
@@ -22,21 +33,22 @@ def page(document: Document) -> str:
 
 
 def _text(text: str) -> Html:
-    return Html(for_html(text, MOST))
+    """A text of others, escaped."""
+    return Html(for_html(text, MAX_CHARACTERS))
 
 
 def _line(name: str, *children: Child, **attributes: str | None) -> Html:
-    """An element that ends its line."""
+    """An element with a line feed after it."""
     return Html(f"{tag(name, *children, **attributes)}\n")
 
 
 class _Page:
-    """Elements of a page whose links lead to these anchors."""
+    """Makes the elements of a page whose links lead to these anchors."""
 
     def __init__(self, anchors: frozenset[str]) -> None:
         self._anchors = anchors
 
-    def document(self, it: Document) -> Html:
+    def document(self, document: Document) -> Html:
         css = files("medfedvqa.report").joinpath("page.css").read_text(encoding="utf-8")
         head = _line(
             "head",
@@ -44,35 +56,36 @@ class _Page:
             tag("meta", http_equiv="Content-Security-Policy", content=Html(POLICY)),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="color-scheme", content="light dark"),
-            tag("title", _text(it.title), " · ", _text(it.kind)),
+            tag("title", _text(document.title), " · ", _text(document.kind)),
             _line("style", Html(f"\n{css}")),
         )
         top = _line(
             "header",
-            _line("p", _text(it.kind), class_="name"),
-            _line("h1", _text(it.title)),
-            _line("p", *self._cell(blocks.sentence(it.claim)), class_="claim" if it.claimed else "claim open"),
-            _line("dl", *map(self._card, it.cards), class_="cards"),
+            _line("p", _text(document.kind), class_="name"),
+            _line("h1", _text(document.title)),
+            _line(
+                "p", *self._cell(blocks.sentence(document.claim)), class_="claim" if document.claimed else "claim open"
+            ),
+            _line("dl", *map(self._card, document.cards), class_="cards"),
         )
-        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in it.sections)
-        sections = (self._section(place, section) for place, section in enumerate(it.sections))
+        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in document.sections)
+        sections = (self._section(place, section) for place, section in enumerate(document.sections))
         body = tag(
             "body",
             tag("a", "Skip to the sections", class_="skip", href="#main"),
             top,
             _line("nav", tag("ol", *places), aria_label="Sections"),
             tag("main", *sections, id="main", tabindex="-1"),
-            tag("footer", _line("p", _text(it.foot))),
+            tag("footer", _line("p", _text(document.foot))),
         )
         return tag("html", head, body, lang="en")
 
     def _card(self, card: blocks.Card) -> Html:
         filled = None if card.share is None else tag("span", style=f"width: {100 * card.share:.1f}%")
         bar = filled and tag("dd", filled, class_="bar", aria_hidden="true")
-        value, said = (
-            tag("dd", *self._cell(cell), class_=name) for name, cell in (("value", card.value), ("said", card.said))
-        )
-        return _line("div", tag("dt", _text(card.title)), value, bar, said)
+        value = tag("dd", *self._cell(card.value), class_="value")
+        remark = tag("dd", *self._cell(card.remark), class_="said")
+        return _line("div", tag("dt", _text(card.title)), value, bar, remark)
 
     def _section(self, place: int, section: Section) -> Html:
         name = f"{section.anchor}-title"
@@ -90,7 +103,7 @@ class _Page:
             case blocks.Facts():
                 yield _line("h3", _text(block.title))
                 yield _line("dl", *map(self._fact, block.facts), class_="small facts" if block.small else "facts")
-            case blocks.Pictures():
+            case blocks.DrawingGroup():
                 yield _line("div", *map(_picture, block.drawings), class_="pictures")
             case blocks.Table(rows=()):
                 yield _line("h3", _text(block.caption))
@@ -113,10 +126,10 @@ class _Page:
             _line("thead", _line("tr", *heads)),
             tag("tbody", *rows),
         )
-        scrolls = "long scroll" if len(table.rows) > LONG else "scroll"
+        scrolls = "long scroll" if len(table.rows) > LONG_TABLE else "scroll"
         return _line("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
 
-    def _row(self, row: Row, looks: Sequence[str | None]) -> Html:
+    def _row(self, row: TableRow, looks: Sequence[str | None]) -> Html:
         first, *others = (self._cell(cell) for cell in row.cells)
         head = tag("th", *first, scope="row", class_=looks[0])
         return _line(

@@ -1,6 +1,6 @@
-"""The PDF: what the page says, set on A4 with bookmarks, links and page numbers.
+"""Sets a document as a PDF on A4, with bookmarks, links and page numbers.
 
-Fonts are those that matplotlib brings; only the letters used are in the file.
+The fonts are those of matplotlib; the file holds only the letters that it uses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +24,18 @@ SANS, MONO = "sans", "mono"
 MARGIN, BOTTOM = 15.0, 17.0
 WIDTH = 210.0 - 2 * MARGIN
 PAD = 1.2
-"""Millimetres of all these, and of all lengths below."""
+"""These lengths, and all lengths below, are in millimetres."""
 TEXT, SMALL, TINY = 8.5, 7.5, 6.3
-"""Points of text, facts and tables."""
+"""The sizes of text, facts and tables, in points."""
 LEADING = 1.4 * 25.4 / 72
-"""Height of a line of text for each point of its size."""
+"""The height of a line of text for each point of its size."""
 HARD, SOFT, RULE = (26, 31, 36), (86, 94, 104), (216, 218, 212)
 ACCENT, WARNING, WASH = (10, 86, 132), (161, 28, 22), (251, 230, 228)
-"""The page's colours by day."""
+"""The colours of the HTML page in light mode."""
 SIGNATURE = 12.0
 INSET = Padding(1.5, 1.5, 1.5, 1.5)
 PAGES = "{nb}\x00"
-"""Stands for the number of pages while a page is set. No text of others holds it once it is escaped."""
+"""Stands for the number of pages while a page is set. No escaped text of others holds it."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Column:
     colour: tuple[int, int, int] = HARD
 
 
-def paper(document: Document) -> bytes:
-    """The document as PDF: set twice, for its list of sections says on which page each is.
+def pdf_bytes(document: Document) -> bytes:
+    """The document as PDF. It is set twice, since the list of sections has their page numbers.
 
-    Raises `ValueError` if the report's date is none.
+    Raises `ValueError` if the report's date is malformed.
     """
-    draft = _Paper(document, {})
-    final = _Paper(document, draft.begun)
+    draft = _PdfSetting(document, {})
+    final = _PdfSetting(document, draft.section_pages)
     content = bytes(final.output())
     for font in (*draft.fonts.values(), *final.fonts.values()):
         if isinstance(font, TTFFont):
@@ -62,16 +62,16 @@ def paper(document: Document) -> bytes:
     return content
 
 
-class _Paper(FPDF):
-    """One setting of the document; `known` are its sections' pages, as an earlier one found them."""
+class _PdfSetting(FPDF):
+    """One setting of the document. `pages` has the page of each section, from an earlier setting."""
 
-    def __init__(self, document: Document, known: Mapping[str, int]) -> None:
+    def __init__(self, document: Document, pages: Mapping[str, int]) -> None:
         super().__init__(format="A4")
-        self.document, self.begun = document, dict[str, int]()
+        self.document, self.section_pages = document, dict[str, int]()
         self._fonts()
         self.alias_nb_pages(PAGES)
-        self.set_title(f"{blocks.shown(document.title)} · {document.kind}")
-        self.set_subject(blocks.shown(document.claim))
+        self.set_title(f"{blocks.printable(document.title)} · {document.kind}")
+        self.set_subject(blocks.printable(document.claim))
         self.set_lang("en")
         self.set_creator("medfedvqa")
         self.set_creation_date(datetime.fromisoformat(document.created))
@@ -82,7 +82,7 @@ class _Paper(FPDF):
         self.set_line_width(0.15)
         self.anchors = document.anchors
         self.add_page()
-        self._first_screen(known)
+        self._first_screen(pages)
         for section in document.sections:
             self._section(section)
 
@@ -90,13 +90,13 @@ class _Paper(FPDF):
         """Title and page number."""
         self.set_y(-11)
         self._font(TINY, colour=SOFT)
-        self.cell(WIDTH / 2, 4, self._fitting(blocks.shown(self.document.title), WIDTH / 2))
+        self.cell(WIDTH / 2, 4, self._fitting(blocks.printable(self.document.title), WIDTH / 2))
         self.cell(WIDTH / 2, 4, f"{self.page_no()} / {PAGES}", align="R")
 
     def normalize_text(self, text: str) -> str:
-        """The text as fpdf2 sets it: a letter that the font lacks, an empty box otherwise, is written as its number."""
-        known = self.current_font.cmap if isinstance(self.current_font, TTFFont) else {}
-        return "".join(one if ord(one) in known or one in "\n\x00" else number(one) for one in text)
+        """The text as fpdf2 sets it. A letter that the font lacks becomes its number; fpdf2 would draw an empty box."""
+        glyphs = self.current_font.cmap if isinstance(self.current_font, TTFFont) else {}
+        return "".join(letter if ord(letter) in glyphs or letter in "\n\x00" else number(letter) for letter in text)
 
     def _fonts(self) -> None:
         import matplotlib
@@ -111,7 +111,7 @@ class _Paper(FPDF):
         self.set_text_color(*colour)
 
     def _fitting(self, text: str, width: float) -> str:
-        """As much of the text as there is room for. No more letters are measured than fit, however many it has."""
+        """As much of the text as fits into the width. The letters after that are not measured."""
         room, end, used = width - self.get_string_width("…"), 0, 0.0
         for place, letter in enumerate(text, 1):
             used += self.get_string_width(letter)
@@ -120,22 +120,22 @@ class _Paper(FPDF):
             end = place if used <= room else end
         return text
 
-    def _first_screen(self, known: Mapping[str, int]) -> None:
-        it = self.document
-        self._text(it.kind, 10, colour=SOFT)
-        self._text(blocks.shown(it.title), 18, bold=True, after=2)
-        self._text(blocks.shown(it.claim), 10, after=5, colour=HARD if it.claimed else WARNING)
+    def _first_screen(self, pages: Mapping[str, int]) -> None:
+        document = self.document
+        self._text(document.kind, 10, colour=SOFT)
+        self._text(blocks.printable(document.title), 18, bold=True, after=2)
+        self._text(blocks.printable(document.claim), 10, after=5, colour=HARD if document.claimed else WARNING)
         self._cards()
-        half = (len(it.sections) + 1) // 2
+        half = (len(document.sections) + 1) // 2
         columns = [Column(MARGIN + at, wide, False, colour) for at, wide, colour in _CONTENTS]
-        for pair in zip(it.sections[:half], [*it.sections[half:], None], strict=False):
+        for pair in zip(document.sections[:half], [*document.sections[half:], None], strict=False):
             cells = list[Cell]()
             for section in pair:
                 heading = (Link(section.heading, section.anchor),) if section else ()
-                cells += [heading, (str(known.get(section.anchor, "")),) if section else ()]
+                cells += [heading, (str(pages.get(section.anchor, "")),) if section else ()]
             self._row(cells, columns, TEXT, rule=False)
         self.ln(2)
-        self._text(blocks.shown(it.foot), TINY, colour=SOFT, after=4)
+        self._text(blocks.printable(document.foot), TINY, colour=SOFT, after=4)
 
     def _cards(self) -> None:
         width, height, top = WIDTH / 4, 22.0, self.get_y()
@@ -151,7 +151,7 @@ class _Paper(FPDF):
                 self.cell(width - 5, size * LEADING, self._fitting(blocks.words(content), width - 5))
             self._font(7, colour=SOFT)
             self.set_xy(x + 3, top + 14)
-            self.multi_cell(width - 5, 7 * LEADING, blocks.words(card.said), align="L")
+            self.multi_cell(width - 5, 7 * LEADING, blocks.words(card.remark), align="L")
         self.set_xy(MARGIN, top + height + 5)
 
     def _section(self, section: Section) -> None:
@@ -162,7 +162,7 @@ class _Paper(FPDF):
         self.set_line_width(0.15)
         self.ln(2)
         self.start_section(section.heading)
-        self.begun[section.anchor] = self.page_no()
+        self.section_pages[section.anchor] = self.page_no()
         self._arrive(section.anchor)
         self._text(section.heading, 13, bold=True, after=2.5)
         for block in section.blocks:
@@ -179,7 +179,7 @@ class _Paper(FPDF):
                     self._row([("•",), (item,)], [Column(MARGIN, 4), Column(MARGIN + 4, 150)], TEXT, rule=False)
             case blocks.Facts():
                 self._facts(block)
-            case blocks.Pictures():
+            case blocks.DrawingGroup():
                 self._pictures(block)
             case blocks.Table():
                 self._table(block)
@@ -203,14 +203,14 @@ class _Paper(FPDF):
             columns = [column for x in thirds for column in (Column(x, 33, False, SOFT), Column(x + 34, 22, True))]
             for depth in range(deep):
                 cells = list[Cell]()
-                for one in block.facts[depth::deep]:
-                    cells += [(one.label,), one.value]
+                for fact in block.facts[depth::deep]:
+                    cells += [(fact.label,), fact.value]
                 self._row(cells, columns, TINY)
             return
         names, places = Column(MARGIN, 38, colour=SOFT), Column(MARGIN + 138, 42, colour=SOFT)
-        for one in block.facts:
-            values = Column(MARGIN + 40, 96 if one.source else 140)
-            self._row([(one.label,), one.value, one.source], [names, values, places], SMALL)
+        for fact in block.facts:
+            values = Column(MARGIN + 40, 96 if fact.source else 140)
+            self._row([(fact.label,), fact.value, fact.source], [names, values, places], SMALL)
 
     def _table(self, block: blocks.Table) -> None:
         self._caption(block.caption)
@@ -223,23 +223,23 @@ class _Paper(FPDF):
             self._row(titles, columns, TINY, bold=True)
 
         head()
-        for one in block.rows:
-            self._row(one.cells, columns, TINY, anchor=one.anchor, head=head)
+        for row in block.rows:
+            self._row(row.cells, columns, TINY, anchor=row.anchor, head=head)
 
     def _columns(self, block: blocks.Table) -> list[Column]:
-        """As wide as their text where there is room; else the widest share what the others leave."""
-        wanted = list[float]()
+        """Columns as wide as their text if there is room. Otherwise the widest share the rest of the width."""
+        widths = list[float]()
         for place, title in enumerate(block.columns):
             self._font(TINY, bold=True)
             widest = max(self.get_string_width(word) for word in title.removeprefix("#").split())
-            for one in block.rows:
-                self._face(one.cells[place], TINY)
-                lines = blocks.words(one.cells[place]).split("\n")
+            for row in block.rows:
+                self._face(row.cells[place], TINY)
+                lines = blocks.words(row.cells[place]).split("\n")
                 widest = max([widest, *(self.get_string_width(line) for line in lines)])
-            empty = any(one.cells[place] == ("",) for one in block.rows)
-            wanted.append(max(widest + 2 * PAD + 0.2, 34.0 if empty else 0.0))
-        cap = _level(wanted, WIDTH)
-        fitted = [min(width, cap) for width in wanted]
+            empty = any(row.cells[place] == ("",) for row in block.rows)
+            widths.append(max(widest + 2 * PAD + 0.2, 34.0 if empty else 0.0))
+        cap = _level(widths, WIDTH)
+        fitted = [min(width, cap) for width in widths]
         stretch = WIDTH / sum(fitted)
         columns, x = list[Column](), MARGIN
         for place, width in enumerate(fitted):
@@ -257,7 +257,7 @@ class _Paper(FPDF):
         anchor: str | None = None,
         head: Callable[[], None] | None = None,
     ) -> None:
-        """Cells side by side, kept together unless they are longer than a page; `head` is set again on a new one."""
+        """Set cells side by side, on one page if they fit. `head` sets the titles again on a new page."""
         height = size * LEADING
         lines = [self._lines(content, column, size, bold) for content, column in zip(cells, columns, strict=False)]
         deep = max(map(len, lines))
@@ -271,9 +271,9 @@ class _Paper(FPDF):
         for depth in range(deep):
             if self._need(height) and head:
                 head()
-            for content, column, said in zip(cells, columns, lines, strict=False):
-                if depth < len(said):
-                    self._set(content, column, said[depth], size, bold)
+            for content, column, text_lines in zip(cells, columns, lines, strict=False):
+                if depth < len(text_lines):
+                    self._set(content, column, text_lines[depth], size, bold)
             self.set_xy(MARGIN, self.get_y() + height)
         self.set_y(max(self.get_y(), top + least) + (PAD if rule else 0.0))
         if rule:
@@ -281,7 +281,7 @@ class _Paper(FPDF):
             self.line(columns[0].x - PAD * bool(head or bold), self.get_y(), MARGIN + WIDTH, self.get_y())
 
     def _set(self, content: Cell, column: Column, line: str, size: float, bold: bool) -> None:
-        """One line of one cell; all of it leads to where its first link does."""
+        """Set one line of a cell. The whole line leads to the target of the cell's first link."""
         target = next((f"#{name}" for part in content if (name := _target(part)) in self.anchors), "")
         self._face(content, size, bold, ACCENT if target else SOFT if bold else column.colour)
         y = self.get_y()
@@ -291,14 +291,14 @@ class _Paper(FPDF):
 
     def _lines(self, content: Cell, column: Column, size: float, bold: bool) -> list[str]:
         self._face(content, size, bold)
-        said = blocks.words(content)
-        if "\n" not in said and self.get_string_width(said) <= column.width:
-            return [said]
-        return self._wrapped(said, column.width, size)
+        text = blocks.words(content)
+        if "\n" not in text and self.get_string_width(text) <= column.width:
+            return [text]
+        return self._wrapped(text, column.width, size)
 
-    def _wrapped(self, said: str, width: float, size: float) -> list[str]:
+    def _wrapped(self, text: str, width: float, size: float) -> list[str]:
         """The lines that the text takes in a column of this width, in the font that is set."""
-        lines = self.multi_cell(width, size * LEADING, said, align="L", dry_run=True, output="LINES")
+        lines = self.multi_cell(width, size * LEADING, text, align="L", dry_run=True, output="LINES")
         # fpdf2 returns a list for this `output`; it annotates the results of all outputs together.
         return cast(list[str], lines)
 
@@ -306,7 +306,7 @@ class _Paper(FPDF):
         mono = bool(content) and all(isinstance(part, Code | Digest) for part in content)
         self._font(size, bold or any(isinstance(part, Badge) for part in content), mono, colour)
 
-    def _pictures(self, block: blocks.Pictures) -> None:
+    def _pictures(self, block: blocks.DrawingGroup) -> None:
         width, gap = (WIDTH - 6) / 2, 6.0
         for first in range(0, len(block.drawings), 2):
             pair = block.drawings[first : first + 2]
@@ -327,7 +327,7 @@ class _Paper(FPDF):
 
     def _text(
         self,
-        said: str,
+        text: str,
         size: float,
         bold: bool = False,
         after: float = 0.0,
@@ -336,14 +336,14 @@ class _Paper(FPDF):
     ) -> None:
         self._font(size, bold, colour=colour)
         self.set_x(MARGIN)
-        for line in self._wrapped(said, width, size):
+        for line in self._wrapped(text, width, size):
             self._need(size * LEADING)
             self._font(size, bold, colour=colour)
             self.cell(width, size * LEADING, line, new_x="LMARGIN", new_y="NEXT")
         self.ln(after)
 
     def _need(self, height: float) -> bool:
-        """A new page if there is no room for so much; whether there was none."""
+        """Begin a new page if this height does not fit; whether a page was begun."""
         if self.get_y() + height <= self.h - BOTTOM:
             return False
         self.add_page()
@@ -354,28 +354,28 @@ class _Paper(FPDF):
 
 
 _CONTENTS = ((0.0, 75.0, HARD), (77.0, 10.0, SOFT), (92.0, 75.0, HARD), (169.0, 10.0, SOFT))
-"""Columns of the list of sections: begin, width, colour."""
+"""The columns of the list of sections: begin, width, colour."""
 
 
 def _target(part: Inline) -> str | None:
-    """The anchor that a part leads to."""
+    """The anchor that a part leads to, or None."""
     if isinstance(part, Digest):
         return appendix.anchor(part.full)
     return part.target if isinstance(part, Link) else None
 
 
 def _shape(drawing: blocks.Drawing) -> float:
-    """Height of a picture for each unit of its width."""
+    """The height of a plot divided by its width."""
     width, height = drawing.figure.get_size_inches()
     return float(height / width)
 
 
-def _level(wanted: Sequence[float], room: float) -> float:
-    """The width that cuts the widest, so that all of them together have room."""
-    left, rest = room, sorted(wanted)
+def _level(widths: Sequence[float], room: float) -> float:
+    """The largest width of a column with which all columns together fit."""
+    free, rest = room, sorted(widths)
     for place, width in enumerate(rest):
-        share = left / (len(rest) - place)
+        share = free / (len(rest) - place)
         if width > share:
             return share
-        left -= width
-    return max(wanted)
+        free -= width
+    return max(widths)

@@ -1,4 +1,4 @@
-"""Sections G to M: who is trusted, what left, how the data were handled, what attacks found, and the verdicts."""
+"""Sections G to M: trust, egress, data handling, attacks and cost, mappings, and verdicts."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from medfedvqa.report.blocks import (
     Bullets,
     Code,
     Digest,
+    DrawingGroup,
     Fact,
     Facts,
     Link,
-    Pictures,
     Section,
     Table,
     Text,
@@ -25,71 +25,72 @@ from medfedvqa.report.blocks import (
     digest,
     fact,
     figure,
-    letters,
+    links_to,
     moment,
-    numbered,
     percent,
     plain,
     row,
+    section_links,
+    table,
     yes,
 )
-from medfedvqa.report.sections_guarantee import placed, refusals, state
+from medfedvqa.report.sections_guarantee import refusals, state, with_links
 from privacy.report.model_conduct import Egress, Empirical, Proofs, ReleaseFigures, Report, Support
 from privacy.report.report_evidence import Policy
 
 
 def trust(report: Report) -> Section:
-    """G."""
-    it = report.sections.trust
+    """Section G."""
+    section = report.sections.trust
     roles = (
-        fact("Server", it.server),
-        fact("Other sites", it.sites),
-        fact("Author of the job", it.author),
-        fact("Administrators", it.administrators),
-        fact("Aggregation", f"{it.aggregation}: {it.aggregation_said}"),
+        fact("Server", section.server),
+        fact("Other sites", section.sites),
+        fact("Author of the job", section.author),
+        fact("Administrators", section.administrators),
+        fact("Aggregation", f"{section.aggregation}: {section.aggregation_said}"),
     )
     attempts = Table(
         "Computations on shares",
         ("Entry", "Round", "As the log tells"),
-        tuple(row(Link(str(a.entry), f"entry-{a.entry}"), count(a.round), a.said) for a in it.attempts),
+        tuple(row(Link(str(a.entry), f"entry-{a.entry}"), count(a.round), a.said) for a in section.attempts),
         "There was none.",
     )
     policy = Facts("What the site allows and demands", _policy(report.evidence.policy))
     return Section("G", "Trust and aggregation", (Facts("Who is trusted with what", roles), attempts, policy))
 
 
-def _policy(it: Policy) -> tuple[Fact, ...]:
+def _policy(policy: Policy) -> tuple[Fact, ...]:
     source = "site.yml"
     return (
-        fact("Methods", ", ".join(it.methods) or NONE, source),
-        fact("Kinds of tensors", ", ".join(it.kinds) or NONE, source),
-        fact("Recipients", ", ".join(it.recipients) or NONE, source),
-        fact("Differential privacy demanded", yes(it.require_dp), source),
-        fact("Most epsilon of all jobs", figure(it.max_epsilon) if it.max_epsilon is not None else "no limit", source),
-        fact(
-            "Most epsilon of a job",
-            figure(it.max_epsilon_per_job) if it.max_epsilon_per_job is not None else "no limit",
-            source,
-        ),
-        fact("Delta, by", (figure(it.delta), f", {it.unit}"), source),
-        fact("Shares demanded", yes(it.require_secagg), source),
-        fact("Least sites", count(it.min_sites), source),
-        fact("Committee", (", ".join(it.committee) or "any", ", at least ", count(it.min_committee)), source),
+        fact("Methods", ", ".join(policy.methods) or NONE, source),
+        fact("Kinds of tensors", ", ".join(policy.kinds) or NONE, source),
+        fact("Recipients", ", ".join(policy.recipients) or NONE, source),
+        fact("Differential privacy demanded", yes(policy.require_dp), source),
+        fact("Most epsilon of all jobs", figure(policy.max_epsilon, "no limit"), source),
+        fact("Most epsilon of a job", figure(policy.max_epsilon_per_job, "no limit"), source),
+        fact("Delta, by", (figure(policy.delta), f", {policy.unit}"), source),
+        fact("Shares demanded", yes(policy.require_secagg), source),
+        fact("Least sites", count(policy.min_sites), source),
+        fact("Committee", (", ".join(policy.committee) or "any", ", at least ", count(policy.min_committee)), source),
     )
 
 
 def egress(report: Report) -> Section:
-    """H."""
-    it = report.sections.egress
-    sent = numbered("entry", [release.entry for release in it.releases])
+    """Section H."""
+    section = report.sections.egress
+    sent = links_to("entry", [release.entry for release in section.releases])
     figures = (
-        fact("Left", (count(it.nbytes), " bytes in ", count(it.messages), " messages"), sent),
-        fact("Came in", (count(it.received_nbytes), " bytes in ", count(it.received_messages), " messages"), "log"),
+        fact("Left", (count(section.nbytes), " bytes in ", count(section.messages), " messages"), sent),
+        fact(
+            "Came in",
+            (count(section.received_nbytes), " bytes in ", count(section.received_messages), " messages"),
+            "log",
+        ),
     )
     kinds = Table(
         "By kind and protection",
         ("Kind", "Protection", "#Tensors", "#Bytes"),
-        tuple(row(k.kind, k.protection, count(k.tensors), count(k.nbytes)) for k in it.by_kind),
+        tuple(row(k.kind, k.protection, count(k.tensors), count(k.nbytes)) for k in section.by_kind),
         "Nothing left.",
     )
     tensors = Table(
@@ -97,49 +98,48 @@ def egress(report: Report) -> Section:
         ("Tensor", "To", "Kind", "Protection", "#Messages", "#Bytes"),
         tuple(
             row(Code(t.tensor), plain(t.recipient), t.kind, t.protection, count(t.messages), count(t.nbytes))
-            for t in it.by_tensor
+            for t in section.by_tensor
         ),
         "Nothing left.",
     )
-    drawing = charts.egress_by_round(it)
+    drawing = charts.egress_by_round(section)
     blocks: list[Block] = [Facts("In all", figures), kinds]
-    blocks += [Pictures((drawing,))] if drawing else []
-    blocks += [tensors, _rounds(it), _releases(it.releases), Text((it.digests_said,))]
-    blocks += [refusals("Refused at the border", it.refused, "Nothing was refused at the border."), _proofs(it.proofs)]
+    blocks += [DrawingGroup((drawing,))] if drawing else []
+    blocks += [tensors, _rounds(section), _releases(section.releases), Text((section.digests_said,))]
+    blocks += [
+        refusals("Refused at the border", section.refused, "Nothing was refused at the border."),
+        _proofs(section.proofs),
+    ]
     return Section("H", "Egress", tuple(blocks))
 
 
-def _rounds(it: Egress) -> Table:
-    """A row for each round, a column for each kind."""
-    kinds = sorted({one.kind for one in it.by_round})
-    nbytes = {(one.round, one.kind): one.nbytes for one in it.by_round}
-    rounds = dict.fromkeys(one.round for one in it.by_round)
+def _rounds(egress: Egress) -> Table:
+    """A table with a row for each round and a column for each kind."""
+    kinds = sorted({share.kind for share in egress.by_round})
+    nbytes = {(share.round, share.kind): share.nbytes for share in egress.by_round}
+    rounds = dict.fromkeys(share.round for share in egress.by_round)
     rows = tuple(row(count(r), *(count(nbytes.get((r, kind))) for kind in kinds)) for r in rounds)
     return Table("Bytes by round and kind", ("Round", *(f"#{kind}" for kind in kinds)), rows, "Nothing left.")
 
 
 def _releases(releases: Sequence[ReleaseFigures]) -> Table:
-    titles = ("Entry", "Time", "Round", "Task", "To", "Tensor", "Shape", "Kind", "Protection", "#Bytes")
-    return Table(
+    return table(
         "Every tensor that left",
-        (*titles, "SHA-256", "Charge"),
-        tuple(
-            row(
-                Link(str(r.entry), f"entry-{r.entry}"),
-                moment(r.time),
-                count(r.round),
-                plain(r.task),
-                plain(r.recipient),
-                Code(r.tensor),
-                (_shape(r.shape), Break(), r.dtype),
-                r.kind,
-                r.protection,
-                count(r.nbytes),
-                digest(r.sha256),
-                NONE if r.charge is None else Link(str(r.charge), f"record-{r.charge}"),
-            )
-            for r in releases
-        ),
+        releases,
+        {
+            "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
+            "Time": lambda r: moment(r.time),
+            "Round": lambda r: count(r.round),
+            "Task": lambda r: plain(r.task),
+            "To": lambda r: plain(r.recipient),
+            "Tensor": lambda r: Code(r.tensor),
+            "Shape": lambda r: (_shape(r.shape), Break(), r.dtype),
+            "Kind": lambda r: r.kind,
+            "Protection": lambda r: r.protection,
+            "#Bytes": lambda r: count(r.nbytes),
+            "SHA-256": lambda r: digest(r.sha256),
+            "Charge": lambda r: NONE if r.charge is None else Link(str(r.charge), f"record-{r.charge}"),
+        },
         "Nothing left.",
     )
 
@@ -148,100 +148,110 @@ def _shape(shape: Sequence[int]) -> str:
     return "\u00a0×\u00a0".join(str(size) for size in shape) or "scalar"
 
 
-def _proofs(it: Proofs) -> Facts:
+def _proofs(proofs: Proofs) -> Facts:
     log = Link("log entries", "log")
     facts = (
-        fact("Signed checkpoint", (count(it.checkpoint_entries), " entries, root ", Digest(it.checkpoint_root)), log),
-        fact("Cosigned", (count(it.cosigned_entries), " entries"), "by others' keys"),
-        fact("Cosigners", ", ".join(it.cosigners) or "none"),
-        fact("Quoted here, with proofs", (count(it.quoted), " entries"), log),
-        fact("Of other jobs, not quoted", (count(it.not_quoted), " entries"), "log"),
-        fact("Past their retention", (count(it.expired), " entries"), "log"),
+        fact(
+            "Signed checkpoint",
+            (count(proofs.checkpoint_entries), " entries, root ", Digest(proofs.checkpoint_root)),
+            log,
+        ),
+        fact("Cosigned", (count(proofs.cosigned_entries), " entries"), "by others' keys"),
+        fact("Cosigners", ", ".join(proofs.cosigners) or "none"),
+        fact("Quoted here, with proofs", (count(proofs.quoted), " entries"), log),
+        fact("Of other jobs, not quoted", (count(proofs.not_quoted), " entries"), "log"),
+        fact("Past their retention", (count(proofs.expired), " entries"), "log"),
     )
     return Facts("What proves the table", facts)
 
 
 def data_handling(report: Report) -> Section:
-    """I."""
-    it = report.sections.data_handling
+    """Section I."""
+    section = report.sections.data_handling
     facts = (
-        fact("Ingested by the project", yes(it.ingested)),
-        fact("Made, UTC", moment(it.made), "manifest"),
-        fact("Manifest", digest(it.manifest), "SHA-256"),
-        fact("Burned-in text", it.burned_in),
-        fact("Tools", ", ".join(it.tools) or NONE, "manifest"),
+        fact("Ingested by the project", yes(section.ingested)),
+        fact("Made, UTC", moment(section.made), "manifest"),
+        fact("Manifest", digest(section.manifest), "SHA-256"),
+        fact("Burned-in text", section.burned_in),
+        fact("Tools", ", ".join(section.tools) or NONE, "manifest"),
     )
-    blocks: list[Block] = [Text((it.said,))]
-    blocks += [Facts("How it was done", facts)] if it.ingested else []
-    blocks += [Bullets("Codes of the de-identification", it.profile)] if it.profile else []
-    blocks += [Bullets("Kept on purpose", it.retained)] if it.retained else []
+    blocks: list[Block] = [Text((section.said,))]
+    blocks += [Facts("How it was done", facts)] if section.ingested else []
+    blocks += [Bullets("Codes of the de-identification", section.profile)] if section.profile else []
+    blocks += [Bullets("Kept on purpose", section.retained)] if section.retained else []
     return Section("I", "Data handling", tuple(blocks))
 
 
 def empirical(report: Report) -> Section:
-    """J."""
-    it = report.sections.empirical
-    drawn = (charts.attacks(it), charts.accuracy(it))
-    blocks: list[Block] = [Text((it.said,), warning=it.refuted is True)]
-    if it.attacked:
-        blocks += [Facts("Bound beside the claim", _bounds(it)), _attacks(it)]
-    blocks += [Pictures(tuple(drawing for drawing in drawn if drawing))] if any(drawn) else []
-    blocks.append(Text((it.utility_said,)))
-    if it.accuracy_private is not None or it.accuracy_without is not None:
-        blocks.append(_utility(it))
-    blocks += [Text((it.kept_said,))] if it.kept_said else []
+    """Section J."""
+    section = report.sections.empirical
+    drawings = (charts.attacks(section), charts.accuracy(section))
+    blocks: list[Block] = [Text((section.said,), warning=section.refuted is True)]
+    if section.attacked:
+        blocks += [Facts("Bound beside the claim", _bounds(section)), _attacks(section)]
+    blocks += [DrawingGroup(tuple(drawing for drawing in drawings if drawing))] if any(drawings) else []
+    blocks.append(Text((section.utility_said,)))
+    if section.accuracy_private is not None or section.accuracy_without is not None:
+        blocks.append(_utility(section))
+    blocks += [Text((section.kept_said,))] if section.kept_said else []
     return Section("J", "Empirical audit and cost", tuple(blocks))
 
 
-def _bounds(it: Empirical) -> tuple[Fact, ...]:
+def _bounds(empirical: Empirical) -> tuple[Fact, ...]:
     attacked = "results of the audit"
-    proved = ("at least ", at_least(it.lower_bound), ", with confidence ", figure(it.confidence))
-    claimed = ("at most ", at_most(it.claimed_epsilon), " at delta ", figure(it.claimed_delta))
+    proved = ("at least ", at_least(empirical.lower_bound), ", with confidence ", figure(empirical.confidence))
+    claimed = ("at most ", at_most(empirical.claimed_epsilon), " at delta ", figure(empirical.claimed_delta))
     return (
         fact("Epsilon, proved", proved, attacked),
         fact("Epsilon, claimed", claimed, attacked),
-        fact("Claim refuted", yes(it.refuted)),
-        fact("Data attacked", plain(it.data), attacked),
-        fact("Same settings as this job", yes(it.same_settings)),
+        fact("Claim refuted", yes(empirical.refuted)),
+        fact("Data attacked", plain(empirical.data), attacked),
+        fact("Same settings as this job", yes(empirical.same_settings)),
     )
 
 
-def _attacks(it: Empirical) -> Table:
-    titles = ("Attacked", "Attack", "#Canaries", "#Guesses", "#Right", "#Accuracy", "#Interval")
-    return Table(
+def _attacks(empirical: Empirical) -> Table:
+    return table(
         "Attacks on synthetic patients; the interval for epsilon is from its bound to infinity",
-        (*titles, "#Epsilon at least", "#Could prove", "Refutes"),
-        tuple(
-            row(
-                a.artefact,
-                a.attack,
-                count(a.canaries),
-                count(a.guessed),
-                count(a.correct),
-                percent(a.accuracy),
-                (percent(a.accuracy_low), " to ", percent(a.accuracy_high)),
-                at_least(a.epsilon_at_least),
-                at_least(a.provable),
-                yes(a.refutes),
-            )
-            for a in it.attacks
-        ),
+        empirical.attacks,
+        {
+            "Attacked": lambda a: a.artefact,
+            "Attack": lambda a: a.attack,
+            "#Canaries": lambda a: count(a.canaries),
+            "#Guesses": lambda a: count(a.guessed),
+            "#Right": lambda a: count(a.correct),
+            "#Accuracy": lambda a: percent(a.accuracy),
+            "#Interval": lambda a: (percent(a.accuracy_low), " to ", percent(a.accuracy_high)),
+            "#Epsilon at least": lambda a: at_least(a.epsilon_at_least),
+            "#Could prove": lambda a: at_least(a.provable),
+            "Refutes": lambda a: yes(a.refutes),
+        },
         "No attack was run.",
     )
 
 
-def _utility(it: Empirical) -> Table:
+def _utility(empirical: Empirical) -> Table:
     trained = (
-        ("The same, finished at the site without noise", it.accuracy_finished),
-        ("Trained by the site alone, without noise", it.accuracy_alone),
-        ("Trained alone with equal steps, without noise", it.accuracy_alone_equal),
+        ("The same, finished at the site without noise", empirical.accuracy_finished),
+        ("Trained by the site alone, without noise", empirical.accuracy_alone),
+        ("Trained alone with equal steps, without noise", empirical.accuracy_alone_equal),
     )
     lines = (
-        ("Without differential privacy", it.accuracy_without, it.accuracy_without_low, it.accuracy_without_high),
-        ("With differential privacy", it.accuracy_private, it.accuracy_private_low, it.accuracy_private_high),
+        (
+            "Without differential privacy",
+            empirical.accuracy_without,
+            empirical.accuracy_without_low,
+            empirical.accuracy_without_high,
+        ),
+        (
+            "With differential privacy",
+            empirical.accuracy_private,
+            empirical.accuracy_private_low,
+            empirical.accuracy_private_high,
+        ),
         *((name, model.accuracy, model.low, model.high) for name, model in trained if model),
-        ("Prior: majority answer to the question", it.accuracy_prior, None, None),
-        ("Cost of privacy", it.cost_of_privacy, None, None),
+        ("Prior: majority answer to the question", empirical.accuracy_prior, None, None),
+        ("Cost of privacy", empirical.cost_of_privacy, None, None),
     )
     rows = tuple(
         row(name, percent(value), NONE if low is None else (percent(low), " to ", percent(high)))
@@ -251,45 +261,52 @@ def _utility(it: Empirical) -> Table:
 
 
 def mappings(report: Report) -> Section:
-    """K."""
+    """Section K."""
     tones: dict[Support, Tone] = {"supports": "good", "partly supports": "open", "not provided": "open"}
-    table = Table(
+    frameworks = table(
         "What this report has for each framework; it supports a judgement and is none",
-        ("Framework", "Reference", "Topic", "Support", "What there is", "Evidence"),
-        tuple(
-            row(m.framework, m.reference, m.topic, Badge(m.support, tones[m.support]), m.said, letters(m.evidence))
-            for m in report.sections.mappings
-        ),
+        report.sections.mappings,
+        {
+            "Framework": lambda m: m.framework,
+            "Reference": lambda m: m.reference,
+            "Topic": lambda m: m.topic,
+            "Support": lambda m: Badge(m.support, tones[m.support]),
+            "What there is": lambda m: m.said,
+            "Evidence": lambda m: section_links(m.evidence),
+        },
         "There is no mapping.",
     )
-    return Section("K", "Mappings", (table,))
+    return Section("K", "Mappings", (frameworks,))
 
 
 def verdicts(report: Report) -> Section:
-    """L."""
-    it = report.sections.verdicts
+    """Section L."""
+    section = report.sections.verdicts
     rules = Table(
         "Verdict by rule",
         ("Rule", "Verdict", "Statement", "What was found", "Evidence"),
-        tuple(row(r.rule, state(r.state), r.statement, placed(r.said), letters(r.evidence)) for r in it.rules),
+        tuple(
+            row(r.rule, state(r.state), r.statement, with_links(r.said), section_links(r.evidence))
+            for r in section.rules
+        ),
         "There is no rule.",
     )
     examined = Table(
         "What the verifier found in the whole log",
         ("Verdict", "Part", "State", "What was found"),
-        tuple(row(e.verdict, e.part, state(e.state), placed(e.said)) for e in report.evidence.examined),
+        tuple(row(e.verdict, e.part, state(e.state), with_links(e.said)) for e in report.evidence.examined),
         "The log was not examined.",
     )
     signs = Table(
         "Sign-off, by hand",
         ("Role", "Confirms", "Name", "Date and signature"),
-        tuple(row(s.role, s.confirms, "", "") for s in it.sign_off),
+        tuple(row(s.role, s.confirms, "", "") for s in section.sign_off),
         "Nobody is asked to sign.",
     )
-    worst = Text(("The worst of the rules: ", state(it.state)))
+    worst = Text(("The worst of the rules: ", state(section.state)))
     return Section("L", "Verdicts and sign-off", (worst, rules, examined, signs))
 
 
 def never(report: Report) -> Section:
-    """M."""
+    """Section M."""
     return Section("M", "Never in a report", (Bullets("Left out on purpose", report.sections.never),))

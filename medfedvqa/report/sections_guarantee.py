@@ -1,4 +1,4 @@
-"""Sections A to F: what the report is of, what is claimed, and what the claim rests on."""
+"""Sections A to F: the job, the claim, and what the claim rests on."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from medfedvqa.report.blocks import (
     Code,
     Content,
     Digest,
+    DrawingGroup,
     Fact,
     Facts,
     Inline,
     Link,
-    Pictures,
     Section,
     Table,
     Text,
@@ -29,11 +29,12 @@ from medfedvqa.report.blocks import (
     digest,
     fact,
     figure,
+    links_to,
     moment,
-    numbered,
     plain,
     row,
-    spread,
+    table,
+    with_commas,
     yes,
 )
 from privacy.report.model_conduct import Report
@@ -48,51 +49,51 @@ from privacy.report.model_guarantee import (
 )
 
 TONES: Mapping[str, Tone] = {"shown": "good", "broken": "bad"}
-"""How verdicts are coloured; any other is open."""
+"""The tones of verdicts; others are open."""
 NAMED_PLACE = re.compile(r"(record|entry) (\d+)")
 
 
 def identity(report: Report) -> Section:
-    """A."""
-    it = report.sections.identity
-    logged = numbered("entry", _seqs(report))
+    """Section A."""
+    section = report.sections.identity
+    logged = links_to("entry", _seqs(report))
     ledger = Link("ledger", "ledger")
     run = Link("D", "D") if report.evidence.run else NONE
-    known = (it.backbone, it.backbone_digest and Digest(it.backbone_digest))
-    backbone = [part for part in known if part]
+    named = (section.backbone, section.backbone_digest and Digest(section.backbone_digest))
+    backbone = [part for part in named if part]
     about = [
-        fact("Report", Digest(it.report), "SHA-256 of the evidence in report.json"),
-        fact("Made, UTC", moment(it.created), "the site's clock"),
-        fact("Job", f"{it.job} ({it.method}), {it.state}", logged),
-        fact("Site", it.site, logged),
-        fact("Sites of the job", ", ".join(it.sites) or NONE, "as far as the site knows them"),
-        fact("Signer", Code(it.signer), "the site's verifier key"),
-        fact("Log", (it.log_origin, ", ", count(it.log_entries), " entries"), Link("H", "H")),
-        fact("Log root", digest(it.log_root), ("signed checkpoint, ", Link("H", "H"))),
-        fact("Ledger", (count(it.ledger_records), " records"), ledger),
-        fact("Ledger head", digest(it.ledger_head), ledger),
+        fact("Report", Digest(section.report), "SHA-256 of the evidence in report.json"),
+        fact("Made, UTC", moment(section.created), "the site's clock"),
+        fact("Job", f"{section.job} ({section.method}), {section.state}", logged),
+        fact("Site", section.site, logged),
+        fact("Sites of the job", ", ".join(section.sites) or NONE, "as far as the site knows them"),
+        fact("Signer", Code(section.signer), "the site's verifier key"),
+        fact("Log", (section.log_origin, ", ", count(section.log_entries), " entries"), Link("H", "H")),
+        fact("Log root", digest(section.log_root), ("signed checkpoint, ", Link("H", "H"))),
+        fact("Ledger", (count(section.ledger_records), " records"), ledger),
+        fact("Ledger head", digest(section.ledger_head), ledger),
     ]
     code = [
-        fact("Report's tool", (it.tool, ", code ", Digest(it.tool_code)), "this installation"),
-        fact("Code of the job", _both(it.code_versions, it.code_digests), logged),
-        fact("Backbone", spread(backbone), logged),
-        fact("Exchange", digest(it.exchange_digest), logged),
-        fact("Site's policy", digest(it.policy_digest), logged),
-        fact("Job's settings", digest(it.config_digest), run),
+        fact("Report's tool", (section.tool, ", code ", Digest(section.tool_code)), "this installation"),
+        fact("Code of the job", _both(section.code_versions, section.code_digests), logged),
+        fact("Backbone", with_commas(backbone), logged),
+        fact("Exchange", digest(section.exchange_digest), logged),
+        fact("Site's policy", digest(section.policy_digest), logged),
+        fact("Job's settings", digest(section.config_digest), run),
     ]
     adapter = Table(
         "Adapter: the tensors that were released last",
         ("Tensor", "Round", "SHA-256 of the bytes sent"),
-        tuple(row(one.tensor, count(one.round), _sent(one.sha256)) for one in it.adapter),
+        tuple(row(tensor.tensor, count(tensor.round), _sent(tensor.sha256)) for tensor in section.adapter),
         "No tensor was released.",
     )
-    parts = _parts(it.code_parts) if it.code_parts else ()
+    parts = _parts(section.code_parts) if section.code_parts else ()
     blocks = (Facts("What it is of", tuple(about)), Facts("Code and settings", tuple(code)), *parts, adapter)
     return Section("A", "Identity", blocks)
 
 
 def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
-    """What the job's code consists of: what a site added first, since nobody else may have looked at it."""
+    """The parts of the job's code. Code that a site added comes first, since nobody else may have looked at it."""
     titles = ("Part", "Version", "SHA-256")
     groups = {
         "Code from outside of this project that took part": ("plug-in", "module"),
@@ -100,76 +101,74 @@ def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
     }
     for caption, kinds in groups.items():
         rows = tuple(
-            row(one.name or "a module of no distribution", one.version or NONE, digest(one.sha256))
-            for one in parts
-            if one.kind in kinds
+            row(part.name or "a module of no distribution", part.version or NONE, digest(part.sha256))
+            for part in parts
+            if part.kind in kinds
         )
         yield Table(caption, titles, rows, "No code from outside of the project took part.")
 
 
 def claim(report: Report) -> Section:
-    """B."""
-    it, job = report.sections.claim, [c for c in report.sections.accounting.charges if c.job == report.evidence.job]
-    charged: Cell = numbered("record", [charge.record for charge in job])
-    exact = {True: " (exact)", False: " (an approximation, no bound)", None: ""}[it.mu_is_exact if it.mu else None]
-    blocks: list[Block] = [Text((it.sentence,), warning=not it.made)]
-    if it.provisional:
+    """Section B."""
+    section, charges = report.sections.claim, report.sections.accounting.charges
+    charged: Cell = links_to("record", [charge.record for charge in charges if charge.job == report.evidence.job])
+    is_exact = section.mu_is_exact if section.mu else None
+    exact = {True: " (exact)", False: " (an approximation, no bound)", None: ""}[is_exact]
+    blocks: list[Block] = [Text((section.sentence,), warning=not section.made)]
+    if section.provisional:
         blocks.append(Text(("The job may still be charged: these figures are provisional.",), warning=True))
     facts = (
-        fact("Claim", "made" if it.made else "not made", Link("L", "L")),
-        fact("Epsilon", at_most(it.epsilon), charged),
-        fact("Delta", figure(it.delta), charged),
-        fact("GDP mu", (figure(it.mu), exact), Link("E", "E")),
-        fact("Mechanism", plain(it.mechanism), Link("D", "D")),
-        fact("Unit", plain(it.unit), Link("C", "C")),
-        fact("Neighbours", plain(it.neighbours), Link("C", "C")),
-        fact("Observer", plain(it.observer), Link("G", "G")),
+        fact("Claim", "made" if section.made else "not made", Link("L", "L")),
+        fact("Epsilon", at_most(section.epsilon), charged),
+        fact("Delta", figure(section.delta), charged),
+        fact("GDP mu", (figure(section.mu), exact), Link("E", "E")),
+        fact("Mechanism", plain(section.mechanism), Link("D", "D")),
+        fact("Unit", plain(section.unit), Link("C", "C")),
+        fact("Neighbours", plain(section.neighbours), Link("C", "C")),
+        fact("Observer", plain(section.observer), Link("G", "G")),
     )
-    return Section("B", "Claim", (*blocks, Facts("In its parts", facts), Bullets("Not covered", it.not_covered)))
+    return Section("B", "Claim", (*blocks, Facts("In its parts", facts), Bullets("Not covered", section.not_covered)))
 
 
 def unit(report: Report) -> Section:
-    """C."""
-    it = report.sections.unit
-    facts = (fact("Unit", it.unit), fact("Record", it.record), fact("Neighbours", it.neighbours))
+    """Section C."""
+    section = report.sections.unit
+    facts = (fact("Unit", section.unit), fact("Record", section.record), fact("Neighbours", section.neighbours))
     bounds = Table(
         "Bounds on one patient",
         ("Bound", "#Value", "Unit", "Meaning", "Source"),
-        tuple(row(b.name, figure(b.value), b.unit, b.meaning, placed(b.source)) for b in it.bounds),
+        tuple(row(b.name, figure(b.value), b.unit, b.meaning, with_links(b.source)) for b in section.bounds),
         "No bound is known.",
     )
     return Section("C", "Unit and bounds", (Facts("Who is protected", facts), bounds))
 
 
 def mechanism(report: Report) -> Section:
-    """D."""
-    it, run = report.sections.mechanism, report.evidence.run
-    mechanisms = Table(
+    """Section D."""
+    section, run = report.sections.mechanism, report.evidence.run
+    mechanisms = table(
         "Mechanisms, over all charges of the job",
-        ("Applied to", "Mechanism", "Sampler", "Parameters", "Noise", "#Steps", "Sensitivity"),
-        tuple(
-            row(
-                m.applied_to,
-                _named(m.event),
-                m.sampler,
-                tuple(_parameters(m.event)),
-                m.noise,
-                count(m.event.steps),
-                m.sensitivity,
-            )
-            for m in it.mechanisms
-        ),
+        section.mechanisms,
+        {
+            "Applied to": lambda m: m.applied_to,
+            "Mechanism": lambda m: _named(m.event),
+            "Sampler": lambda m: m.sampler,
+            "Parameters": lambda m: tuple(_parameters(m.event)),
+            "Noise": lambda m: m.noise,
+            "#Steps": lambda m: count(m.event.steps),
+            "Sensitivity": lambda m: m.sensitivity,
+        },
         "No mechanism was charged.",
     )
     blocks: list[Block] = []
-    if it.void:
+    if section.void:
         void = "Void: the noise of this job could be repeated, so that it protects nobody."
         blocks.append(Text((void,), warning=True))
-    blocks += [mechanisms, Facts("As executed", _executed(it))]
+    blocks += [mechanisms, Facts("As executed", _executed(section))]
     if run:
         settings = {**run.options, **{f"dp.{name}": value for name, value in (run.dp or {}).items()}}
         versions = ", ".join(f"{name} {version or NONE}" for name, version in run.versions.items())
-        ran = (
+        facts = (
             fact("Status", f"{run.status}, {run.rounds_done} of {run.rounds_planned} rounds"),
             fact("Engine", run.engine),
             fact("Data", plain(run.data)),
@@ -180,112 +179,106 @@ def mechanism(report: Report) -> Section:
             fact("Versions", versions),
             fact("File", Digest(run.sha256)),
         )
-        told = tuple(fact(name, Code(str(value))) for name, value in sorted(settings.items()))
-        blocks += [Facts("Run, as its results.json tells", ran), Facts("Settings", told, small=True)]
+        values = tuple(fact(name, Code(str(value))) for name, value in sorted(settings.items()))
+        blocks += [Facts("Run, as its results.json tells", facts), Facts("Settings", values, small=True)]
     return Section("D", "Mechanism as executed", tuple(blocks))
 
 
-def _executed(it: ExecutedMechanism) -> tuple[Fact, ...]:
+def _executed(mechanism: ExecutedMechanism) -> tuple[Fact, ...]:
     return (
-        fact("Clip", figure(it.clip)),
-        fact("Noise deviation", figure(it.noise_deviation), "multiplier times clip"),
-        fact("Expected patients", count(it.expected_patients)),
-        fact("Batch sizes", it.batch_sizes),
-        fact("Randomness", it.randomness),
-        fact("Noise could be repeated", yes(it.void)),
-        fact("Source of these", placed(it.source)),
+        fact("Clip", figure(mechanism.clip)),
+        fact("Noise deviation", figure(mechanism.noise_deviation), "multiplier times clip"),
+        fact("Expected patients", count(mechanism.expected_patients)),
+        fact("Batch sizes", mechanism.batch_sizes),
+        fact("Randomness", mechanism.randomness),
+        fact("Noise could be repeated", yes(mechanism.void)),
+        fact("Source of these", with_links(mechanism.source)),
     )
 
 
 def accounting(report: Report) -> Section:
-    """E."""
-    it, job = report.sections.accounting, report.evidence.job
-    own = numbered("record", [charge.record for charge in it.charges if charge.job == job])
-    every = numbered("record", [charge.record for charge in it.charges])
+    """Section E."""
+    section, job = report.sections.accounting, report.evidence.job
+    of_job = links_to("record", [charge.record for charge in section.charges if charge.job == job])
+    every = links_to("record", [charge.record for charge in section.charges])
     policy: Cell = ("the site's policy, ", Link("G", "G"))
     figures = (
-        fact("Delta", figure(it.delta), policy),
-        fact("Limit of all jobs", figure(it.limit) if it.limit is not None else "none is set", policy),
-        fact("Limit of a job", figure(it.limit_per_job) if it.limit_per_job is not None else "none is set", policy),
-        fact("Remaining", at_least(it.remaining), "limit less authorised"),
-        fact("Tasks reserved, not begun", count(it.reserved_tasks), Link("ledger", "ledger")),
+        fact("Delta", figure(section.delta), policy),
+        fact("Limit of all jobs", figure(section.limit, "none is set"), policy),
+        fact("Limit of a job", figure(section.limit_per_job, "none is set"), policy),
+        fact("Remaining", at_least(section.remaining), "limit less authorised"),
+        fact("Tasks reserved, not begun", count(section.reserved_tasks), Link("ledger", "ledger")),
     )
     totals = (
-        ("This job, charged", it.job, own),
-        ("This job, with what is reserved", it.projected, own),
-        ("All jobs, spent", it.spent, every),
-        ("All jobs, authorised", it.authorised, every),
+        ("This job, charged", section.job, of_job),
+        ("This job, with what is reserved", section.projected, of_job),
+        ("All jobs, spent", section.spent, every),
+        ("All jobs, authorised", section.authorised, every),
     )
     replayed = Table(
         "Epsilon, replayed by both accountants; the smaller binds",
         ("Of", "#Epsilon", "#RDP", "#PRV", "#GDP mu", "Source"),
-        tuple(row(name, *_figures(found), source) for name, found, source in totals),
+        tuple(row(name, *_figures(figures_of), source) for name, figures_of, source in totals),
         "Nothing was charged.",
     )
-    drawn = (charts.budget_course(it, job), charts.budget_by_job(it, job))
+    drawings = (charts.budget_course(section, job), charts.budget_by_job(section, job))
     blocks: list[Block] = [
         Facts("Budget of the site", figures),
         replayed,
-        Pictures(tuple(drawing for drawing in drawn if drawing)),
-        _jobs(it),
-        _charges(it.charges),
-        refusals("Refusals", it.refusals, "The site refused nothing."),
-        _restarts(it),
-        _accountants(it),
+        DrawingGroup(tuple(drawing for drawing in drawings if drawing)),
+        _jobs(section),
+        _charges(section.charges),
+        refusals("Refusals", section.refusals, "The site refused nothing."),
+        _restarts(section),
+        _accountants(section),
     ]
     return Section("E", "Accounting", tuple(blocks))
 
 
-def _figures(found: Figures | None) -> tuple[Inline, ...]:
-    if found is None:
+def _figures(figures: Figures | None) -> tuple[Inline, ...]:
+    if figures is None:
         return (NONE,) * 4
-    return (at_most(found.epsilon), at_most(found.rdp), at_most(found.prv), figure(found.mu))
+    return (at_most(figures.epsilon), at_most(figures.rdp), at_most(figures.prv), figure(figures.mu))
 
 
-def _jobs(it: Accounting) -> Table:
-    return Table(
+def _jobs(accounting: Accounting) -> Table:
+    return table(
         "Jobs in the ledger",
-        ("Job", "Method", "#Epsilon", "#Charges", "#Reserved", "Void", "Records"),
-        tuple(
-            row(
-                one.job,
-                one.method,
-                at_most(one.epsilon),
-                count(one.charges),
-                count(one.reserved),
-                yes(one.void),
-                numbered("record", [charge.record for charge in it.charges if charge.job == one.job]),
-            )
-            for one in it.jobs
-        ),
+        accounting.jobs,
+        {
+            "Job": lambda job: job.job,
+            "Method": lambda job: job.method,
+            "#Epsilon": lambda job: at_most(job.epsilon),
+            "#Charges": lambda job: count(job.charges),
+            "#Reserved": lambda job: count(job.reserved),
+            "Void": lambda job: yes(job.void),
+            "Records": lambda job: links_to(
+                "record", [charge.record for charge in accounting.charges if charge.job == job.job]
+            ),
+        },
         "The ledger has no job.",
     )
 
 
 def _charges(charges: Sequence[ReportCharge]) -> Table:
-    charge_titles = ("Record", "Time", "Job, method", "Task", "Round", "Attempt", "Events", "#Delta")
-    epsilon_titles = ("#Job, recorded", "#Job, replayed", "#All jobs, recorded", "State", "Log")
-    return Table(
+    return table(
         "Charges, in the ledger's order, with epsilon after each",
-        (*charge_titles, *epsilon_titles),
-        tuple(
-            row(
-                Link(str(c.record), f"record-{c.record}"),
-                moment(c.time),
-                (c.job, Break(), c.method),
-                c.task,
-                count(c.round),
-                count(c.attempt),
-                tuple(_events(c)) or (NONE,),
-                figure(c.delta),
-                at_most(c.job_epsilon_after),
-                at_most(c.replayed),
-                at_most(c.site_epsilon_after),
-                ", ".join(_states(c)),
-                numbered("entry", c.entries),
-            )
-            for c in charges
-        ),
+        charges,
+        {
+            "Record": lambda c: Link(str(c.record), f"record-{c.record}"),
+            "Time": lambda c: moment(c.time),
+            "Job, method": lambda c: (c.job, Break(), c.method),
+            "Task": lambda c: c.task,
+            "Round": lambda c: count(c.round),
+            "Attempt": lambda c: count(c.attempt),
+            "Events": lambda c: tuple(_events(c)) or (NONE,),
+            "#Delta": lambda c: figure(c.delta),
+            "#Job, recorded": lambda c: at_most(c.job_epsilon_after),
+            "#Job, replayed": lambda c: at_most(c.replayed),
+            "#All jobs, recorded": lambda c: at_most(c.site_epsilon_after),
+            "State": lambda c: ", ".join(_states(c)),
+            "Log": lambda c: links_to("entry", c.entries),
+        },
         "Nothing was charged.",
     )
 
@@ -301,8 +294,8 @@ def _named(event: EventFigures) -> str:
 
 
 def _parameters(event: EventFigures) -> Iterator[Inline]:
-    for place, one in enumerate(event.parameters):
-        yield from (", " if place else "", f"{one.name} ", figure(one.value))
+    for place, parameter in enumerate(event.parameters):
+        yield from (", " if place else "", f"{parameter.name} ", figure(parameter.value))
 
 
 def _states(charge: ReportCharge) -> Iterator[str]:
@@ -314,59 +307,58 @@ def _states(charge: ReportCharge) -> Iterator[str]:
 
 
 def refusals(caption: str, refused: Sequence[ReportRefusal], empty: str) -> Table:
-    """What the site did not do."""
-    return Table(
+    """A table of what the site refused."""
+    return table(
         caption,
-        ("Entry", "Time", "Job", "Round", "Task", "Direction", "Reason"),
-        tuple(
-            row(
-                Link(str(r.entry), f"entry-{r.entry}"),
-                moment(r.time),
-                plain(r.job),
-                count(r.round),
-                plain(r.task),
-                plain(r.direction),
-                r.reason,
-            )
-            for r in refused
-        ),
+        refused,
+        {
+            "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
+            "Time": lambda r: moment(r.time),
+            "Job": lambda r: plain(r.job),
+            "Round": lambda r: count(r.round),
+            "Task": lambda r: plain(r.task),
+            "Direction": lambda r: plain(r.direction),
+            "Reason": lambda r: r.reason,
+        },
         empty,
     )
 
 
-def _restarts(it: Accounting) -> Table:
-    rows = tuple(row(one.task, count(one.round), count(one.attempts)) for one in it.restarts)
+def _restarts(accounting: Accounting) -> Table:
+    rows = tuple(row(restart.task, count(restart.round), count(restart.attempts)) for restart in accounting.restarts)
     return Table("Tasks that began more than once", ("Task", "Round", "#Attempts"), rows, "Every task began once.")
 
 
-def _accountants(it: Accounting) -> Table:
-    rows = tuple(row(one.name, one.implementation, one.source) for one in it.accountants)
+def _accountants(accounting: Accounting) -> Table:
+    rows = tuple(
+        row(accountant.name, accountant.implementation, accountant.source) for accountant in accounting.accountants
+    )
     return Table("Accountants", ("Name", "Implementation", "Source"), rows, "Nothing was replayed.")
 
 
 def outside(report: Report) -> Section:
-    """F."""
-    rows = tuple(row(one.what, one.why, one.treatment) for one in report.sections.outside)
-    table = Table("Not covered by the theorem", ("What", "Why", "Treatment"), rows, "Nothing is outside the theorem.")
-    return Section("F", "Outside the theorem", (table,))
+    """Section F."""
+    rows = tuple(row(item.what, item.why, item.treatment) for item in report.sections.outside)
+    items = Table("Not covered by the theorem", ("What", "Why", "Treatment"), rows, "Nothing is outside the theorem.")
+    return Section("F", "Outside the theorem", (items,))
 
 
-def placed(source: str) -> Cell:
-    """A source in words, in which records and entries are links."""
+def with_links(source: str) -> Cell:
+    """A sentence about a source, in which records and entries are links."""
     parts, end = list[Inline](), 0
-    for found in NAMED_PLACE.finditer(source):
-        parts += [source[end : found.start()], Link(found[0], f"{found[1]}-{found[2]}")]
-        end = found.end()
+    for match in NAMED_PLACE.finditer(source):
+        parts += [source[end : match.start()], Link(match[0], f"{match[1]}-{match[2]}")]
+        end = match.end()
     return tuple(part for part in [*parts, source[end:]] if part) or (NONE,)
 
 
-def state(found: str) -> Badge:
-    """A verdict."""
-    return Badge(found, TONES.get(found, "open"))
+def state(verdict: str) -> Badge:
+    """A verdict as a badge."""
+    return Badge(verdict, TONES.get(verdict, "open"))
 
 
 def _both(versions: Sequence[str], digests: Sequence[str]) -> Content:
-    return (*spread(list(versions)), ", code ", *spread([Digest(one) for one in digests]))
+    return (*with_commas(list(versions)), ", code ", *with_commas([Digest(digest) for digest in digests]))
 
 
 def _sent(sha256: str | None) -> Inline:

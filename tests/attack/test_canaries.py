@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfedvqa.attack.canaries import Canaries, draw, everybody, planted
+from medfedvqa.attack.canaries import Canaries, draw, with_all_canaries, with_canaries
 from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 
@@ -21,7 +21,7 @@ def drawn(data: SiteData, count: int = 20, rows: int = 3, seed: int = 0) -> Cana
 def test_a_canary_is_in_with_all_of_its_rows_or_with_none(data: SiteData) -> None:
     """A patient is the unit: new patients, one picture and as many rows each."""
     canaries = drawn(data)
-    with_some = planted(data, canaries, canaries.inserted)
+    with_some = with_canaries(data, canaries, canaries.inserted)
     new = with_some.train.patients[len(data.train) :]
     assert torch.bincount(new).unique().tolist() == [0, 3]
     assert len(new.unique()) == int(canaries.inserted.sum())
@@ -35,7 +35,7 @@ def test_a_canary_is_in_with_all_of_its_rows_or_with_none(data: SiteData) -> Non
 def test_nothing_but_training_rows_and_patients_depends_on_who_is_in(data: SiteData) -> None:
     """Answer space, pictures, validation and test rows are those of a site without, whoever is chosen."""
     canaries = drawn(data)
-    some, others = (planted(data, canaries, chosen) for chosen in (canaries.inserted, ~canaries.inserted))
+    some, others = (with_canaries(data, canaries, chosen) for chosen in (canaries.inserted, ~canaries.inserted))
     assert some.answers == others.answers == data.answers
     assert some.validate is data.validate and some.test is data.test
     torch.testing.assert_close(some.pictures.load(16), others.pictures.load(16))
@@ -46,8 +46,8 @@ def test_nothing_but_training_rows_and_patients_depends_on_who_is_in(data: SiteD
 def test_the_auditors_rows_are_those_that_are_trained_with(data: SiteData) -> None:
     """Same questions, answers and pictures, so that a gradient on them is the gradient in training."""
     canaries = drawn(data)
-    with_all, rows = everybody(data, canaries)
-    trained = planted(data, canaries, canaries.inserted).train
+    with_all, rows = with_all_canaries(data, canaries)
+    trained = with_canaries(data, canaries, canaries.inserted).train
     chosen = rows.chosen(torch.where(canaries.inserted[canaries.examples.patients])[0])
     assert trained.questions[len(data.train) :] == chosen.questions
     assert torch.equal(trained.pictures[len(data.train) :], chosen.pictures)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from medfedvqa.attack.membership import decoded
+from medfedvqa.attack.membership import decode
 
 PARAMETERS = 400
 
@@ -25,7 +25,7 @@ def test_an_update_without_noise_is_decoded_whatever_its_directions_have_in_comm
     found = directions(40, common, seed)
     inside = torch.rand(40, generator=torch.Generator().manual_seed(seed)) < 0.5
     inside[:2] = torch.tensor([True, False])
-    scores = decoded((found / found.norm(dim=1, keepdim=True))[inside].sum(0), found)
+    scores = decode((found / found.norm(dim=1, keepdim=True))[inside].sum(0), found)
     assert scores[inside].min() > scores[~inside].max()
 
 
@@ -35,7 +35,7 @@ def test_noise_makes_the_decoding_no_worse_than_inner_products() -> None:
     units = found / found.norm(dim=1, keepdim=True)
     noise = torch.randn(PARAMETERS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     update = units[:20].sum(0) + 20 * noise
-    ranks = torch.stack([decoded(update, found).argsort().argsort(), (units @ update).argsort().argsort()]).double()
+    ranks = torch.stack([decode(update, found).argsort().argsort(), (units @ update).argsort().argsort()]).double()
     assert float(torch.corrcoef(ranks)[0, 1]) > 0.8
 
 
@@ -44,4 +44,4 @@ def test_scores_are_finite_where_there_is_nothing_to_decode(update: torch.Tensor
     """No update, directions that are the same, and a direction of length 0."""
     found = directions(6, 0.0, 1)
     found[1], found[2] = found[0], 0.0
-    assert decoded(update, found).isfinite().all()
+    assert decode(update, found).isfinite().all()

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from medfedvqa.benchmark.benchmark_table import best_baseline, markdown
-from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _together, outcomes, run
+from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _centralised, outcomes, run
 from medfedvqa.benchmark.printed import PRINTED
-from medfedvqa.benchmark.systems import SYSTEMS, System, chosen
+from medfedvqa.benchmark.systems import SYSTEMS, System, systems_named
 from medfedvqa.core import create, method_names
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
@@ -77,7 +77,7 @@ def test_a_split_network_is_not_trained_centrally(tmp_path: Path) -> None:
     system = System("CT", "unicon", {"aggregate": "none"}, centralised=True)
     grid = Grid("slake", tmp_path, tmp_path, (system,), 1, BUDGET, ("lung",))
     with pytest.raises(ConfigError, match="can train alone"):
-        _together(grid, grid.job(system, 0), 0)
+        _centralised(grid, grid.job(system, 0), 0)
 
 
 def test_no_job_is_centralised() -> None:
@@ -86,7 +86,10 @@ def test_no_job_is_centralised() -> None:
         with pytest.raises(ConfigError, match="unknown method|unknown key"):
             JobSpec.from_dict(job)
     assert [system.label for system in SYSTEMS if system.centralised] == ["centralised"]
-    assert not any(system.centralised for system in chosen(["local"])) and not chosen(["centralised"])[0].baseline
+    assert (
+        not any(system.centralised for system in systems_named(["local"]))
+        and not systems_named(["centralised"])[0].baseline
+    )
 
 
 def test_every_method_has_a_line_and_the_papers_proposals_are_no_baselines() -> None:
@@ -102,7 +105,7 @@ def test_every_system_is_a_valid_job_under_the_common_budget(system: System) -> 
 
 
 def test_a_system_on_shares_is_refused_before_anything_runs_where_there_are_too_few_sites(tmp_path: Path) -> None:
-    grid = Grid("phantom", None, tmp_path, (*PAIR, *chosen(["unicon"])), 1, BUDGET, ("chest", "head"))
+    grid = Grid("phantom", None, tmp_path, (*PAIR, *systems_named(["unicon"])), 1, BUDGET, ("chest", "head"))
     with pytest.raises(ConfigError, match="at least 3 sites"):
         list(run(grid, 1))
     assert not list(tmp_path.iterdir())
@@ -113,7 +116,7 @@ def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> Non
     """UniCon's sites average under masks, CreamFL's send representations; both are scored row by row."""
     few = {"rounds": 1, "steps": 2, "batch_rows": 16, "blocks": 1, "public_pairs": 8, "server_epochs": 1}
     sites = ("site-001", "site-002", "site-003")
-    grid = Grid("phantom", None, tmp_path, chosen(["unicon", "creamfl"]), 1, BUDGET | few, sites)
+    grid = Grid("phantom", None, tmp_path, systems_named(["unicon", "creamfl"]), 1, BUDGET | few, sites)
     assert len(list(run(grid, 1))) == 2
     results = outcomes(grid)
     for label in ("UniCon", "CreamFL"):
@@ -129,17 +132,17 @@ def test_labels_and_folders_are_distinct() -> None:
 
 
 def test_systems_are_chosen_by_label_or_by_method() -> None:
-    assert chosen([]) == SYSTEMS
-    assert {system.method for system in chosen(["prompt_pfl"])} == {"prompt_pfl"}
-    assert [system.label for system in chosen(["FedAvg LoRA"])] == ["FedAvg LoRA"]
+    assert systems_named([]) == SYSTEMS
+    assert {system.method for system in systems_named(["prompt_pfl"])} == {"prompt_pfl"}
+    assert [system.label for system in systems_named(["FedAvg LoRA"])] == ["FedAvg LoRA"]
     with pytest.raises(ConfigError, match="no system 'nothing'"):
-        chosen(["nothing"])
+        systems_named(["nothing"])
 
 
 def test_every_line_can_be_asked_for_by_its_label() -> None:
     """On the command line labels have commas between them, so none has one of its own; nor is one a method's name."""
     assert not [system.label for system in SYSTEMS if "," in system.label]
-    assert all(chosen([system.label]) == (system,) for system in SYSTEMS)
+    assert all(systems_named([system.label]) == (system,) for system in SYSTEMS)
 
 
 @pytest.mark.parametrize("data", PRINTED)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from medfedvqa.attack import observed
-from medfedvqa.attack.canaries import planted
+from medfedvqa.attack import job_with_canaries
+from medfedvqa.attack.canaries import with_canaries
 from medfedvqa.attack.controls import Trial
 from medfedvqa.data import SiteData
 from privacy import SecureRandomness
@@ -81,12 +81,12 @@ def test_a_job_that_bounds_rows_instead_of_patients_is_caught(
     """A reader that gives every row a patient of its own: the ledger claims for patients what holds for rows."""
 
     def by_row(*arguments: Any) -> SiteData:
-        data = planted(*arguments)
+        data = with_canaries(*arguments)
         rows = torch.arange(len(data.train)) + len(data.patients)
         keys = tuple(f"row-{number}" for number in range(len(rows)))
         return replace(data, train=replace(data.train, patients=rows), patients=data.patients + keys)
 
-    monkeypatch.setattr(observed, "planted", by_row)
+    monkeypatch.setattr(job_with_canaries, "with_canaries", by_row)
     done, findings = attacked(*PRIVATE)
     assert done.returncode == 1 and best(findings) > findings["claimed"]["epsilon"]
 

@@ -61,11 +61,11 @@ def without(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("names", SOURCES, ids=" ".join)
 def test_the_list_of_commands_says_what_each_command_says(names: tuple[str, ...]) -> None:
-    """The sentence in the table, which is read without the command's module, is the first of its docstring."""
+    """The sentence, which is read without importing the command's module, is the first of its docstring."""
     source: Source = SOURCES[names]
     function = getattr(import_module(f"medfedvqa.cli.{source.module}"), source.function)
     first = re.split(r"\n\s*\n", inspect.getdoc(function) or "")[0]
-    assert " ".join(first.split()) == source.help
+    assert " ".join(first.split()) == source.summary
 
 
 @pytest.mark.parametrize("names", LIGHT, ids=" ".join)

@@ -24,18 +24,18 @@ from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
 from medfedvqa.report.blocks import (
     Drawing,
-    Pictures,
+    DrawingGroup,
     Section,
     at_least,
     at_most,
+    links_to,
     moment,
-    numbered,
-    shown,
+    printable,
     words,
 )
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from medfedvqa.report.pdf import paper
+from medfedvqa.report.pdf import pdf_bytes
 from privacy.report.join import SourceReport, join
 from privacy.report.model_conduct import Report
 
@@ -135,7 +135,7 @@ def unknown(model: BaseModel) -> Any:
 
 def without_pictures(section: Section) -> Section:
     """Their axes begin at 0."""
-    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, Pictures)))
+    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, DrawingGroup)))
 
 
 def test_a_page_has_all_sections_and_says_the_claim_first(report: Report) -> None:
@@ -186,13 +186,13 @@ def test_every_text_of_the_sections_is_on_the_page_and_none_of_it_is_markup(repo
     assert {tag for tag, _ in found.tags} <= tags and "script" not in tags
     assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
     few = replace(attacked, sections=attacked.sections[:3])
-    whole = "".join("".join(sheet.extract_text().split()) for sheet in PdfReader(BytesIO(paper(few))).pages)
+    whole = "".join("".join(sheet.extract_text().split()) for sheet in PdfReader(BytesIO(pdf_bytes(few))).pages)
     assert all("".join(text.split()) in whole for text in (attacked.title, attacked.claim))
 
 
 def test_characters_that_hide_or_turn_text_around_are_shown_as_such() -> None:
     """Neither a control character nor one that reverses what follows reaches a page."""
-    assert shown("a\u202eb\x00c\u200bd\ne") == "a\\u202eb\\u0000c\\u200bd\\u000ae"
+    assert printable("a\u202eb\x00c\u200bd\ne") == "a\\u202eb\\u0000c\\u200bd\\u000ae"
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:
@@ -225,7 +225,7 @@ def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
     bare = replace(document, sections=tuple(without_pictures(one) for one in document.sections[: len(HEADINGS)]))
     said = Parsed(page(bare)).text
     assert "—" in said and "no limit is set" in said
-    first, *others = PdfReader(BytesIO(paper(bare))).pages
+    first, *others = PdfReader(BytesIO(pdf_bytes(bare))).pages
     assert "no limit is set" in first.extract_text()
     for text in (said, *(sheet.extract_text() for sheet in others)):
         numbers = text.replace("entries 0–15", "")
@@ -240,7 +240,7 @@ def marks(drawing: Drawing) -> int:
 def test_pictures_write_the_figures_that_they_are_described_by(report: Report) -> None:
     """No digit is lost between the description and the picture, and the page's form leaves the PDF's as it was."""
     blocks = [block for section in compose(report).sections for block in section.blocks]
-    drawings = [drawing for block in blocks if isinstance(block, Pictures) for drawing in block.drawings]
+    drawings = [drawing for block in blocks if isinstance(block, DrawingGroup) for drawing in block.drawings]
     assert len(drawings) == 5
     for drawing in drawings:
         before = encoded(drawing.figure, "svg")
@@ -276,8 +276,8 @@ def test_bounds_are_rounded_to_the_safe_side() -> None:
 
 def test_places_in_log_and_ledger_are_ranges() -> None:
     """Neighbours are drawn together, and of many only the first and last are named."""
-    assert words(numbered("entry", [7, 3, 4, 5])) == "entries 3–5, 7" and words(numbered("record", [3])) == "record 3"
-    assert words(numbered("entry", range(0, 40, 2))) == "entries 0, 2, 4, …, 38" and words(numbered("entry", [])) == "—"
+    assert words(links_to("entry", [7, 3, 4, 5])) == "entries 3–5, 7" and words(links_to("record", [3])) == "record 3"
+    assert words(links_to("entry", range(0, 40, 2))) == "entries 0, 2, 4, …, 38" and words(links_to("entry", [])) == "—"
 
 
 def test_times_are_utc_to_the_second_and_others_stay() -> None:

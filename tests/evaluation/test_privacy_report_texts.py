@@ -15,10 +15,10 @@ from pypdf import PdfReader
 from tiers import examples
 
 from audits.escaping import NAME, bounded
-from medfedvqa.report.blocks import MOST, Document, Section, Table, row
+from medfedvqa.report.blocks import MAX_CHARACTERS, Document, Section, Table, row
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from medfedvqa.report.pdf import paper
+from medfedvqa.report.pdf import pdf_bytes
 from privacy.report.model_conduct import Report
 
 REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
@@ -37,12 +37,12 @@ def bare(*texts: str) -> Document:
 
 def numbered(text: str) -> str:
     """The text as the PDF has it: letters that its fonts lack by their numbers, too."""
-    return "".join(f"\\u{ord(one):04x}" if one in "漢字かな한" else one for one in bounded(text, MOST))
+    return "".join(f"\\u{ord(one):04x}" if one in "漢字かな한" else one for one in bounded(text, MAX_CHARACTERS))
 
 
 def extracted(document: Document) -> str:
     """All text of the PDF without white space: lines are broken wherever they have to be."""
-    sheets = PdfReader(BytesIO(paper(document))).pages
+    sheets = PdfReader(BytesIO(pdf_bytes(document))).pages
     return "".join("".join(sheet.extract_text().split()) for sheet in sheets)
 
 
@@ -81,7 +81,7 @@ def test_the_page_has_one_text_node_for_a_text(text: str) -> None:
     source = page(bare(text))
     found = Cells(source)
     assert found.tags == Cells(page(bare("name"))).tags
-    assert found.cells[0].split("\n")[0].strip() == bounded(text, MOST).strip(" \u00a0")
+    assert found.cells[0].split("\n")[0].strip() == bounded(text, MAX_CHARACTERS).strip(" \u00a0")
     assert all(one.isprintable() or one in "\n\u00a0" for one in source)
 
 
@@ -112,7 +112,7 @@ def test_the_work_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_squar
 
     def work(length: int) -> int:
         looked_up.clear()
-        paper(renamed("w" * length))
+        pdf_bytes(renamed("w" * length))
         return looked_up["letters"]
 
     short, once, fourfold = (work(length) for length in (1, 1_000, 4_000))

@@ -109,7 +109,7 @@ def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> 
     result = sections(config, "open")
     assert result.identity.state == "refused" and result.trust.aggregation == "nothing released"
     assert "differential privacy" in result.accounting.refusals[0].reason and not result.egress.releases
-    with pytest.raises(ConfigError, match="no such job"):
+    with pytest.raises(ConfigError, match="does not have this job"):
         sections(config, "study-9")
 
 

@@ -1,4 +1,4 @@
-"""A real job with canaries in its sites' training, and what an auditor sees of it, round by round."""
+"""Runs a job with canaries in its sites' training data, and records what an auditor observes in each round."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfedvqa.attack.canaries import Canaries, everybody, planted
-from medfedvqa.core import Method, Site, State, Tensors
+from medfedvqa.attack.canaries import Canaries, with_all_canaries, with_canaries
+from medfedvqa.core import Method, Probe, Site, State, Tensors
 from medfedvqa.core.local_training import Alone
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
@@ -23,96 +23,105 @@ from privacy import DPSettings
 
 
 @dataclass(frozen=True)
-class ObservedTask:
+class TaskObservation:
     """One task of training at one site."""
 
     before: State
-    """What the site kept before it."""
+    """The site's state before the task."""
     received: Tensors
     after: State
     released: Tensors
-    """What left the site."""
+    """The tensors that left the site."""
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One site's part in a finished job."""
+class SiteObservation:
+    """What an auditor observes of one site in a finished job."""
 
     method: Method[Any]
     site: Site
-    """With all canaries among its training rows."""
+    """The site, with all canaries among its training rows."""
     base: Examples
-    """The training rows that are not canaries', of those whose answers the model can give."""
+    """The training rows of other patients whose answers the model can give."""
     canaries: Canaries
     rows: Examples
-    """All canaries' rows, with the pictures' numbers of `site`."""
+    """The rows of all canaries, with the picture numbers of `site`."""
     claimed: float | None
     """The worst patient's epsilon in the site's ledger; None without differential privacy."""
-    tasks: list[ObservedTask] = field(default_factory=list)
+    tasks: list[TaskObservation] = field(default_factory=list)
+
+    def probe(self, task: TaskObservation) -> Probe:
+        """The site's model as it was before a task."""
+        return self.method.probe(self.site, task.before, task.received)
 
 
 def observe(
     launch: Launch, canaries: Mapping[str, Canaries], watch: Callable[[TaskAnswer], None] = lambda event: None
-) -> dict[str, Observed]:
+) -> dict[str, SiteObservation]:
     """Run a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
     job, method = launch.job, launch.job.build()
     if job.secagg:
-        raise ConfigError("with secure aggregation no single upload is seen: attack the same job without it")
+        raise ConfigError("with secure aggregation nobody sees a single upload: attack the same job without it")
     data = {site: data_of(launch, site) for site in launch.sites}
 
-    def load_planted(
+    def load_with_canaries(
         reader: str, root: Path | None, organ: str, split: Split, seed: int, answers: tuple[str, ...] | None
     ) -> SiteData:
-        return planted(data[organ], canaries[organ], canaries[organ].inserted)
+        return with_canaries(data[organ], canaries[organ], canaries[organ].inserted)
 
     configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     backbone = load_backbone(job.backbone, launch.backbone_files or {})
-    seen: dict[str, list[ObservedTask]] = {site: [] for site in launch.sites}
+    observations: dict[str, list[TaskObservation]] = {site: [] for site in launch.sites}
     sites, rows = {}, {}
     for name in launch.sites:
-        with_all, rows[name] = everybody(data[name], canaries[name])
+        with_all, rows[name] = with_all_canaries(data[name], canaries[name])
         sites[name] = Site(name, with_all, backbone, "cpu", job.seed)
     states = {name: method.setup(site) for name, site in sites.items()}
-    with closing(LocalEngine(configs, job, launch.out.name, load_data=load_planted)) as engine:
+    with closing(LocalEngine(configs, job, launch.out.name, load_data=load_with_canaries)) as engine:
 
-        def observed(call: TaskCall) -> dict[str, Reply]:
+        def call_and_record(call: TaskCall) -> dict[str, Reply]:
             replies = engine.call(call)
             for name, reply in replies.items():
                 saved = StateFile(configs[name].state, launch.out.name).load()
                 if saved is None:
                     raise ConfigError("a site answered and kept no state: run the job without --secagg")
                 if call.task != "evaluate":
-                    seen[name].append(ObservedTask(states[name], call.messages[name], saved.state, reply.tensors))
+                    observations[name].append(
+                        TaskObservation(states[name], call.messages[name], saved.state, reply.tensors)
+                    )
                 states[name] = saved.state
             return replies
 
-        serve_job(job, launch.sites, observed, launch.out, "local", watch)
+        serve_job(job, launch.sites, call_and_record, launch.out, "local", watch)
     return {
-        name: Observed(
+        name: SiteObservation(
             method,
             site,
             data[name].train.answered,
             canaries[name],
             rows[name],
             _claimed(configs[name], launch.out.name, job.dp),
-            seen[name],
+            observations[name],
         )
         for name, site in sites.items()
     }
 
 
 def data_of(launch: Launch, site: str) -> SiteData:
-    """A site's data, with the job's list of answers in the place of the site's own if the job brings one: then
-    canaries, whose answers are drawn from the data's, are all trained with."""
+    """A site's data, with the job's list of answers if it brings one.
+
+    Canaries' answers are drawn from that list, so that all inserted canaries are trained with.
+    """
     job, method = launch.job, launch.job.build()
     answers = method.answers if isinstance(method, Alone) else None
     return load_site(job.data, launch.root, site, job.split, job.seed, answers)
 
 
 def _claimed(config: SiteConfig, job: str, dp: DPSettings | None) -> float | None:
-    """What the site's ledger says that this job has spent; sites of a store share a ledger with earlier jobs."""
+    """The epsilon of this job in the site's ledger, which may also hold other jobs and other sites of a store."""
     if dp is None:
         return None
     with closing(look_into(config)) as ledger:
         accounts = ledger.accounts(dp.delta)
-    return max(one.epsilon for account in accounts for one in account.jobs if (one.site, one.job) == (config.name, job))
+    jobs = (each for account in accounts for each in account.jobs)
+    return max(each.epsilon for each in jobs if (each.site, each.job) == (config.name, job))

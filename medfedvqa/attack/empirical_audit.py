@@ -1,4 +1,4 @@
-"""The empirical audit of a job: run with canaries, attacked, and its ledger's claim held against the result."""
+"""The empirical audit of a job: runs it with canaries, attacks it, and compares the result with its ledger's claim."""
 
 import json
 import time
@@ -18,9 +18,9 @@ from audits.epsilon_lower_bound import (
     rate_p_value,
 )
 from medfedvqa.attack.canaries import Canaries, draw
-from medfedvqa.attack.inversion import Inverted, invert
+from medfedvqa.attack.inversion import InversionCount, invert
+from medfedvqa.attack.job_with_canaries import data_of, observe
 from medfedvqa.attack.membership import membership
-from medfedvqa.attack.observed import data_of, observe
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Launch
 from medfedvqa.version import code_version
@@ -31,18 +31,18 @@ FILE = "attack.json"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """How an audit is made; decided before anything is trained."""
+    """The settings of an audit, which are fixed before anything is trained."""
 
     canaries: int = 64
-    """At each site, in each run."""
+    """The number of canaries at each site, in each run."""
     rows: int = 8
-    """Of each canary; of more than the job's `patient_rows` no step takes more."""
+    """The rows of each canary. A step takes at most the job's `patient_rows` of them."""
     share: float = 0.5
-    """Of the canaries, how many the attacker says something about."""
+    """The share of the canaries that the attacker makes a guess about."""
     confidence: float = 0.95
-    """Of all bounds together."""
+    """The confidence of all bounds together."""
     seeds: tuple[int, ...] = (0,)
-    """One run each."""
+    """The seeds of the runs."""
 
     def __post_init__(self) -> None:
         if not self.seeds or not 0 < self.confidence < 1 or int(self.share * self.canaries / 2) < 1:
@@ -54,20 +54,21 @@ def audit(
 ) -> dict[str, Any]:
     """Run the job once for each seed, attack it, and return the findings, as `docs/empirical-audit.md` describes them.
 
-    `launch_of`: the job of a seed; jobs differ in seed and folder alone. Raises as `observe` does.
+    `launch_of` gives the launch of a seed; launches differ in seed and folder alone. Raises as `observe` does.
     """
     guesses: dict[tuple[str, str], Guesses] = {}
-    inverted, claims, inserted = Inverted(), list[float | None](), 0
+    inverted, claims, inserted = InversionCount(), list[float | None](), 0
     for seed in plan.seeds:
         launch = launch_of(seed)
-        canaries = {site: _drawn(launch, site, seed, plan) for site in launch.sites}
-        for seen in observe(launch, canaries, watch).values():
-            inserted += int(seen.canaries.inserted.sum())
-            claims.append(seen.claimed)
-            inverted += invert(seen)
-            for key, scores in membership(seen).items():
-                found = guess(scores.tolist(), seen.canaries.inserted.tolist(), plan.share)
-                guesses[key] = guesses.get(key, Guesses(0, 0, 0)) + found
+        canaries = {site: _draw(launch, site, seed, plan) for site in launch.sites}
+        for observation in observe(launch, canaries, watch).values():
+            present = observation.canaries.inserted.tolist()
+            inserted += sum(present)
+            claims.append(observation.claimed)
+            inverted += invert(observation)
+            for key, scores in membership(observation).items():
+                counts = guess(scores.tolist(), present, plan.share)
+                guesses[key] = guesses.get(key, Guesses(0, 0, 0)) + counts
     job = launch.job
     largest = max((claim for claim in claims if claim is not None), default=None)
     claimed = None if job.dp is None else {"epsilon": largest, "delta": job.dp.delta, "unit": job.dp.unit}
@@ -98,7 +99,7 @@ def audit(
         },
         "attacks": attacks,
         "inversion": _inversion(inverted, plan.confidence),
-        "contradicted": claimed and any(one["contradicts_claim"] for one in attacks),
+        "contradicted": claimed and any(attack["contradicts_claim"] for attack in attacks),
     }
 
 
@@ -109,48 +110,48 @@ def write(findings: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def _drawn(launch: Launch, site: str, seed: int, plan: AuditPlan) -> Canaries:
+def _draw(launch: Launch, site: str, seed: int, plan: AuditPlan) -> Canaries:
     return draw(plan.canaries, plan.rows, len(data_of(launch, site).answers), (seed, site))
 
 
 def _findings(
     guesses: dict[tuple[str, str], Guesses], plan: AuditPlan, claimed: dict[str, Any] | None, delta: float
 ) -> Iterator[dict[str, Any]]:
-    """Each attack's. A bound is stricter than the plan's confidence, so that all hold together with it (Bonferroni)."""
-    each = 1 - (1 - plan.confidence) / len(guesses)
-    for (artefact, attack), found in guesses.items():
-        bound = epsilon_lower_bound(found, delta, each)
-        low, high = rate_interval(found.correct, found.guessed, each)
+    """The findings of each attack. Each bound is stricter, so that all hold with the plan's confidence."""
+    each = 1 - (1 - plan.confidence) / len(guesses)  # Bonferroni
+    for (artefact, attack), counts in guesses.items():
+        bound = epsilon_lower_bound(counts, delta, each)
+        low, high = rate_interval(counts.correct, counts.guessed, each)
         yield {
             "artefact": artefact,
             "attack": attack,
-            **asdict(found),
-            "accuracy": found.correct / found.guessed,
+            **asdict(counts),
+            "accuracy": counts.correct / counts.guessed,
             "accuracy_interval": [low, high],
             "epsilon_lower_bound": bound,
             "epsilon_of_accuracy_interval": [log_odds(low), log_odds(high) if high < 1 else None],
-            "most_provable": epsilon_lower_bound(Guesses(found.canaries, found.guessed, found.guessed), delta, each),
-            "p_value_of_claim": claimed and p_value(found, claimed["epsilon"], delta),
+            "most_provable": epsilon_lower_bound(Guesses(counts.canaries, counts.guessed, counts.guessed), delta, each),
+            "p_value_of_claim": claimed and p_value(counts, claimed["epsilon"], delta),
             "contradicts_claim": claimed and bound > claimed["epsilon"],
         }
 
 
-def _inversion(found: Inverted, confidence: float) -> dict[str, Any] | None:
-    """The share of answers said right, beside what guessing gives.
+def _inversion(count: InversionCount, confidence: float) -> dict[str, Any] | None:
+    """The share of answers that the attacker infers, compared with the share by chance.
 
-    Where sites differ in their number of answers, the mean chance stands for all: then the p-value is too large
+    If sites differ in their number of answers, the mean chance stands for all: then the p-value is too large
     (Hoeffding, 1956).
     """
-    if not found.patients:
+    if not count.patients:
         return None
-    chance = found.by_chance / found.patients
+    chance = count.by_chance / count.patients
     return {
         "artefact": "shared",
         "target": "answers",
-        "patients": found.patients,
-        "right": found.right,
-        "rate": found.right / found.patients,
-        "rate_interval": list(rate_interval(found.right, found.patients, confidence)),
+        "patients": count.patients,
+        "right": count.right,
+        "rate": count.right / count.patients,
+        "rate_interval": list(rate_interval(count.right, count.patients, confidence)),
         "random_guess": chance,
-        "p_value_of_random_guess": rate_p_value(found.right, found.patients, chance),
+        "p_value_of_random_guess": rate_p_value(count.right, count.patients, chance),
     }
