@@ -120,8 +120,8 @@ class Admission:
     def _remember(self, history: _History) -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
-        said = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
-        self._log.append(Event.ADMITTED, **self._standing(), admission=said)
+        admission = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
+        self._log.append(Event.ADMITTED, **self._standing(), admission=admission)
 
     def _history(self) -> _History:
         history, definition = _History(), self._job.definition
@@ -180,13 +180,13 @@ class Admission:
     def _check_plug_ins(self) -> None:
         """What is not the project's own comes from a distribution that the site allows, or from none at all."""
         job, reader = self._job, self._config.data.reader
-        wanted: dict[Group, str | None] = {
+        names: dict[Group, str | None] = {
             "methods": None if is_built_in(job.method) else job.method,
             "readers": None if reader in READERS else reader,
             "backbones": outside_architecture(job.backbone),
         }
         try:
-            for group, name in wanted.items():
+            for group, name in names.items():
                 if name is not None:
                     check(group, name, self._config.plugins)
         except PlugInRefused as error:
@@ -201,8 +201,8 @@ class Admission:
     def _knows_peers(self) -> bool:
         """Whether the keys are pinned of all sites that the job names, or of as many as it needs."""
         job, peers = self._job, self._config.peers.keys() - {self._config.name}
-        named = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
-        return named <= peers and len(peers) >= job.least_sites - 1
+        job_sites = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
+        return job_sites <= peers and len(peers) >= job.least_sites - 1
 
     def _check_answers(self) -> None:
         try:

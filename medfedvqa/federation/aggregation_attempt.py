@@ -163,14 +163,14 @@ def load_identity(config: SiteConfig) -> Identity:
 
 
 def connect_to(
-    pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay, told: bytes
+    pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay, transcript: bytes
 ) -> Links:
     """Links to these sites. `session` names job, round and attempt; `told`: all that the server said of it.
 
     Raises `SiteError`, or `EquivocationError` if it said something else to one of them.
     """
     timeout = MESSAGE_TIMEOUT if config.name in attempt.members else 2 * MESSAGE_TIMEOUT
-    return connect(load_identity(config), session, config.name, pinned, relay, timeout, told)
+    return connect(load_identity(config), session, config.name, pinned, relay, timeout, transcript)
 
 
 def mix_with_others(

@@ -50,12 +50,12 @@ class MembersRule:
             return f"computed by {', '.join(members)}, named by the sites' policies: {could}"
         if self.beacon is None or len(sites) <= self.size:
             return f"computed by all of them: {could}"
-        drawn, gone = len(self.beacon.sites), len(self.beacon.sites) - len(sites)
+        participants, dropouts = len(self.beacon.sites), len(self.beacon.sites) - len(sites)
         chances = (
-            f"{100 * colluding(drawn, colluders, len(members), enough, gone):.2g} % if {colluders}"
-            for colluders in (max(1, drawn // 10), drawn // 3)
+            f"{100 * colluding(participants, colluders, len(members), enough, dropouts):.2g} % if {colluders}"
+            for colluders in (max(1, participants // 10), participants // 3)
         )
         return (
             f"computed by {', '.join(members)}, drawn for this round: {could}; so many collude in "
-            f"{', '.join(chances)} of the {drawn} sites that drew do"
+            f"{', '.join(chances)} of the {participants} sites that drew do"
         )

@@ -50,7 +50,7 @@ class Down:
 
     def encoded(self) -> bytes:
         """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
-        others = [[str(one.key), str(one.note), _coded(one.proof)] for one in self.others]
+        others = [[str(other.key), str(other.note), _coded(other.proof)] for other in self.others]
         cosigned, wanted = [str(note) for note in self.cosigned], list(self.wanted)
 
         def parts(most: int) -> dict[str, Any]:
@@ -59,17 +59,17 @@ class Down:
         return _fitted({"key": str(self.key)}, parts, MAX_DOWN)
 
     @classmethod
-    def read(cls, said: bytes) -> "Down":
+    def read(cls, encoded: bytes) -> "Down":
         """Raises `NoteError` for anything that the server would not send."""
         try:
-            found = _parsed(said, MAX_DOWN)
+            fields = _parsed(encoded, MAX_DOWN)
             others = (
                 Relayed(VerifierKey.parse(key), Note.parse(note), _decoded(proof))
-                for key, note, proof in _few(found["others"])
+                for key, note, proof in _few(fields["others"])
             )
-            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
+            cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
             return cls(
-                VerifierKey.parse(found["key"]), cosigned, tuple(others), tuple(map(_size, _few(found["wanted"])))
+                VerifierKey.parse(fields["key"]), cosigned, tuple(others), tuple(map(_size, _few(fields["wanted"])))
             )
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
@@ -99,14 +99,14 @@ class Up:
         return _fitted({"key": str(self.key), "note": str(self.note)}, parts, MAX_UP)
 
     @classmethod
-    def read(cls, said: bytes) -> "Up":
+    def read(cls, encoded: bytes) -> "Up":
         """Raises `NoteError` for anything that a site would not send."""
         try:
-            found = _parsed(said, MAX_UP)
-            proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(found["proofs"].items()))}
-            seen = {str(origin): _size(size) for origin, size in _few(list(found["seen"].items()))}
-            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
-            return cls(VerifierKey.parse(found["key"]), Note.parse(found["note"]), proofs, cosigned, seen)
+            fields = _parsed(encoded, MAX_UP)
+            proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(fields["proofs"].items()))}
+            seen = {str(origin): _size(size) for origin, size in _few(list(fields["seen"].items()))}
+            cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
+            return cls(VerifierKey.parse(fields["key"]), Note.parse(fields["note"]), proofs, cosigned, seen)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
 
@@ -116,20 +116,20 @@ class Attester:
 
     def __init__(self, config: SiteConfig, log: AuditLog, key: AuditKey, job_id: str, method: str) -> None:
         """Raises `NoteError` if a pinned key is none."""
-        pinned = {found.name: found for found in map(VerifierKey.parse, config.audit_peers.values())}
+        pinned = {peer.name: peer for peer in map(VerifierKey.parse, config.audit_peers.values())}
         self._log, self._key = log, key
         self._standing = {"job": job_id, "method": method}
         self._witness = Witness(config.audit, key, pinned)
         self._cosigned: list[Note] = []
         self._sizes: set[int] = set()
 
-    def hear(self, told: bytes, round: int) -> None:
+    def hear(self, audit_bytes: bytes, round: int) -> None:
         """Takes in what the server told; findings go into the log. Raises `LogError` if that cannot be written."""
         self._cosigned, self._sizes = [], set()
-        if not told:
+        if not audit_bytes:
             return
         try:
-            down = Down.read(told)
+            down = Down.read(audit_bytes)
             self._witness.introduce(down.key)
         except NoteError as error:
             self._find(error, round)
@@ -140,8 +140,8 @@ class Attester:
             if isinstance(result, NoteError):
                 self._find(result, round, other.key.name)
             else:
-                own = tuple(one for one in result.signatures if one[0] == self._key.public.name)
-                self._cosigned.append(Note(result.text, own))
+                signatures = tuple(signature for signature in result.signatures if signature[0] == self._key.public.name)
+                self._cosigned.append(Note(result.text, signatures))
         try:
             notes = [self._own(note) for note in down.cosigned]
             self._log.cosigned(notes, self._witness.known_keys().values())
@@ -155,9 +155,9 @@ class Attester:
         size = Checkpoint.parse(note.text).size
         proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
         positions = self._witness.positions().items()
-        recent = {origin: Checkpoint.parse(found.text).size for origin, found in positions}
+        seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
         # Of others' logs that are not of this job nothing needs to be said.
-        return Up(self._key.public, note, proofs, tuple(self._cosigned), recent).encoded()
+        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
         """Whether the key is the one that is known, or the first of its name."""
@@ -186,12 +186,12 @@ class Attester:
         return set(sizes)
 
     def _find(self, error: NoteError, round: int, about: str = "") -> None:
-        known = about if about in self._witness.known_keys() else None
-        self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=known, reason=str(error))
+        peer = about if about in self._witness.known_keys() else None
+        self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=peer, reason=str(error))
 
 
-def _json(said: Any) -> bytes:
-    return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]], most: int) -> bytes:
@@ -202,29 +202,29 @@ def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]],
     return encoded
 
 
-def _last(found: list[Any], most: int) -> list[Any]:
-    return found[len(found) - most :] if len(found) > most else found
+def _last(parts: list[Any], most: int) -> list[Any]:
+    return parts[len(parts) - most :] if len(parts) > most else parts
 
 
-def _parsed(said: bytes, most: int) -> Any:
-    if len(said) > most:
+def _parsed(encoded: bytes, most: int) -> Any:
+    if len(encoded) > most:
         raise ValueError
     try:
-        return json.loads(said)
+        return json.loads(encoded)
     except RecursionError:
         raise ValueError from None
 
 
-def _few(found: Any) -> list[Any]:
-    if not isinstance(found, list) or len(found) > _MOST:
+def _few(parts: Any) -> list[Any]:
+    if not isinstance(parts, list) or len(parts) > _MOST:
         raise ValueError
-    return found
+    return parts
 
 
-def _size(found: Any) -> int:
-    if type(found) is not int or not 0 <= found < 1 << 60:
+def _size(size: Any) -> int:
+    if type(size) is not int or not 0 <= size < 1 << 60:
         raise ValueError
-    return found
+    return size
 
 
 def _coded(proof: tuple[bytes, ...]) -> list[str]:

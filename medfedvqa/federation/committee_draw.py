@@ -123,8 +123,8 @@ def _together(sent: Mapping[str, bytes]) -> np.ndarray:
 
 
 def _read(message: Tensors, name: str) -> dict[str, bytes]:
-    shown = from_array(message, name)
+    fields = from_array(message, name)
     try:
-        return {str(site): bytes.fromhex(value) for site, value in shown.items()}
+        return {str(site): bytes.fromhex(value) for site, value in fields.items()}
     except (TypeError, ValueError, AttributeError):
         raise FederationError("the server's message does not hold what all sites sent in the draw") from None

@@ -32,7 +32,7 @@ class JobBudget:
         if self._dp is None:
             return
         plan, limits = self._method.plan(), self._limits
-        alone = spent([event for one in plan for event in one.events], limits.delta).epsilon
+        alone = spent([event for task in plan for event in task.events], limits.delta).epsilon
         most = [limit for limit in (limits.max_epsilon, limits.max_epsilon_per_job) if limit is not None]
         if most and alone > min(most):
             detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"

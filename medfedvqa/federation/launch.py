@@ -58,10 +58,10 @@ class Launch:
         return {site: self.out / "sites" / site / "audit" for site in self.sites}
 
 
-def check_new(out: Path, held: str = "something") -> None:
+def check_new(out: Path, content: str = "something") -> None:
     """Raises `ConfigError` unless nothing is at `out`, or an empty folder; `held` names what else would be there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"'{out}' already holds {held}: choose another folder, or remove it")
+        raise ConfigError(f"'{out}' already holds {content}: choose another folder, or remove it")
 
 
 def plan(
@@ -177,8 +177,8 @@ def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]
     """Whoever runs all sites on one machine may look at what each of them keeps, unless one fell out."""
     scores = {}
     for site in launch.sites:
-        for kept in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):
-            scores[site] = score_of(json.loads(kept.read_text(encoding="utf-8")))
+        for path in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):
+            scores[site] = score_of(json.loads(path.read_text(encoding="utf-8")))
     if len(scores) < len(launch.sites):
         return results
     results = add_scores(launch.out, scores)

@@ -149,8 +149,8 @@ class SecureHub(ServerHub):
             attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
             total = self._opened(task, attempt, uploads)
             if how.hidden:
-                said = Opening(attempt.name, tuple(sorted(uploads))).message(total)
-                self._hidden = {site: said for site in uploads}
+                message = Opening(attempt.name, tuple(sorted(uploads))).message(total)
+                self._hidden = {site: message for site in uploads}
             self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(uploads))
         except SecureAggregationError as error:
             if layout not in self._means:
@@ -162,9 +162,9 @@ class SecureHub(ServerHub):
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
         """Raises `SecureAggregationError` if no sites that keep to the declaration could have this sum."""
         shared, layout = self._shared[task], self._layouts[task]
-        found = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
-        check_mean(found, shared.most_norm)
-        return found
+        mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
+        check_mean(mean, shared.most_norm)
+        return mean
 
     def _uploads(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, dict[str, Upload]]:
         """The masked uploads of the first attempt that no site breaks off.
@@ -205,8 +205,8 @@ class SecureHub(ServerHub):
         members = [member for member in attempt.members if member in uploads]
         messages = dict.fromkeys(members, Opening(attempt.name, tuple(sorted(uploads))).message())
         replies = self._ask_members(unmasking(task), messages)
-        given = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
-        rows = {member: shares for member, shares in given.items() if shares.shape == OPENING.shape}
+        arrays = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
+        rows = {member: shares for member, shares in arrays.items() if shares.shape == OPENING.shape}
         # Who says that too few confirm the sum is there, and not to blame.
         self._leave_out(set(members) - rows.keys() - _accusations(attempt.sites, replies).keys())
         answers = {
@@ -217,13 +217,13 @@ class SecureHub(ServerHub):
 
     def _enough(self, sites: Iterable[str]) -> tuple[str, ...]:
         """These sites in order of names. Raises `FederationError` if they are too few."""
-        found = tuple(sorted(sites))
-        if len(found) < self._least:
+        names = tuple(sorted(sites))
+        if len(names) < self._least:
             raise FederationError(
-                f"round {self._round}: {len(found)} sites are left ({', '.join(self.history.left_out)} fell out), and "
+                f"round {self._round}: {len(names)} sites are left ({', '.join(self.history.left_out)} fell out), and "
                 f"the job needs {self._least}: fewer could reveal each other"
             )
-        return found
+        return names
 
     def _leave_out(self, fallen: Collection[str]) -> None:
         """For the rest of the job."""

@@ -83,16 +83,16 @@ class SecureSite:
 
     @cached_property
     def _handlers(self) -> dict[str, Callable[[int, Tensors], Tensors]]:
-        found = DrawingSite(self.config, self.job, self.job_id, self.gate, self.file, self.admission).handlers
+        handlers = DrawingSite(self.config, self.job, self.job_id, self.gate, self.file, self.admission).handlers
         for task, how in self.method.on_shares.items():
             if isinstance(how, MixOnShares):
-                found[seeding(task)] = partial(self._seed, task, how)
-                found[tossing(task)] = partial(self._toss, task)
-                found[mixing(task)] = partial(self._mix, task, how)
+                handlers[seeding(task)] = partial(self._seed, task, how)
+                handlers[tossing(task)] = partial(self._toss, task)
+                handlers[mixing(task)] = partial(self._mix, task, how)
             else:
-                found[averaging(task)] = partial(self._upload, task, how)
-                found[unmasking(task)] = partial(self._unmask, task, how)
-        return found
+                handlers[averaging(task)] = partial(self._upload, task, how)
+                handlers[unmasking(task)] = partial(self._unmask, task, how)
+        return handlers
 
     # Any attempt.
 
@@ -127,14 +127,14 @@ class SecureSite:
             return
         last = None if sharing.stage is Stage.BEGUN else self.job_id
         earlier = self._earlier.cohorts(self.method.name, round, but_last_of=last)
-        if shown := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
+        if exposed := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
             self.gate.refuse_job(
                 Refusal.COHORT,
                 f"in round {round} a sum over {', '.join(sharing.sites)} and earlier ones of the same method could be "
-                f"combined to show what {', '.join(shown)} put in: run the job with the sites of the earlier ones",
+                f"combined to show what {', '.join(exposed)} put in: run the job with the sites of the earlier ones",
             )
 
-    def _connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, told: bytes = b"") -> Links:
+    def _connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, transcript: bytes = b"") -> Links:
         """Links to those who were told the same of the attempt, the draw, and what else was `told` of it.
 
         Raises `SiteError`, or `JobRefused` if a site was told something else.
@@ -143,7 +143,7 @@ class SecureSite:
         beacon = saved.beacon.value if saved.beacon else b""
         with self._alike():
             return connect_to(
-                pinned, self.config, attempt, session, relay, joined(attempt.label(saved.round), beacon, told)
+                pinned, self.config, attempt, session, relay, joined(attempt.label(saved.round), beacon, transcript)
             )
 
     @contextmanager
@@ -265,8 +265,8 @@ class SecureSite:
         pinned, rule = self._admitted(attempt, saved)
         group, sharing = self._group(attempt, saved), self._sharing(attempt, saved, "mean", rule)
         values = self._summand(task, how, saved.reply, len(group.sites))
-        forgotten = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
-        saved, secrets = replace(_begun(saved, attempt), contributions=forgotten), new_secrets()
+        contributions = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
+        saved, secrets = replace(_begun(saved, attempt), contributions=contributions), new_secrets()
         with self._earlier.locked():
             self._check_cohort(sharing, round)
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
@@ -277,8 +277,8 @@ class SecureSite:
             _logger.warning("round %d: %s", round, for_log(str(error)))
             return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
         shares, keys = dict(masks.shares), dict(masks.opening_keys)
-        kept = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
-        self.file.save(replace(saved, contributions=(*forgotten, kept)))
+        contribution = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
+        self.file.save(replace(saved, contributions=(*contributions, contribution)))
         charge = self.budget.settle(task, round)
         upload = self._named(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
@@ -302,33 +302,33 @@ class SecureSite:
         """This member's shares of the keys that open the sum over the sites that uploaded; one answer, ever."""
         opening, saved = Opening.read(message), self._answered(task, round)
         self.gate.receive(unmasking(task), round, {})
-        kept = saved.contributions[-1] if saved.contributions else None
-        if kept is None or kept.attempt != opening.attempt or not kept.shares:
+        contribution = saved.contributions[-1] if saved.contributions else None
+        if contribution is None or contribution.attempt != opening.attempt or not contribution.shares:
             raise FederationError("this site is no member of that attempt, or has gone on to another one")
-        if kept.answered not in ((), opening.uploaded):
+        if contribution.answered not in ((), opening.uploaded):
             raise FederationError("this site has opened another sum of this attempt, and opens no second one")
-        group = Group(self.config.name, kept.sites, kept.members)
-        parts = answer(group, kept.shares, opening.uploaded, self.job.least_sites)
+        group = Group(self.config.name, contribution.sites, contribution.members)
+        parts = answer(group, contribution.shares, opening.uploaded, self.job.least_sites)
         shares = np.zeros(OPENING.shape, "<i8")
         shares[: len(group.sites)] = [np.frombuffer(parts[site], "<i8") for site in group.sites]
         sharing = opening.sharing("mean to be opened", self._private)
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-        if not kept.answered and not self._agreed(kept, opening):
-            return self.gate.release(broken(task), round, _report(0, kept.sites.index(self.config.name)))
+        if not contribution.answered and not self._agreed(contribution, opening):
+            return self.gate.release(broken(task), round, _report(0, contribution.sites.index(self.config.name)))
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-            answered = replace(kept, answered=opening.uploaded)
+            answered = replace(contribution, answered=opening.uploaded)
             self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
             return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
 
-    def _agreed(self, kept: Contribution, opening: Opening) -> bool:
+    def _agreed(self, contribution: Contribution, opening: Opening) -> bool:
         """Whether enough members, who open the sum, were told of the same one; one that is silent has died since."""
-        me, relay = self.config.name, self.relays(f"{kept.attempt}-opening")
-        keys = {member: key for member, key in kept.opening_keys.items() if member in opening.uploaded}
+        me, relay = self.config.name, self.relays(f"{contribution.attempt}-opening")
+        keys = {member: key for member, key in contribution.opening_keys.items() if member in opening.uploaded}
         try:
             with self._alike():
-                agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(kept.members)))
+                agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(contribution.members)))
         except SecureAggregationError as error:
             _logger.warning("%s", for_log(str(error)))
             return False
@@ -355,15 +355,15 @@ class SecureSite:
 
     def read_hidden(self, saved: Saved, message: Tensors) -> Saved:
         """With the mean of a sum that the server opened and cannot read. Raises `SecureAggregationError`."""
-        opening, kept = Opening.read(message), saved.contributions[-1] if saved.contributions else None
-        if kept is None or kept.attempt != opening.attempt or kept.group_key is None:
+        opening, contribution = Opening.read(message), saved.contributions[-1] if saved.contributions else None
+        if contribution is None or contribution.attempt != opening.attempt or contribution.group_key is None:
             raise FederationError("the server's message holds the mean of an attempt in which this site had no part")
         task = saved.task
         total = np.array(message.get(HIDDEN_SUM, ()), np.int64).view(np.uint64)
         layout = self._layout(task, self.method.on_shares[task])
         how = self.method.on_shares[task]
         weights = how.weight_bounds(self._declared(task)) if isinstance(how, MeanOnShares) else None
-        mean = mean_of_sum(unhidden(total, kept.group_key, opening.uploaded), len(opening.uploaded), layout, weights)
+        mean = mean_of_sum(unhidden(total, contribution.group_key, opening.uploaded), len(opening.uploaded), layout, weights)
         check_mean(mean, self._declared(task).most_norm)
         mean = self.gate.reveal(averaging(task), saved.round, mean, opening.sharing("mean", self._private))
         return replace(saved, mixture=saved.mixture | mean)

@@ -71,7 +71,7 @@ def serve_job(
 def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
     """The settings with the noise in force, and what the whole job applies to each patient."""
     mechanisms = merge_steps(event for planned in method.plan() for event in planned.events)
-    return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [one.to_dict() for one in mechanisms]}
+    return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [mechanism.to_dict() for mechanism in mechanisms]}
 
 
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:

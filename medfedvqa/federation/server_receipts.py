@@ -50,10 +50,10 @@ class _Site:
 
     def after(self, size: int | None) -> Relayed | None:
         """The newest checkpoint that is shown to continue one of this size; for a new witness the newest of all."""
-        for found, (note, proofs) in reversed(self.checkpoints.items()):
+        for newest, (note, proofs) in reversed(self.checkpoints.items()):
             if self.key and size is None:
                 return Relayed(self.key, note)
-            if self.key and size is not None and size < found and size in proofs:
+            if self.key and size is not None and size < newest and size in proofs:
                 return Relayed(self.key, note, tuple(proofs[size]))
         return None
 
@@ -71,23 +71,23 @@ class Notary:
         self._exchange = exchange
         self._order = sorted(sites)
         self._sites: defaultdict[str, _Site] = defaultdict(_Site)
-        held = self._witness.positions()
+        positions = self._witness.positions()
         for site in self._order:
-            if origin_of(site) in held:
-                self._post(site, held[origin_of(site)])  # a site that was rolled back finds out
+            if origin_of(site) in positions:
+                self._post(site, positions[origin_of(site)])  # a site that was rolled back finds out
 
     def outgoing(self, sites: Collection[str]) -> dict[str, bytes]:
         """What each of these sites is told with its next message."""
         return {site: self._down(site).encoded() for site in sites}
 
-    def incoming(self, site: str, task: str, round: int, tensors: Tensors, said: bytes) -> None:
+    def incoming(self, site: str, task: str, round: int, tensors: Tensors, audit_bytes: bytes) -> None:
         """Logs the receipt of a site's answer, and takes in what it said. Raises `LogError`."""
         records = self._records(task, tensors)
         received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.ACCEPTED}
         nbytes = sum(record.nbytes for record in records)
         self._log.append(Event.RECEIVE, **self._standing, **received, tensors=records, nbytes=nbytes)
         try:
-            self._take(site, Up.read(said))
+            self._take(site, Up.read(audit_bytes))
         except NoteError as error:
             self._log.append(Event.FINDING, **self._standing, round=round, peer=site, reason=str(error))
 
@@ -102,13 +102,13 @@ class Notary:
         self._witness.export(self._out)
 
     def _down(self, site: str) -> Down:
-        own, at = self._sites[site], self._order.index(site)
-        cosigned, own.cosigned = tuple(own.cosigned), []
+        state, at = self._sites[site], self._order.index(site)
+        cosigned, state.cosigned = tuple(state.cosigned), []
         others = []
         # Where a site stands that has not spoken yet is not known, and so not what has to be proven to it.
-        for step in range(1, min(WITNESSES + 1, len(self._order))) if own.key else ():
+        for step in range(1, min(WITNESSES + 1, len(self._order))) if state.key else ():
             owner = self._order[at - step]
-            if relayed := self._sites[owner].after(own.seen.get(origin_of(owner))):
+            if relayed := self._sites[owner].after(state.seen.get(origin_of(owner))):
                 others.append(relayed)
         return Down(self._key.public, cosigned, tuple(others), self._wanted(site))
 
@@ -121,18 +121,18 @@ class Notary:
         return tuple(sorted(sizes)[-2 * WITNESSES :])
 
     def _take(self, site: str, up: Up) -> None:
-        own, origin = self._sites[site], origin_of(site)
-        found = Checkpoint.parse(up.note.text)
-        if up.key.name != origin or found.origin != origin:
+        state, origin = self._sites[site], origin_of(site)
+        checkpoint = Checkpoint.parse(up.note.text)
+        if up.key.name != origin or checkpoint.origin != origin:
             raise NoteError("the site speaks of a log that is not its own")
         self._witness.introduce(up.key)
         position = self._witness.position(origin)
         proof = up.proofs.get(position.size, ()) if position else ()
         cosigned = self._witness.cosign(up.note, proof)
-        own.key, own.seen = up.key, dict(up.seen or {})
-        own.checkpoints[found.size] = Note(up.note.text, up.note.signatures), up.proofs
-        while len(own.checkpoints) > _KEPT:
-            own.checkpoints.popitem(last=False)
+        state.key, state.seen = up.key, dict(up.seen or {})
+        state.checkpoints[checkpoint.size] = Note(up.note.text, up.note.signatures), up.proofs
+        while len(state.checkpoints) > _KEPT:
+            state.checkpoints.popitem(last=False)
         self._post(site, cosigned)
         for note in up.cosigned:
             owner = Checkpoint.parse(note.text).origin.removeprefix(origin_of(""))
@@ -143,10 +143,10 @@ class Notary:
     def _signed(self, owner: str, note: Note) -> Note:
         """A cosignature together with the owner's signature, without which a note tells nobody whose it is."""
         size = Checkpoint.parse(note.text).size
-        known = self._sites[owner].checkpoints.get(size)
-        if known is None or known[0].text != note.text:
+        entry = self._sites[owner].checkpoints.get(size)
+        if entry is None or entry[0].text != note.text:
             raise NoteError("the site sends a cosignature of a checkpoint that it was not sent")
-        return known[0].joined(note)
+        return entry[0].joined(note)
 
     def _post(self, owner: str, note: Note) -> None:
         self._sites[owner].cosigned = [*self._sites[owner].cosigned, note][-_PENDING:]

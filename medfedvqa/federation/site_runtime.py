@@ -78,17 +78,17 @@ class SiteRuntime:
     def site(self) -> Site:
         """Data and backbone, loaded once."""
         job, config, backbone = self._job, self.config, self._backbone
-        held = config.data
+        dataset = config.data
         # What a private job asks of rows must not depend on them, and so neither may the list of their answers.
-        answers = self._method.public_answers if job.dp and held.answers is None else held.answers
-        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, answers)
+        answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
+        data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 
     def _randomness(self) -> Randomness:
         if self.config.repeatable_noise is None:
             return SecureRandomness()
-        named = f"{self.config.repeatable_noise}/{self.config.name}".encode()
-        return RepeatableRandomness(int.from_bytes(hashlib.sha256(named).digest()[:6]))
+        label = f"{self.config.repeatable_noise}/{self.config.name}".encode()
+        return RepeatableRandomness(int.from_bytes(hashlib.sha256(label).digest()[:6]))
 
     @cached_property
     def _gate(self) -> Gate:
@@ -145,9 +145,9 @@ class SiteRuntime:
         budget, admission = self._budget, self._admission
         return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
 
-    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+    def answer(self, task: str, round: int, received: Tensors, audit_bytes: bytes) -> tuple[Tensors, bytes]:
         """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""
-        self._attester.hear(told, round)
+        self._attester.hear(audit_bytes, round)
         return self.handle(task, round, received), self._attester.say()
 
     def refuse(self, code: Refusal, detail: str) -> NoReturn:
@@ -213,8 +213,8 @@ class SiteRuntime:
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)
         on_shares = self._job.secagg and task.name in self._method.on_shares
-        kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
-        if kept and not on_shares:
+        stays = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if stays and not on_shares:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
         declared = {spec.name for spec in task.up}

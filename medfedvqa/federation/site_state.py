@@ -121,27 +121,27 @@ class StateFile:
     def _read(self, fields: dict[str, Any]) -> Saved:
         """Of the dictionary in the file; format 0, of versions that were never released, has no number."""
         parts = [(Saved, fields), (Draw, fields["draw"]), (Dealt, fields["dealt"])]
-        parts += [(Contribution, kept) for kept in fields["contributions"]]
+        parts += [(Contribution, contribution) for contribution in fields["contributions"]]
         if fields.pop("format", 0) > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
             raise FederationError(
                 "what this site saved of the job was written by a newer version of this software: use that version"
             )
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
-        contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
-        drawn, dealt = fields.pop("draw"), fields.pop("dealt")
+        contributions = tuple(Contribution(**contribution) for contribution in fields.pop("contributions"))
+        draw, dealt = fields.pop("draw"), fields.pop("dealt")
         return Saved(
             **fields,
             reply=arrays["reply"],
             mixture=arrays["mixture"],
             contributions=contributions,
-            draw=drawn and Draw(**drawn),
+            draw=draw and Draw(**draw),
             dealt=dealt and Dealt(**dealt),
         )
 
     def save(self, saved: Saved) -> None:
         """Durable before it returns: the task must not run twice once its answer may have left."""
-        fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(kept) for kept in saved.contributions]}
-        fields["draw"], fields["dealt"] = (kept and vars(kept) for kept in (saved.draw, saved.dealt))
+        fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(part) for part in saved.contributions]}
+        fields["draw"], fields["dealt"] = (part and vars(part) for part in (saved.draw, saved.dealt))
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:
@@ -161,7 +161,7 @@ class StateFile:
 
 def _is_more(kind: type, part: dict[str, Any]) -> bool:
     """Whether a part has fields that this version does not know."""
-    return bool(part.keys() - {one.name for one in dataclasses.fields(kind)})
+    return bool(part.keys() - {entry.name for entry in dataclasses.fields(kind)})
 
 
 @contextmanager

@@ -85,9 +85,9 @@ class StatusRuntime:
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 
-    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
+    def answer(self, task: str, round: int, received: Tensors, audit_bytes: bytes) -> tuple[Tensors, bytes]:
         """The declared figures, through the gate, and what is said of logs. Raises `AuditError`, `LedgerError`."""
-        self._attester.hear(told, round)
+        self._attester.hear(audit_bytes, round)
         self._gate.receive(task, round, received)
         figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
         return figures, self._attester.say()
@@ -109,7 +109,7 @@ def _budget(config: SiteConfig) -> Tensors:
     if config.ledger.is_dir():
         with closing(look_into(config)) as ledger:
             check_ledger(ledger, config.audit)
-            jobs = {job.job for one in ledger.accounts(delta) for job in one.jobs if job.epsilon or job.reserved}
+            jobs = {job.job for account in ledger.accounts(delta) for job in account.jobs if job.epsilon or job.reserved}
             spent, authorised = (ledger.together(delta, reserved).epsilon for reserved in (False, True))
     else:
         check_ledger(None, config.audit)
@@ -161,13 +161,13 @@ def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
         f"|---|{'---:|' * 6}---|",
     ]
     refusals = []
-    for site, found in answers.items():
-        if "refused" in found:
-            refusals.append(f"- {for_markdown(found['refused'])}")
+    for site, answer in answers.items():
+        if "refused" in answer:
+            refusals.append(f"- {for_markdown(answer['refused'])}")
             continue
-        limit = "none" if found["limit"] is None else f"{found['limit']:g}"
-        epsilons = f"{found['spent']:.4f} | {found['authorised']:.4f} | {limit} | {found['delta']:g}"
+        limit = "none" if answer["limit"] is None else f"{answer['limit']:g}"
+        epsilons = f"{answer['spent']:.4f} | {answer['authorised']:.4f} | {limit} | {answer['delta']:g}"
         lines.append(
-            f"| {for_markdown(site)} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |"
+            f"| {for_markdown(site)} | {epsilons} | {answer['jobs']} | {answer['entries']} | `{answer['head']}` |"
         )
     return "\n".join([*lines, "", *refusals]).rstrip() + "\n"

@@ -68,16 +68,16 @@ class DealingSite:
 
         Raises `FederationError`, and `MisdealtError` if the dealing before, which was not used, was not right.
         """
-        label, kept = attempt.label(saved.round), saved.dealt
+        label, dealt = attempt.label(saved.round), saved.dealt
         if self.name not in attempt.members:
             raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
-        if kept is None or kept.attempt != label:
-            if kept is not None and kept.attempt is not None:
-                self._check_before(kept, saved.round, attempt.number)
-                self._check_unused(kept, kept.attempt, message, layout)
-            kept = _bound(_fresh(), saved.round, attempt)
-            self.file.save(replace(saved, dealt=kept))
-        return self.gate.release(seeding(task), saved.round, self._offered(kept))
+        if dealt is None or dealt.attempt != label:
+            if dealt is not None and dealt.attempt is not None:
+                self._check_before(dealt, saved.round, attempt.number)
+                self._check_unused(dealt, dealt.attempt, message, layout)
+            dealt = _bound(_fresh(), saved.round, attempt)
+            self.file.save(replace(saved, dealt=dealt))
+        return self.gate.release(seeding(task), saved.round, self._offered(dealt))
 
     def check_shown(self, saved: Saved) -> None:
         """Before the site answers another task that is mixed.
@@ -89,12 +89,12 @@ class DealingSite:
 
     def offered(self, saved: Saved) -> Saved:
         """With a seed and the hash of a coin in the answer, for the first attempt to mix it."""
-        kept = _fresh()
-        return replace(saved, dealt=kept, reply={**saved.reply, **self._offered(kept)})
+        dealt = _fresh()
+        return replace(saved, dealt=dealt, reply={**saved.reply, **self._offered(dealt)})
 
-    def _offered(self, kept: Dealt) -> Tensors:
-        commitment = Nonce(_TOSS, self.name, kept.coin).commitment
-        return {TUPLE_SEED.name: _array(kept.seed), COIN_COMMITMENT.name: _array(commitment)}
+    def _offered(self, dealt: Dealt) -> Tensors:
+        commitment = Nonce(_TOSS, self.name, dealt.coin).commitment
+        return {TUPLE_SEED.name: _array(dealt.seed), COIN_COMMITMENT.name: _array(commitment)}
 
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
         """The coin, for one attempt and under one set of commitments. Raises `FederationError`."""
@@ -103,15 +103,15 @@ class DealingSite:
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         _, coins = _committed(message)
-        kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
-        if kept.committed not in (None, committed):
+        dealt, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
+        if dealt.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
-        if coins.get(self.name) != Nonce(_TOSS, self.name, kept.coin).commitment:
+        if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
             raise FederationError("the dealing has coins of other sites than the attempt's members")
-        self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
-        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(kept.coin)})
+        self.file.save(replace(saved, dealt=replace(dealt, committed=committed)))
+        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(dealt.coin)})
 
     def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> CheckedDealing:
         """Once what was dealt to this site is right.
@@ -129,30 +129,30 @@ class DealingSite:
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
         seed = b""
         if self.name in attempt.members:
-            kept = self._kept(saved, attempt)
-            if kept.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != kept.coin:
+            dealt = self._kept(saved, attempt)
+            if dealt.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != dealt.coin:
                 raise MisdealtError("the dealing is not the one for which this site has opened its coin")
-            mine = self.name, kept.seed
-            check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
-            seed = set_seed(kept.seed, label, index)
+            own_seed = self.name, dealt.seed
+            check_dealing(attempt.sites, attempt.members, layout, label, own_seed, opened.seeds, sets, index)
+            seed = set_seed(dealt.seed, label, index)
         return CheckedDealing(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
 
-    def _check_before(self, kept: Dealt, round: int, number: int) -> None:
-        if (kept.round, kept.number) >= (round, number):
+    def _check_before(self, dealt: Dealt, round: int, number: int) -> None:
+        if (dealt.round, dealt.number) >= (round, number):
             raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
 
-    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
+    def _check_unused(self, dealt: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
         """Of the attempt before, in which it computed nothing, if this member has opened its coin for it."""
-        if kept.committed is None:
+        if dealt.committed is None:
             return
         _, _, sites, members, _ = json.loads(label)
-        sets, _ = _committed({COMMITTED: np.frombuffer(kept.committed, np.uint8)})
-        shown = from_array(message, UNUSED)
+        sets, _ = _committed({COMMITTED: np.frombuffer(dealt.committed, np.uint8)})
+        fields = from_array(message, UNUSED)
         try:
-            seeds = _unhex(shown)
+            seeds = _unhex(fields)
         except (TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not show the seeds of the dealing before") from None
-        check_unused(sites, members, layout, label, (self.name, kept.seed), seeds, sets)
+        check_unused(sites, members, layout, label, (self.name, dealt.seed), seeds, sets)
 
     def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
         if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
@@ -212,19 +212,19 @@ class _OpenedDealing:
 
     @classmethod
     def read(cls, message: Tensors) -> "_OpenedDealing":
-        shown = from_array(message, OPENED)
+        fields = from_array(message, OPENED)
         try:
-            seeds = {str(site): [bytes.fromhex(seed) for seed in shown["seeds"][site]] for site in shown["seeds"]}
-            return cls(_unhex(shown["coins"]), _unhex(shown["parts"]), seeds)
+            seeds = {str(site): [bytes.fromhex(seed) for seed in fields["seeds"][site]] for site in fields["seeds"]}
+            return cls(_unhex(fields["coins"]), _unhex(fields["parts"]), seeds)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FederationError("the server's message does not hold what was opened of a dealing") from None
 
 
 def _committed(message: Tensors) -> tuple[list[bytes], dict[str, bytes]]:
     """Digests of the dealings, and the members' commitments to their coins."""
-    shown = from_array(message, COMMITTED)
+    fields = from_array(message, COMMITTED)
     try:
-        sets, coins = [bytes.fromhex(digest) for digest in shown["sets"]], _unhex(shown["coins"])
+        sets, coins = [bytes.fromhex(digest) for digest in fields["sets"]], _unhex(fields["coins"])
     except (KeyError, TypeError, ValueError, AttributeError):
         raise FederationError("the server's message does not hold the digests of a dealing") from None
     if len(sets) != SETS:
@@ -236,9 +236,9 @@ def _fresh() -> Dealt:
     return Dealt(new_seed(), secrets.token_bytes(NONCE_BYTES))
 
 
-def _bound(kept: Dealt, round: int, attempt: Attempt) -> Dealt:
+def _bound(dealt: Dealt, round: int, attempt: Attempt) -> Dealt:
     """For this attempt and no other."""
-    return replace(kept, attempt=attempt.label(round), round=round, number=attempt.number)
+    return replace(dealt, attempt=attempt.label(round), round=round, number=attempt.number)
 
 
 def _array(value: bytes) -> NDArray[np.int64]:

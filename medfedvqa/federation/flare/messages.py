@@ -60,8 +60,8 @@ def beside(message: Mapping[str, Any]) -> bytes:
 
     Anything that is not bytes, or more of them than either end sends, becomes `b"?"`, which no reader accepts.
     """
-    found = message.get(BESIDE, b"")
-    return found if isinstance(found, bytes) and len(found) <= _MOST_BESIDE else b"?"
+    audit_bytes = message.get(BESIDE, b"")
+    return audit_bytes if isinstance(audit_bytes, bytes) and len(audit_bytes) <= _MOST_BESIDE else b"?"
 
 
 def refusal(message: Mapping[str, Any]) -> Refusal:

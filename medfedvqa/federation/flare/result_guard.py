@@ -55,14 +55,14 @@ def check_results(ledger: WireLedger) -> None:
         fl_ctx: FLContext,
         client_name: str,
         shareable: Shareable,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         shareable = leaving(shareable)
         tensors = shareable.get(TENSORS) or {}
         values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
         ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
-        return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
+        return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *args, **kwargs)
 
     patches.SUBMIT.replace(submit_update)
 
@@ -90,14 +90,14 @@ def check_questions() -> None:
         channel: str,
         topic: str,
         request: Shareable,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         headers = request.get(ReservedHeaderKey.HEADERS, {})
         if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
             return {}
-        replies: dict[str, Any] = send(runner, targets, channel, topic, request, *more, **named)
+        replies: dict[str, Any] = send(runner, targets, channel, topic, request, *args, **kwargs)
         return replies
 
     patches.QUESTION.replace(send_to_cell)

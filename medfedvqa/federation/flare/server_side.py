@@ -81,11 +81,11 @@ class _Heard:
         self._last = dict.fromkeys(sites, time.monotonic())
         # FLARE tells its communicator, and nobody else.
         communicator: WFCommServer = controller.communicator
-        told = communicator.client_is_active
+        report_active = communicator.client_is_active
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             self._last[client_name] = time.monotonic()
-            told(client_name, reason, fl_ctx)
+            report_active(client_name, reason, fl_ctx)
 
         communicator.client_is_active = client_is_active
 

@@ -67,8 +67,8 @@ class SiteMail:
     def _room(self, attempt: str, address: str, nbytes: int) -> bool:
         """Whether there is room for a part from there: a peer or server that is hostile may send without end."""
         with self._lock:
-            known = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
-            return known and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
+            has_box = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
+            return has_box and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
 
     def address(self, site: str) -> str:
         """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
@@ -120,10 +120,10 @@ class SiteMail:
 def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]] | None:
     """Attempt, sender and these numbers of a message; None if they are not what a site sends."""
     attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
-    found = tuple(message.get_header(name) for name in numbers)
-    named = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
-    counted = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in found)
-    return (attempt, address, found) if named and counted else None
+    values = tuple(message.get_header(name) for name in numbers)
+    has_names = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
+    has_numbers = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in values)
+    return (attempt, address, values) if has_names and has_numbers else None
 
 
 class AttemptMail:
@@ -158,18 +158,18 @@ class AttemptMail:
     def arrived(self, address: str, before: int) -> None:
         """The peer has all parts before this number."""
         with self._lock:
-            kept = self._kept.get(address, {})
-            for number in [number for number in kept if number < before]:
-                del kept[number]
+            parts = self._kept.get(address, {})
+            for number in [number for number in parts if number < before]:
+                del parts[number]
 
     def send_again(self, address: str) -> None:
         """The first part that the peer is not known to have, if it was sent before."""
         with self._lock:
-            kept = self._kept.get(address)
-            if not kept:
+            parts = self._kept.get(address)
+            if not parts:
                 return
-            number = min(kept)
-            part, last = kept[number]
+            number = min(parts)
+            part, last = parts[number]
         self._mail.send(address, self.name, number, part, last)
 
 
