@@ -111,7 +111,7 @@ class Up:
             raise NoteError(_MALFORMED) from None
 
 
-class Attester:
+class CheckpointExchange:
     """A site's part, for one job."""
 
     def __init__(self, config: SiteConfig, log: AuditLog, key: AuditKey, job_id: str, method: str) -> None:
@@ -123,7 +123,7 @@ class Attester:
         self._cosigned: list[Note] = []
         self._sizes: set[int] = set()
 
-    def hear(self, audit_bytes: bytes, round: int) -> None:
+    def receive(self, audit_bytes: bytes, round: int) -> None:
         """Takes in what the server told; findings go into the log. Raises `LogError` if that cannot be written."""
         self._cosigned, self._sizes = [], set()
         if not audit_bytes:
@@ -140,16 +140,18 @@ class Attester:
             if isinstance(result, NoteError):
                 self._find(result, round, other.key.name)
             else:
-                signatures = tuple(signature for signature in result.signatures if signature[0] == self._key.public.name)
+                signatures = tuple(
+                    signature for signature in result.signatures if signature[0] == self._key.public.name
+                )
                 self._cosigned.append(Note(result.text, signatures))
         try:
-            notes = [self._own(note) for note in down.cosigned]
+            notes = [self._checked(note) for note in down.cosigned]
             self._log.cosigned(notes, self._witness.known_keys().values())
-            self._sizes = self._known(down.wanted)
+            self._sizes = self._checked_sizes(down.wanted)
         except NoteError as error:
             self._find(error, round)
 
-    def say(self) -> bytes:
+    def reply(self) -> bytes:
         """The newest checkpoint, made now, and what belongs to it. Raises `LogError`."""
         note = self._log.checkpoint()
         size = Checkpoint.parse(note.text).size
@@ -170,7 +172,7 @@ class Attester:
             return False
         return True
 
-    def _own(self, note: Note) -> Note:
+    def _checked(self, note: Note) -> Note:
         """The note, if it is of this log. Raises `ForkFound` where it is signed by this site and of other entries."""
         if not self._key.public.signed(note) or Checkpoint.parse(note.text).origin != self._key.public.name:
             raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
@@ -178,7 +180,7 @@ class Attester:
             raise ForkFound("others hold a signed checkpoint that this log does not have: it was cut or rolled back")
         return note
 
-    def _known(self, sizes: tuple[int, ...]) -> set[int]:
+    def _checked_sizes(self, sizes: tuple[int, ...]) -> set[int]:
         """These sizes, if the log has had them."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:

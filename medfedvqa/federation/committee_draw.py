@@ -100,13 +100,13 @@ def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites
     two, or if sites have found different beacons.
     """
     commitments = _answers(ask(COMMIT, dict.fromkeys(sites, {})), COMMITMENT)
-    nonces = _answers(ask(OPEN, dict.fromkeys(commitments, {COMMITMENTS: _together(commitments)})), NONCE)
+    nonces = _answers(ask(OPEN, dict.fromkeys(commitments, {COMMITMENTS: _to_array(commitments)})), NONCE)
     if silent := sorted(commitments.keys() - nonces.keys()):
         raise FederationError(
             f"{', '.join(silent)} did not open what it had committed to, so that the draw of a committee is void: "
             "submit the job again, without that site if it happens twice"
         )
-    beacons = _answers(ask(CHECK, dict.fromkeys(nonces, {NONCES: _together(nonces)})), BEACON)
+    beacons = _answers(ask(CHECK, dict.fromkeys(nonces, {NONCES: _to_array(nonces)})), BEACON)
     if len(set(beacons.values())) != 1:
         raise FederationError("sites found different results of the draw of a committee: submit the job again")
     return Beacon(tuple(sorted(nonces)), next(iter(beacons.values())))
@@ -118,7 +118,7 @@ def _answers(replies: Mapping[str, Reply], spec: TensorSpec) -> dict[str, bytes]
     return {site: a.tobytes() for site, a in arrays.items() if (a.shape, a.dtype) == (spec.shape, np.dtype("<i8"))}
 
 
-def _together(sent: Mapping[str, bytes]) -> np.ndarray:
+def _to_array(sent: Mapping[str, bytes]) -> np.ndarray:
     return as_array({site: sent[site].hex() for site in sorted(sent)})
 
 

@@ -107,22 +107,22 @@ class SecureHub(ServerHub):
         except SiteError as error:
             self._leave_out([error.site])
             return False
-        replies = self._ask(mixing(task), messages, _not_waited_for(attempt.sites))
+        replies = self._ask(mixing(task), messages, _excuse_accused(attempt.sites))
         self._count_shares(replies)
-        self._leave_out(_broke_off(attempt.sites, replies))
+        self._leave_out(_sites_to_leave_out(attempt.sites, replies))
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
 
     def _ask_members(self, task: str, messages: Mapping[str, Tensors]) -> dict[str, Reply]:
         """Nobody is waited for much longer than sites wait for each other."""
-        return self._ask(task, messages, _patient(lambda replies: (), messages))
+        return self._ask(task, messages, _with_deadline(lambda replies: (), messages))
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
         """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
-        if self._rule.needs_draw(self._enough(site for site in self.sites if site in addressed)):
+        if self._rule.needs_draw(self._require_enough(site for site in self.sites if site in addressed)):
             beacon = draw(self._ask, self.sites)
             self._rule = replace(self._rule, beacon=beacon)
             self._leave_out(set(self.sites) - set(beacon.sites))
-        sites = self._enough(site for site in self.sites if site in addressed)
+        sites = self._require_enough(site for site in self.sites if site in addressed)
         if self._number == attempts.ATTEMPTS:
             raise FederationError(
                 f"round {self._round}: {self._number} attempts failed, and a round has no more; the sites' logs say why"
@@ -175,10 +175,10 @@ class SecureHub(ServerHub):
             attempt = self._next_attempt(addressed)
             sites = attempt.sites
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _patient(_not_waited_for(sites), sites))
+            replies = self._ask(averaging(task), messages, _with_deadline(_excuse_accused(sites), sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
-            self._leave_out(_broke_off(sites, replies))
+            self._leave_out(_sites_to_leave_out(sites, replies))
             # Who says so of itself has died in the attempt, and hinders nobody.
             if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
                 left = set(attempt.members) & set(self.sites)
@@ -186,7 +186,7 @@ class SecureHub(ServerHub):
                     raise SecureAggregationError("too few members are left, and some sites have uploaded")
                 continue
             self._leave_out(set(sites) - uploads.keys())
-            self._enough(uploads)
+            self._require_enough(uploads)
             return attempt, uploads
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
@@ -215,7 +215,7 @@ class SecureHub(ServerHub):
         }
         return opened(attempt.sites, attempt.members, uploads, answers)
 
-    def _enough(self, sites: Iterable[str]) -> tuple[str, ...]:
+    def _require_enough(self, sites: Iterable[str]) -> tuple[str, ...]:
         """These sites in order of names. Raises `FederationError` if they are too few."""
         names = tuple(sorted(sites))
         if len(names) < self._least:
@@ -242,7 +242,7 @@ def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[s
     return {site: sites[rank] for site, rank in ranks.items() if 0 <= rank < len(sites)}
 
 
-def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
+def _sites_to_leave_out(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
     """Whom to leave out: the silent, and if there are none, the one to whom the accusations lead.
 
     Whoever waits for a dead site is late itself, and accused by others that wait for it.
@@ -258,7 +258,7 @@ def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str
     return [site]
 
 
-def _not_waited_for(sites: tuple[str, ...]) -> Excused:
+def _excuse_accused(sites: tuple[str, ...]) -> Excused:
     """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
     dead one is accused, and gives up at about the same moment. Once a site says that it has died itself, nobody else is
     to blame, and all will answer."""
@@ -276,7 +276,7 @@ def _not_waited_for(sites: tuple[str, ...]) -> Excused:
     return excused
 
 
-def _patient(accused: Excused, everybody: Collection[str]) -> Excused:
+def _with_deadline(accused: Excused, everybody: Collection[str]) -> Excused:
     """Nobody is waited for much longer than sites wait for each other: an upload that is late tells nothing."""
     first: list[float] = []
 

@@ -42,7 +42,7 @@ from medfedvqa.federation.aggregation_attempt import (
 from medfedvqa.federation.aggregation_members import MembersRule, Protocol
 from medfedvqa.federation.committee_draw import DrawingSite
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_budget import JobBudget, logged
+from medfedvqa.federation.job_budget import JobBudget, log_charge
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Contribution, Saved, StateFile
 from medfedvqa.federation.tuple_dealing import DealingSite
@@ -57,7 +57,7 @@ from privacy.secagg.pairwise_masks import agree, answer, exchange, new_secrets, 
 _logger = logging.getLogger(__name__)
 
 
-def apart(message: Tensors) -> tuple[Tensors, Tensors]:
+def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
     """What a method is sent, and a sum that came beside it, which only sites can read; empty if none did."""
     hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
     return {name: array for name, array in message.items() if name not in hidden}, hidden
@@ -141,13 +141,13 @@ class SecureSite:
         """
         session, relay = f"{self.job_id}/{saved.round}/{attempt.name}", self.relays(attempt.name)
         beacon = saved.beacon.value if saved.beacon else b""
-        with self._alike():
+        with self._refusing_equivocation():
             return connect_to(
                 pinned, self.config, attempt, session, relay, joined(attempt.label(saved.round), beacon, transcript)
             )
 
     @contextmanager
-    def _alike(self) -> Iterator[None]:
+    def _refusing_equivocation(self) -> Iterator[None]:
         """The job is refused once it shows that the server tells sites different things."""
         try:
             yield
@@ -163,7 +163,7 @@ class SecureSite:
     def check_shown(self, task: str, saved: Saved) -> None:
         """Before a task runs, and costs: the job is refused if the dealing before it should have been shown."""
         if self._is_mixed(task):
-            with self._well_dealt():
+            with self._refusing_misdealing():
                 self._dealing.check_shown(saved)
 
     def offered(self, saved: Saved) -> Saved:
@@ -178,7 +178,7 @@ class SecureSite:
         attempt, saved = Attempt.read(message), self._unmixed(task, round)
         self.gate.receive(seeding(task), round, {})
         self._check_attempt(attempt, saved)
-        with self._well_dealt():
+        with self._refusing_misdealing():
             return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
 
     def _toss(self, task: str, round: int, message: Tensors) -> Tensors:
@@ -195,7 +195,7 @@ class SecureSite:
             self._check_cohort(self._sharing(attempt, saved, "mix", rule), saved.round)
 
     @contextmanager
-    def _well_dealt(self) -> Iterator[None]:
+    def _refusing_misdealing(self) -> Iterator[None]:
         """The job is refused once it shows that the dealer deals what does not follow from the members' seeds."""
         try:
             yield
@@ -231,7 +231,7 @@ class SecureSite:
         """Shares the saved answer and saves the mixture; the bytes that were sent. Raises `SiteError`."""
         round, me, layout = saved.round, self.config.name, self._layout(task, how)
         pinned, rule = self._admitted(attempt, saved)
-        with self._well_dealt():
+        with self._refusing_misdealing():
             dealt = self._dealing.checked(saved, attempt, message, layout)
         group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
@@ -239,11 +239,11 @@ class SecureSite:
         reply = {name: array for name, array in saved.reply.items() if name not in beside}
         with self._earlier.locked():
             self._check_cohort(sharing, round)
-            upload = self.gate.share(mixing(task), round, reply, sharing, logged(charge) if charge else None)
-        saved = replace(_begun(saved, attempt), dealt=None)  # A dealing serves once.
+            upload = self.gate.share(mixing(task), round, reply, sharing, log_charge(charge) if charge else None)
+        saved = replace(_in_attempt(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
         links = self._connected(pinned, attempt, saved, dealt.shown)
-        with self._well_dealt():
+        with self._refusing_misdealing():
             mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
@@ -266,7 +266,7 @@ class SecureSite:
         group, sharing = self._group(attempt, saved), self._sharing(attempt, saved, "mean", rule)
         values = self._summand(task, how, saved.reply, len(group.sites))
         contributions = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
-        saved, secrets = replace(_begun(saved, attempt), contributions=contributions), new_secrets()
+        saved, secrets = replace(_in_attempt(saved, attempt), contributions=contributions), new_secrets()
         with self._earlier.locked():
             self._check_cohort(sharing, round)
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
@@ -280,10 +280,10 @@ class SecureSite:
         contribution = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
         self.file.save(replace(saved, contributions=(*contributions, contribution)))
         charge = self.budget.settle(task, round)
-        upload = self._named(task, how, masks.apply(values, how.hidden))
+        upload = self._split_upload(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
-        charged = logged(charge) if charge else None
+        charged = log_charge(charge) if charge else None
         return self.gate.release(averaging(task), round, upload, charge=charged, sharing=sharing)
 
     def _group(self, attempt: Attempt, saved: Saved) -> Group:
@@ -327,7 +327,7 @@ class SecureSite:
         me, relay = self.config.name, self.relays(f"{contribution.attempt}-opening")
         keys = {member: key for member, key in contribution.opening_keys.items() if member in opening.uploaded}
         try:
-            with self._alike():
+            with self._refusing_equivocation():
                 agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(contribution.members)))
         except SecureAggregationError as error:
             _logger.warning("%s", for_log(str(error)))
@@ -344,7 +344,7 @@ class SecureSite:
         averaged = {name: reply[name] for name, _ in layout.shapes}
         return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
 
-    def _named(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
+    def _split_upload(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
         """The parts of a masked upload by their names."""
         specs = how.summands(self._declared(task))
         ends = np.cumsum([int(np.prod(spec.shape)) for spec in specs])[:-1]
@@ -363,7 +363,9 @@ class SecureSite:
         layout = self._layout(task, self.method.on_shares[task])
         how = self.method.on_shares[task]
         weights = how.weight_bounds(self._declared(task)) if isinstance(how, MeanOnShares) else None
-        mean = mean_of_sum(unhidden(total, contribution.group_key, opening.uploaded), len(opening.uploaded), layout, weights)
+        mean = mean_of_sum(
+            unhidden(total, contribution.group_key, opening.uploaded), len(opening.uploaded), layout, weights
+        )
         check_mean(mean, self._declared(task).most_norm)
         mean = self.gate.reveal(averaging(task), saved.round, mean, opening.sharing("mean", self._private))
         return replace(saved, mixture=saved.mixture | mean)
@@ -390,7 +392,7 @@ class SecureSite:
         return how.layout(self._declared(task))
 
 
-def _begun(saved: Saved, attempt: Attempt) -> Saved:
+def _in_attempt(saved: Saved, attempt: Attempt) -> Saved:
     return replace(saved, attempt=attempt.name, number=attempt.number, group=attempt.sites)
 
 

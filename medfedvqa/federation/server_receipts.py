@@ -28,7 +28,7 @@ from audits import (
 from audits.external_evidence import RECEIPTS
 from medfedvqa.federation.checkpoint_exchange import WITNESSES, Down, Proofs, Relayed, Up
 
-NOTARY = "notary"
+SERVER_KEYS = "notary"
 """The folder of the server's key, and of what it remembers of sites' logs over jobs."""
 _NAME = "medfedvqa/server"
 _KEPT = 16
@@ -58,7 +58,7 @@ class _Site:
         return None
 
 
-class Notary:
+class ServerReceipts:
     """For one job. Receipts are in `out/receipts`: a log like a site's, and the last checkpoint of each site's log."""
 
     def __init__(self, exchange: Exchange, job_id: str, sites: Collection[str], keys: Path, out: Path) -> None:
@@ -110,9 +110,9 @@ class Notary:
             owner = self._order[at - step]
             if relayed := self._sites[owner].after(state.seen.get(origin_of(owner))):
                 others.append(relayed)
-        return Down(self._key.public, cosigned, tuple(others), self._wanted(site))
+        return Down(self._key.public, cosigned, tuple(others), self._sizes_to_prove(site))
 
-    def _wanted(self, site: str) -> tuple[int, ...]:
+    def _sizes_to_prove(self, site: str) -> tuple[int, ...]:
         """The sizes at which those stand that are to cosign the site's next checkpoint."""
         origin = origin_of(site)
         sizes = {other.seen[origin] for other in self._sites.values() if origin in other.seen}

@@ -103,7 +103,7 @@ class DealingSite:
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         _, coins = _committed(message)
-        dealt, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
+        dealt, committed = self._dealing_of(saved, attempt), _bytes_of(message, COMMITTED)
         if dealt.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
         if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
@@ -129,7 +129,7 @@ class DealingSite:
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
         seed = b""
         if self.name in attempt.members:
-            dealt = self._kept(saved, attempt)
+            dealt = self._dealing_of(saved, attempt)
             if dealt.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != dealt.coin:
                 raise MisdealtError("the dealing is not the one for which this site has opened its coin")
             own_seed = self.name, dealt.seed
@@ -154,7 +154,7 @@ class DealingSite:
             raise FederationError("the server's message does not show the seeds of the dealing before") from None
         check_unused(sites, members, layout, label, (self.name, dealt.seed), seeds, sets)
 
-    def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
+    def _dealing_of(self, saved: Saved, attempt: Attempt) -> Dealt:
         if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
             raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
         return saved.dealt

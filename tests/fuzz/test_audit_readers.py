@@ -152,8 +152,8 @@ def test_mutated_messages_about_logs_are_read_or_refused(tmp_path: Path) -> None
     log.append(Event.OPEN, job="j")
     key, note = key_of(tmp_path).public, log.checkpoint()
     hash = bytes(32)
-    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).indented_json()
-    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).indented_json()
+    down = Down(key, (note,), (Relayed(key, note, (hash,)),), (1, 2)).encoded()
+    up = Up(key, note, {1: (hash,)}, (note,), {key.name: 1}).encoded()
     for name, message, read in (("down", down, Down.read), ("up", up, Up.read)):
         with bounded():
             refusals = 0

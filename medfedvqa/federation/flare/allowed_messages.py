@@ -44,7 +44,7 @@ _OUT: Mapping[tuple[str, str], Traffic] = {
 }
 """Requests that a site sends, by channel and topic."""
 
-ASKED_OF_JOBS = {(_AUX, "__end_run__"), (_AUX, "__abort_task__")}
+JOB_REQUESTS = {(_AUX, "__end_run__"), (_AUX, "__abort_task__")}
 """What a server may ask of a job's process."""
 
 _ANSWERED = {
@@ -108,5 +108,5 @@ def _kind(headers: Mapping[str, Any]) -> Traffic:
         return Traffic.RECEIPT if request[1] in STREAM_TOPICS else Traffic.UNLISTED
     if request[0] == CellChannel.RETURN_ONLY:
         answered = tuple(request[1].split(":", 1))
-        return Traffic.REPLY if answered in ASKED_OF_JOBS else Traffic.UNLISTED
+        return Traffic.REPLY if answered in JOB_REQUESTS else Traffic.UNLISTED
     return _OUT.get(request, Traffic.UNLISTED)

@@ -26,7 +26,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.cell_hooks import before_start
 
-NOTED = 20
+MOST_LOGGED = 20
 """A process writes at most this many entries about refused connections into the audit log."""
 
 Note = Callable[[object], None]
@@ -40,7 +40,7 @@ class ConnectionForbidden(PermissionError):
 
 
 class RefusedConnections:
-    """Counts what was refused; the audit log gets one entry for each target, and at most `NOTED`."""
+    """Counts what was refused; the audit log gets one entry for each target, and at most `MOST_LOGGED`."""
 
     def __init__(self, log: AuditLog, job: str | None) -> None:
         """`job`: its id in a job's process, None in the site's own."""
@@ -53,7 +53,7 @@ class RefusedConnections:
         with self._lock:
             self.count += 1
             key, count = hash(repr(target)), self.count
-            if key in self._targets or len(self._targets) >= NOTED:
+            if key in self._targets or len(self._targets) >= MOST_LOGGED:
                 return
             self._targets.add(key)
         _logger.warning("a connection to another address than the pinned one was refused")

@@ -30,7 +30,7 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
-from medfedvqa.federation.flare.allowed_messages import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.allowed_messages import CHANNEL, JOB_REQUESTS, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
@@ -147,7 +147,9 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
         "byte ledger": installed() is not None,
     }
     missing = (
-        pinned_settings.not_pinned(kit) + patches.missing("site") + [name for name, holds in conditions.items() if not holds]
+        pinned_settings.not_pinned(kit)
+        + patches.missing("site")
+        + [name for name, holds in conditions.items() if not holds]
     )
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
@@ -203,7 +205,7 @@ def _listed(request: tuple[str, str], origin: str, site: str, job: str | None) -
         return request == NOTICE and from_own_job or request == (CellChannel.CLIENT_MAIN,) * 2 and origin == _SERVER
     if channel == CHANNEL:
         return origin.endswith(f".{job}")
-    return request in ASKED_OF_JOBS and origin == f"{_SERVER}.{job}" or _is_command(request, origin, site)
+    return request in JOB_REQUESTS and origin == f"{_SERVER}.{job}" or _is_command(request, origin, site)
 
 
 def _is_command(request: tuple[str, str], origin: str, site: str) -> bool:

@@ -184,7 +184,9 @@ def _classes(allowed: str) -> Look:
 def _streaming(local: Path) -> str | None:
     settings = resources(local)
     streams = {part.get("id") for part in settings.get("components", [])} & LOG_STREAMING
-    return None if settings.get("allow_log_streaming") is False and not streams else "logs may be streamed to the server"
+    return (
+        None if settings.get("allow_log_streaming") is False and not streams else "logs may be streamed to the server"
+    )
 
 
 def _validator(local: Path) -> str | None:

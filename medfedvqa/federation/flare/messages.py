@@ -16,31 +16,31 @@ PLAIN = frozenset("biufSU")
 declares numbers says whose it is, and refuses it."""
 REASON = "medfedvqa_reason"
 """Of a refusal: the value of its `Refusal`."""
-ROUND, TENSORS, BESIDE = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
-"""Of `BESIDE`: bytes in which sites and server tell each other of audit logs."""
+ROUND, TENSORS, AUDIT_BYTES = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
+"""Of `AUDIT_BYTES`: bytes in which sites and server tell each other of audit logs."""
 
 MOST_ROUNDS = 1_000_000
 _MOST_TENSORS = 10_000
-_MOST_BESIDE = 1 << 16  # bytes
+_MOST_AUDIT_BYTES = 1 << 16  # bytes
 _LONGEST_NAME = 256  # characters
 
 
-def pack(round: int, tensors: "Tensors", beside: bytes = b"") -> Shareable:
+def pack(round: int, tensors: "Tensors", audit_bytes: bytes = b"") -> Shareable:
     """A message with a round's arrays, and what is said beside them of audit logs."""
     message = Shareable()
     message[ROUND], message[TENSORS] = round, tensors
-    if beside:
-        message[BESIDE] = beside
+    if audit_bytes:
+        message[AUDIT_BYTES] = audit_bytes
     return message
 
 
 def unpack(message: Shareable) -> "tuple[int, Tensors]":
     """Round and arrays of a message; its headers are FLARE's own.
 
-    Raises `JobRefused` unless the message holds a round, named arrays and, if anything, `BESIDE`; whether these are the
+    Raises `JobRefused` unless the message holds a round, named arrays and, if anything, `AUDIT_BYTES`; whether these are the
     declared ones is for the gate, or the server's hub, to check.
     """
-    if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, BESIDE}:
+    if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, AUDIT_BYTES}:
         raise JobRefused(Refusal.MESSAGE, "the message holds more than a round, its arrays and what is beside them")
     round, tensors = message.get(ROUND), message.get(TENSORS)
     if type(round) is not int or not 0 <= round <= MOST_ROUNDS:
@@ -55,13 +55,13 @@ def unpack(message: Shareable) -> "tuple[int, Tensors]":
     return round, dict(tensors)
 
 
-def beside(message: Mapping[str, Any]) -> bytes:
+def audit_bytes(message: Mapping[str, Any]) -> bytes:
     """The audit bytes that are sent alongside the arrays.
 
     Anything that is not bytes, or more of them than either end sends, becomes `b"?"`, which no reader accepts.
     """
-    audit_bytes = message.get(BESIDE, b"")
-    return audit_bytes if isinstance(audit_bytes, bytes) and len(audit_bytes) <= _MOST_BESIDE else b"?"
+    value = message.get(AUDIT_BYTES, b"")
+    return value if isinstance(value, bytes) and len(value) <= _MOST_AUDIT_BYTES else b"?"
 
 
 def refusal(message: Mapping[str, Any]) -> Refusal:

@@ -60,7 +60,7 @@ class Reach:
         except (ImportError, AttributeError, OSError, TypeError):
             return None
 
-    def known(self) -> bool:
+    def has_tested_source(self) -> bool:
         """Whether the source is the one of a tested version."""
         return self.digest() in self.digests
 

@@ -84,7 +84,8 @@ def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
     validators = getattr(AppAuthzService.app_validator, "validators", [])
     conditions = {
         "job validator": any(
-            f"{type(validator).__module__}.{type(validator).__name__}" == kit_contents.VALIDATOR for validator in validators
+            f"{type(validator).__module__}.{type(validator).__name__}" == kit_contents.VALIDATOR
+            for validator in validators
         ),
         "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
     }

@@ -21,12 +21,12 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.flare.messages import beside, pack, refusal, unpack
+from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.server_receipts import NOTARY, Notary
+from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.site_status import STATUS_JOB, serve_status
 from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
@@ -38,7 +38,7 @@ STOP_FILE = "MEDFEDVQA_STOP"
 """Environment variable: a path; once that file exists, the server ends after the round and evaluates."""
 
 SITE_PATIENCE = "MEDFEDVQA_SITE_PATIENCE"
-"""Environment variable: seconds after which a job on shares goes on without a site of which nothing is heard."""
+"""Environment variable: seconds after which a job on shares goes on without a site of which nothing is heartbeats."""
 
 _PATIENCE = 300.0  # seconds; FLARE (2.9) gives a site up after 660, and then the job fails
 _ABORT_CHECK = 0.1  # seconds
@@ -50,10 +50,10 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
-    keys = Path(flare.get_workspace().get_site_config_dir()) / NOTARY
+    keys = Path(flare.get_workspace().get_site_config_dir()) / SERVER_KEYS
     if job == STATUS_JOB:
-        with closing(Notary(STATUS_EXCHANGE, fl_ctx.get_job_id(), sites, keys, out)) as notary:
-            serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, notary)
+        with closing(ServerReceipts(STATUS_EXCHANGE, fl_ctx.get_job_id(), sites, keys, out)) as receipts:
+            serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, receipts)
         return
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
     try:
@@ -63,18 +63,18 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
         controller.system_panic(f"the server refuses the job: {Refusal.PLUG_IN.sentence}", fl_ctx)
         return
     # The simulator's sites have no heartbeat; it ends when one of them dies.
-    heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
-    caller = _Caller(controller, fl_ctx, abort_signal, heard)
+    heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
+    caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
     try:
-        with closing(Notary(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as notary:
-            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, notary)
+        with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
+            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, receipts)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
 
 
-class _Heard:
-    """When something was last heard of each site's process of the job, if only its heartbeat, every ten seconds."""
+class _Heartbeats:
+    """When something was last heartbeats of each site's process of the job, if only its heartbeat, every ten seconds."""
 
     def __init__(self, controller: Controller, sites: Collection[str]) -> None:
         self._patience = float(os.environ.get(SITE_PATIENCE, _PATIENCE))
@@ -90,7 +90,7 @@ class _Heard:
         communicator.client_is_active = client_is_active
 
     def silent(self) -> list[str]:
-        """The sites that are given up: a restarted one would have been heard of by now."""
+        """The sites that are given up: a restarted one would have been heartbeats of by now."""
         oldest = time.monotonic() - self._patience
         return [site for site, last in self._last.items() if last < oldest]
 
@@ -98,35 +98,37 @@ class _Heard:
 class _Caller:
     """Sends tasks through a FLARE controller and waits for all answers, or, if it hears, for those of the living."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heard: _Heard | None) -> None:
-        self._controller, self._fl_ctx, self._abort, self._heard = controller, fl_ctx, abort_signal, heard
+    def __init__(
+        self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heartbeats: _Heartbeats | None
+    ) -> None:
+        self._controller, self._fl_ctx, self._abort, self._heartbeats = controller, fl_ctx, abort_signal, heartbeats
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Engine`."""
-        gathering = _Gathering(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
+        answers = _TaskAnswers(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
         tasks = {
-            site: gathering.task(call.task, site, pack(call.round, tensors, call.beside.get(site, b"")))
+            site: answers.task(call.task, site, pack(call.round, tensors, call.audit_bytes.get(site, b"")))
             for site, tensors in call.messages.items()
         }
         for site, sent in tasks.items():
             self._controller.send(sent, self._fl_ctx, targets=[site])
         try:
-            while not gathering.complete(_ABORT_CHECK):
+            while not answers.complete(_ABORT_CHECK):
                 if self._abort.triggered:
                     raise FederationError("the job was aborted")
         except FederationError:
             self._controller.cancel_all_tasks()
             raise
-        for site in gathering.missing():
+        for site in answers.missing():
             self._controller.cancel_task(tasks[site])
-        return gathering.replies
+        return answers.replies
 
     def _not_waited_for(self, excused: Excused, replies: Mapping[str, Reply]) -> Collection[str]:
-        silent = self._heard.silent() if self._heard else ()
+        silent = self._heartbeats.silent() if self._heartbeats else ()
         return {*excused(replies), *silent}
 
 
-class _Gathering:
+class _TaskAnswers:
     """The answers to one task, as they arrive on FLARE's threads."""
 
     def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
@@ -140,7 +142,7 @@ class _Gathering:
         """A FLARE task whose answer comes here."""
         done = partial(self._done, site)
         task = Task(name=name, data=message, result_received_cb=self._received, task_done_cb=done)
-        task.client_tasks = _Distinct()
+        task.client_tasks = _UniqueAssignments()
         return task
 
     def complete(self, seconds: float) -> bool:
@@ -178,7 +180,7 @@ class _Gathering:
             if self._closed:
                 return
             self._answered(site)
-            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, beside(result))
+            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, audit_bytes(result))
             self._waiting.discard(site)
             self._change.notify_all()
 
@@ -192,7 +194,7 @@ class _Gathering:
             self._change.notify_all()
 
 
-class _Distinct(list[ClientTask]):
+class _UniqueAssignments(list[ClientTask]):
     """A task's assignments, each once.
 
     When a site asks again for a task that it lost, FLARE 2.9 lists the assignment a second time if tasks for
