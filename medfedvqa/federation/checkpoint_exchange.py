@@ -1,8 +1,8 @@
-"""What site and server tell each other of audit logs, beside a task's tensors: checkpoints, proofs and cosignatures.
+"""The audit bytes that site and server send alongside a task's tensors: checkpoints, proofs and cosignatures.
 
-With each answer a site says the newest checkpoint of its log, and that it continues those which others hold; with the
-next task the server brings its own cosignature, those of other sites, and other sites' checkpoints to cosign. Nothing
-of it is believed before it is verified. What does not hold never stops training: it is logged as a finding.
+With each answer, a site sends the newest checkpoint of its log, and proofs that it continues those that others hold.
+With the next task, the server sends its own cosignature, those of other sites, and other sites' checkpoints to cosign.
+Everything is verified before it is used. A failed verification never stops training: it is logged as a finding.
 """
 
 import base64
@@ -18,19 +18,19 @@ from audits.gate import round_number
 from medfedvqa.federation.site_config import SiteConfig
 
 WITNESSES = 8
-"""A log is cosigned by the server and at most so many other sites."""
+"""A log is cosigned by the server and at most this many other sites."""
 MAX_UP, MAX_DOWN = 1 << 15, 1 << 16
-"""Bytes that a site, or the server, may say beside one message."""
+"""The most audit bytes that a site, or the server, sends alongside one message."""
 _MOST = 4 * WITNESSES  # parts of a kind in one message
 _MALFORMED = "what was said of audit logs is malformed"
 
 Proofs = Mapping[int, tuple[bytes, ...]]
-"""That a checkpoint continues the log as it was with so many entries."""
+"""Proofs that a checkpoint continues the log, each by the number of entries from which it continues."""
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """Another site's checkpoint, for a witness that stands at the beginning of its proof."""
+    """Another site's checkpoint, for a witness that knows the log up to the beginning of the proof."""
 
     key: VerifierKey
     note: Note
@@ -39,17 +39,17 @@ class Relayed:
 
 @dataclass(frozen=True)
 class Down:
-    """What the server tells a site."""
+    """The audit bytes from the server to a site."""
 
     key: VerifierKey
     cosigned: tuple[Note, ...] = ()
-    """The site's own checkpoints, with others' signatures."""
+    """Checkpoints of the site's log, with others' signatures."""
     others: tuple[Relayed, ...] = ()
     wanted: tuple[int, ...] = ()
-    """Sizes of the site's log from which its next checkpoint is to be proven."""
+    """Sizes of the site's log from which its next checkpoint needs proofs."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
+        """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
         others = [[str(other.key), str(other.note), _coded(other.proof)] for other in self.others]
         cosigned, wanted = [str(note) for note in self.cosigned], list(self.wanted)
 
@@ -77,7 +77,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """What a site tells the server."""
+    """The audit bytes from a site to the server."""
 
     key: VerifierKey
     note: Note
@@ -85,10 +85,10 @@ class Up:
     cosigned: tuple[Note, ...] = ()
     """Others' checkpoints, with this site's cosignature."""
     seen: Mapping[str, int] | None = None
-    """How many entries of others' logs this site has cosigned, by origin."""
+    """The number of entries of others' logs that this site has cosigned, by origin."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
+        """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
         proofs = [(str(size), _coded(proof)) for size, proof in self.proofs.items()]
         cosigned, seen = [str(note) for note in self.cosigned], list((self.seen or {}).items())
 
@@ -112,10 +112,10 @@ class Up:
 
 
 class CheckpointExchange:
-    """A site's part, for one job."""
+    """A site's part in the exchange, for one job."""
 
     def __init__(self, config: SiteConfig, log: AuditLog, key: AuditKey, job_id: str, method: str) -> None:
-        """Raises `NoteError` if a pinned key is none."""
+        """Raises `NoteError` if a pinned key is malformed."""
         pinned = {peer.name: peer for peer in map(VerifierKey.parse, config.audit_peers.values())}
         self._log, self._key = log, key
         self._standing = {"job": job_id, "method": method}
@@ -124,7 +124,7 @@ class CheckpointExchange:
         self._sizes: set[int] = set()
 
     def receive(self, audit_bytes: bytes, round: int) -> None:
-        """Takes in what the server told; findings go into the log. Raises `LogError` if that cannot be written."""
+        """Take in the server's audit bytes, and log findings. Raises `LogError` if the log cannot be written."""
         self._cosigned, self._sizes = [], set()
         if not audit_bytes:
             return
@@ -152,17 +152,16 @@ class CheckpointExchange:
             self._find(error, round)
 
     def reply(self) -> bytes:
-        """The newest checkpoint, made now, and what belongs to it. Raises `LogError`."""
+        """This site's audit bytes: a new checkpoint with its proofs, and cosignatures. Raises `LogError`."""
         note = self._log.checkpoint()
         size = Checkpoint.parse(note.text).size
         proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
         positions = self._witness.positions().items()
         seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
-        # Of others' logs that are not of this job nothing needs to be said.
         return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
-        """Whether the key is the one that is known, or the first of its name."""
+        """Whether the key is the known one, or the first of its name."""
         try:
             if other.key.name == self._key.public.name:
                 raise NoteError("the server passes this site's own log off as another's")
@@ -173,7 +172,7 @@ class CheckpointExchange:
         return True
 
     def _checked(self, note: Note) -> Note:
-        """The note, if it is of this log. Raises `ForkFound` where it is signed by this site and of other entries."""
+        """The note, if it is of this log. Raises `ForkFound` if this site signed it over other entries."""
         if not self._key.public.signed(note) or Checkpoint.parse(note.text).origin != self._key.public.name:
             raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
         if self._log.contradicts(note):
@@ -181,7 +180,7 @@ class CheckpointExchange:
         return note
 
     def _checked_sizes(self, sizes: tuple[int, ...]) -> set[int]:
-        """These sizes, if the log has had them."""
+        """These sizes, if the log has as many entries. Raises `ForkFound` if it has fewer."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:
             raise ForkFound("others are said to hold more of this log than there is: it was cut, or the server errs")
@@ -197,7 +196,7 @@ def _json(value: Any) -> bytes:
 
 
 def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]], most: int) -> bytes:
-    """The encoding with as many parts of each kind as fit into `most` bytes."""
+    """The encoded message, with as many parts of each kind as fit into `most` bytes."""
     count = _MOST
     while len(encoded := _json({**whole, **parts(count)})) > most and count:
         count //= 2
@@ -205,7 +204,7 @@ def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]],
 
 
 def _last(parts: list[Any], most: int) -> list[Any]:
-    return parts[len(parts) - most :] if len(parts) > most else parts
+    return parts[max(len(parts) - most, 0) :]
 
 
 def _parsed(encoded: bytes, most: int) -> Any:

@@ -225,7 +225,7 @@ class SiteRuntime:
         return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=log_charge(charge))
 
     def close(self, ended: bool = True) -> None:
-        """Release what this process holds of the job. With `ended`, the job itself is over: settle it and log its end."""
+        """Release what this process holds of the job. With `ended`, also settle the job and log its end."""
         had_part = self._budget.close()
         try:
             if ended and had_part:

@@ -1,4 +1,4 @@
-"""How named arrays lie in a FLARE message, and what of a message from outside is taken for them."""
+"""Packs named arrays into a FLARE message, and reads them from a message that anybody may have sent."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from medfedvqa.core import Tensors
 
 PLAIN = frozenset("biufSU")
-"""Kinds of numpy's types that are decoded: numbers, and text, which takes no class. Who gets a text where the job
-declares numbers says whose it is, and refuses it."""
+"""The kinds of numpy types that are decoded: numbers, and text, which needs no class. A receiver that gets text where
+the job declares numbers can then refuse it and name the sender."""
 REASON = "medfedvqa_reason"
-"""Of a refusal: the value of its `Refusal`."""
+"""The key of a refusal, which holds the value of a `Refusal`."""
 ROUND, TENSORS, AUDIT_BYTES = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
-"""Of `AUDIT_BYTES`: bytes in which sites and server tell each other of audit logs."""
+"""The keys of a message; `AUDIT_BYTES` holds checkpoints, proofs and cosignatures of audit logs."""
 
 MOST_ROUNDS = 1_000_000
 _MOST_TENSORS = 10_000
@@ -26,7 +26,7 @@ _LONGEST_NAME = 256  # characters
 
 
 def pack(round: int, tensors: "Tensors", audit_bytes: bytes = b"") -> Shareable:
-    """A message with a round's arrays, and what is said beside them of audit logs."""
+    """A message with a round's arrays, and the audit bytes that travel alongside."""
     message = Shareable()
     message[ROUND], message[TENSORS] = round, tensors
     if audit_bytes:
@@ -37,8 +37,8 @@ def pack(round: int, tensors: "Tensors", audit_bytes: bytes = b"") -> Shareable:
 def unpack(message: Shareable) -> "tuple[int, Tensors]":
     """Round and arrays of a message; its headers are FLARE's own.
 
-    Raises `JobRefused` unless the message holds a round, named arrays and, if anything, `AUDIT_BYTES`; whether these are the
-    declared ones is for the gate, or the server's hub, to check.
+    Raises `JobRefused` unless the message holds a round, named arrays and at most `AUDIT_BYTES` besides. The
+    gate, or the server's hub, checks whether these are the declared arrays.
     """
     if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, AUDIT_BYTES}:
         raise JobRefused(Refusal.MESSAGE, "the message holds more than a round, its arrays and what is beside them")
@@ -65,6 +65,6 @@ def audit_bytes(message: Mapping[str, Any]) -> bytes:
 
 
 def refusal(message: Mapping[str, Any]) -> Refusal:
-    """The refusal that a site's answer names; `Refusal.FAILED` for anything that is no value of it."""
+    """The refusal that a site's answer names; `Refusal.FAILED` for anything else."""
     code = message.get(REASON)
     return Refusal(code) if isinstance(code, str) and code in set(Refusal) else Refusal.FAILED

@@ -1,4 +1,4 @@
-"""What the server does as a FLARE workflow: runs a method's loop, one FLARE task per site and question."""
+"""The server as a FLARE workflow: it runs a method's loop, with one FLARE task for each site and call."""
 
 import os
 import threading
@@ -35,17 +35,17 @@ RESULTS = "medfedvqa"
 """The folder of a run's results, inside FLARE's folder for the job."""
 
 STOP_FILE = "MEDFEDVQA_STOP"
-"""Environment variable: a path; once that file exists, the server ends after the round and evaluates."""
+"""Environment variable: a path. Once a file is there, the server ends after the current round and evaluates."""
 
 SITE_PATIENCE = "MEDFEDVQA_SITE_PATIENCE"
-"""Environment variable: seconds after which a job on shares goes on without a site of which nothing is heartbeats."""
+"""Environment variable: seconds without a heartbeat after which a job on shares continues without the site."""
 
 _PATIENCE = 300.0  # seconds; FLARE (2.9) gives a site up after 660, and then the job fails
 _ABORT_CHECK = 0.1  # seconds
 
 
 def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContext, abort_signal: Signal) -> None:
-    """Run the job over all its clients; a failure stops it with the sentence that says which site and why."""
+    """Run the job over all its clients. A failure stops it with a sentence that names the site and the reason."""
     flare = fl_ctx.get_engine()
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
@@ -74,12 +74,12 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
 
 
 class _Heartbeats:
-    """When something was last heartbeats of each site's process of the job, if only its heartbeat, every ten seconds."""
+    """The time of the last heartbeat of each site's process of the job, which sends one every ten seconds."""
 
     def __init__(self, controller: Controller, sites: Collection[str]) -> None:
         self._patience = float(os.environ.get(SITE_PATIENCE, _PATIENCE))
         self._last = dict.fromkeys(sites, time.monotonic())
-        # FLARE tells its communicator, and nobody else.
+        # FLARE 2.9 reports heartbeats to its communicator only.
         communicator: WFCommServer = controller.communicator
         report_active = communicator.client_is_active
 
@@ -90,13 +90,13 @@ class _Heartbeats:
         communicator.client_is_active = client_is_active
 
     def silent(self) -> list[str]:
-        """The sites that are given up: a restarted one would have been heartbeats of by now."""
+        """The sites that are given up: a restarted one would have sent a heartbeat by now."""
         oldest = time.monotonic() - self._patience
         return [site for site, last in self._last.items() if last < oldest]
 
 
 class _Caller:
-    """Sends tasks through a FLARE controller and waits for all answers, or, if it hears, for those of the living."""
+    """Sends tasks through a FLARE controller and waits for all answers, except those of sites without heartbeats."""
 
     def __init__(
         self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heartbeats: _Heartbeats | None
@@ -129,7 +129,7 @@ class _Caller:
 
 
 class _TaskAnswers:
-    """The answers to one task, as they arrive on FLARE's threads."""
+    """The answers to one task, which arrive on FLARE's threads."""
 
     def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
@@ -139,14 +139,14 @@ class _TaskAnswers:
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
-        """A FLARE task whose answer comes here."""
+        """A FLARE task whose answer arrives here."""
         done = partial(self._done, site)
         task = Task(name=name, data=message, result_received_cb=self._received, task_done_cb=done)
         task.client_tasks = _UniqueAssignments()
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait for all answers but the excused, at most so long. Raises `FederationError` as soon as a site failed."""
+        """Wait at most `seconds` for all answers but the excused. Raises `FederationError` as soon as a site fails."""
         with self._change:
             self._change.wait_for(lambda: self._failure or self._enough(), seconds)
             if self._failure:
@@ -154,7 +154,7 @@ class _TaskAnswers:
             return self._enough()
 
     def missing(self) -> list[str]:
-        """The sites that have not answered; from now on their answers are dropped."""
+        """The sites that have not answered. From now on their answers are dropped."""
         with self._change:
             self._closed = True
             return sorted(self._waiting)
@@ -163,9 +163,9 @@ class _TaskAnswers:
         return self._waiting <= set(self._excused(self.replies))
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """The answer of a site that may be hostile: nothing of its text is passed on, and no error of its making.
+        """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
 
-        A refusal is told by the sentence of its code. An answer that cannot be read stops the job as a refusal does.
+        A refusal becomes the sentence of its code. An unreadable answer stops the job like a refusal.
         """
         site, result = client_task.client.name, client_task.result
         try:
@@ -195,14 +195,14 @@ class _TaskAnswers:
 
 
 class _UniqueAssignments(list[ClientTask]):
-    """A task's assignments, each once.
+    """A task's assignments, each listed once.
 
-    When a site asks again for a task that it lost, FLARE 2.9 lists the assignment a second time if tasks for
-    other sites stand as well, and its monitor thread dies on the duplicate once the task is done.
+    When a site asks again for a lost task, FLARE 2.9 lists the assignment a second time if tasks for other sites are
+    open as well, and its monitor thread dies on the duplicate once the task is done.
     """
 
     def append(self, client_task: ClientTask) -> None:
-        """Add an assignment unless it is there."""
+        """Add an assignment unless the list has it."""
         if client_task not in self:
             super().append(client_task)
 
