@@ -36,7 +36,7 @@ from audits import (
 from audits.entry import parse_line
 from audits.log_files import lines_from
 from medfedvqa.data import organs
-from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, run
 from medfedvqa.models import bundled_for
@@ -143,8 +143,8 @@ def share(rounds: int, data: str, root: Path | None) -> None:
         setattr(kind, name, wrapped)
 
     metered(AuditLog, "append", "entries")
-    metered(Attester, "hear", "checkpoints, proofs, cosignatures")
-    metered(Attester, "say", "checkpoints, proofs, cosignatures")
+    metered(CheckpointExchange, "receive", "checkpoints, proofs, cosignatures")
+    metered(CheckpointExchange, "reply", "checkpoints, proofs, cosignatures")
     options = {"rounds": rounds, "local_epochs": 1, "local_baseline": False}
     job = JobSpec.from_dict({"method": "prompt_pfl", "data": data, "options": options, "backbone": bundled_for(data)})
     with tempfile.TemporaryDirectory() as place:

@@ -1,7 +1,6 @@
-"""Whether a site runs a job: decided by the job's text and signature and the site's policy and log, never by its data.
+"""Decides whether a site runs a job, by the job's text and signature and the site's policy and log, never by its data.
 
-The log is the memory: which nonces were used, how often a definition ran, which jobs have ended. Nobody can set that
-back without setting back the log.
+The audit log is the memory of used nonces, of repeated definitions and of ended jobs. Only an older log forgets them.
 """
 
 import fcntl
@@ -31,7 +30,10 @@ _SKEW = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Signature:
-    """Who signed a job, as SHA-256 of the certificate (empty: nobody), and the fingerprint of the federation's root."""
+    """The signer of a job, as the SHA-256 of a certificate, and the fingerprint of the federation's root.
+
+    `actor` is empty if nobody signed.
+    """
 
     actor: str
     federation: str
@@ -39,32 +41,32 @@ class Signature:
 
 @dataclass
 class _History:
-    """What the log tells of earlier jobs."""
+    """What the log holds of earlier jobs."""
 
     ended: bool = False
     """Whether this very job has ended."""
     admitted: bool = False
     """Whether this very job was admitted before."""
     nonces: set[str] = field(default_factory=set)
-    """Of other jobs."""
+    """The nonces of other jobs."""
     repeats: int = 0
-    """Other jobs of the same definition, without a nonce, within a day."""
+    """The number of other jobs of the same definition, without a nonce, within a day."""
     failed: int = 0
-    """Jobs that failed at the site's data within a day."""
+    """The number of jobs that failed at the site's data within a day."""
 
 
 class Admission:
-    """Decides on one job at one site; each refusal is logged and raised as `JobRefused`."""
+    """Decides on one job at one site. Each refusal is logged and raised as `JobRefused`."""
 
     def __init__(
         self, config: SiteConfig, job: JobSpec, job_id: str, log: AuditLog, signature: Signature | None
     ) -> None:
-        """`signature`: None for an engine that runs all sites on one machine, whose jobs nobody signs."""
+        """`signature` is None for an engine that runs all sites on one machine, where nobody signs jobs."""
         self._config, self._job, self._job_id, self._log = config, job, job_id, log
         self._signature = signature
 
     def decide(self) -> None:
-        """Signature and freshness, then the policy; a job that was signed is remembered. Raises `JobRefused`."""
+        """Check signature and freshness, then the policy, and log a signed job as admitted. Raises `JobRefused`."""
         with _locked(self._config.audit):
             history = self._history()
             if self._signature is not None:
@@ -81,10 +83,10 @@ class Admission:
 
     @contextmanager
     def drawing_once(self) -> Iterator[bool]:
-        """Keeps the site's other processes out; whether a committee was drawn before for a job of this definition.
+        """Lock out the site's other processes; yields whether a committee was drawn for a job of this definition.
 
-        As long as that job's signature is fresh, or a month if nothing says how long, there is no second draw: whoever
-        could ask for one would ask until it suits.
+        There is no second draw while that job's signature is fresh, or for a month if it has no expiry: a submitter
+        could otherwise repeat the draw until it suits.
         """
         with _locked(self._config.audit):
             yield self._drawn_before()
@@ -102,7 +104,7 @@ class Admission:
         return False
 
     def refuse(self, code: Refusal, detail: str = "") -> NoReturn:
-        """Logs the refusal and raises `JobRefused`; `detail` stays at the site."""
+        """Log the refusal and raise `JobRefused`. `detail` stays at the site."""
         self._log.append(
             Event.REFUSAL,
             **self._standing(),
@@ -120,8 +122,8 @@ class Admission:
     def _remember(self, history: _History) -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
-        said = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
-        self._log.append(Event.ADMITTED, **self._standing(), admission=said)
+        admission = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
+        self._log.append(Event.ADMITTED, **self._standing(), admission=admission)
 
     def _history(self) -> _History:
         history, definition = _History(), self._job.definition
@@ -133,8 +135,6 @@ class Admission:
             elif entry.admission is not None:
                 _add(history, entry, definition, recent=entry.time >= since)
         return history
-
-    # The signature, and whether it is fresh.
 
     def _check_signature(self, signature: Signature, history: _History) -> None:
         policy, terms = self._config.policy, self._job.terms
@@ -162,8 +162,6 @@ class Admission:
         if terms.nonce in history.nonces:
             self.refuse(Refusal.REPLAY)
 
-    # The site's policy.
-
     def _objections(self) -> Iterator[Refusal]:
         job, config = self._job, self._config
         if job.method not in config.policy.methods:
@@ -178,15 +176,15 @@ class Admission:
             yield Refusal.DEVICE
 
     def _check_plug_ins(self) -> None:
-        """What is not the project's own comes from a distribution that the site allows, or from none at all."""
+        """Refuse a method, reader or backbone from outside unless the site allows the distribution that brings it."""
         job, reader = self._job, self._config.data.reader
-        wanted: dict[Group, str | None] = {
+        names: dict[Group, str | None] = {
             "methods": None if is_built_in(job.method) else job.method,
             "readers": None if reader in READERS else reader,
             "backbones": outside_architecture(job.backbone),
         }
         try:
-            for group, name in wanted.items():
+            for group, name in names.items():
                 if name is not None:
                     check(group, name, self._config.plugins)
         except PlugInRefused as error:
@@ -199,10 +197,10 @@ class Admission:
         return is_bundled(name) or name in self._config.policy.allowed_backbones
 
     def _knows_peers(self) -> bool:
-        """Whether the keys are pinned of all sites that the job names, or of as many as it needs."""
+        """Whether the site pins the keys of all sites that the job names, and of as many as the job needs."""
         job, peers = self._job, self._config.peers.keys() - {self._config.name}
-        named = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
-        return named <= peers and len(peers) >= job.least_sites - 1
+        job_sites = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
+        return job_sites <= peers and len(peers) >= job.least_sites - 1
 
     def _check_answers(self) -> None:
         try:
@@ -211,7 +209,7 @@ class Admission:
             self.refuse(Refusal.ANSWERS, str(error))
 
     def _check_exchange(self) -> None:
-        """Every tensor that the job declares, in both directions."""
+        """Check every tensor that the job declares, in both directions, against the policy."""
         policy, method = self._config.policy, self._job.method
         for task in self._job.build().final_exchange(shape_of(self._job.backbone)).tasks:
             for spec in (*task.up, *task.down):
@@ -223,7 +221,7 @@ class Admission:
 
 
 def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None:
-    """What another job's entry adds."""
+    """Add another job's entry to the history."""
     admission = entry.admission or {}
     if entry.event is Event.ADMITTED:
         if "nonce" in admission:
@@ -243,7 +241,7 @@ def has_device(device: str) -> bool:
     """Whether this machine can train on `cpu`, `cuda` or `cuda:NUMBER`."""
     if device == "cpu":
         return True
-    # torch takes seconds to import, and who asks for a graphics card has it loaded in any case.
+    # torch takes seconds to import, and only a site with a graphics card needs it here.
     import torch
 
     kind, _, number = device.partition(":")
@@ -254,7 +252,7 @@ def has_device(device: str) -> bool:
 
 @contextmanager
 def _locked(audit: Path) -> Iterator[None]:
-    """One process of the site at a time decides, so that a nonce is not used by two at once."""
+    """Let one process of the site decide at a time, so that no two jobs use one nonce at once."""
     file = os.open(audit / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

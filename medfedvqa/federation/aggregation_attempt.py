@@ -1,10 +1,10 @@
-"""One attempt of the sites to aggregate on shares: what the server says of it, and a site's part in it."""
+"""One attempt of the sites to aggregate on shares: the server's announcement of it, and a site's part in it."""
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,35 +15,37 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.aggregation_members import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved
-from privacy.secagg import Group, Identity, Relay, SecureLink, TensorLayout, connect
+from privacy.secagg import Group, Identity, Relay, SecureLink, TensorLayout
 
 MESSAGE_TIMEOUT = 30.0
-"""Seconds that a member waits for another site's next message before it gives the attempt up; other sites wait twice
-as long for members, which may themselves be waiting."""
+"""Seconds that a member waits for another site's next message before it gives up the attempt. Other sites wait twice as
+long, since the members may themselves be waiting."""
 
 ATTEMPTS = 8
-"""The most attempts of one round, at server and sites."""
+"""The largest number of attempts of one round, at the server and at the sites."""
 
 DEALER = "server"
 
 UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
-"""Arrays that say which sum is meant, and what the server has of it."""
+"""The arrays that name a sum, and that hold it as the server has it."""
 
 _NAME = re.compile(r"[0-9a-z-]{1,64}")
-"""An attempt's name, which stands in the log."""
+"""The pattern of an attempt's name, which the log holds."""
 
 Links = dict[str, SecureLink]
 
 Relays = Callable[[str], Relay]
-"""A site's transport to the other sites, for an attempt that has this name; what earlier ones left is dropped."""
+"""Makes a site's transport to the other sites for the attempt of this name, and drops what earlier attempts left."""
+
+_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the server tells one site: the attempt's name, who takes part, which of these, the members, compute, and the
-    tuples dealt to this site, which only a mixture needs.
+    """The server's announcement to one site: the attempt's name, its sites, the members, which are those that compute,
+    and the tuples dealt to this site, which only a mixture needs.
 
-    A place in `sites`, which are in order of their names, is the site's rank in the protocol. `number` counts the
+    `sites` are in order of their names, and a place in them is the site's rank in the protocol. `number` counts the
     attempts of a round, from 1.
     """
 
@@ -54,66 +56,66 @@ class Attempt:
     number: int = 1
 
     def message(self) -> Tensors:
-        """As arrays of bytes; `read` is its inverse."""
+        """The announcement as arrays of bytes; `read` is the inverse."""
         described = {"name": self.name, "sites": self.sites, "members": self.members, "number": self.number}
         return {"attempt": as_array(described), "dealt": np.frombuffer(self.dealt, np.uint8)}
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
         """Raises `FederationError` if the server sent anything else, or sites out of order."""
-        described = from_array(message, "attempt")
-        try:
-            name, number = described["name"], described["number"]
-            sites, members = (tuple(map(str, described[names])) for names in ("sites", "members"))
+
+        def parse(fields: Any) -> Attempt:
+            name, number = fields["name"], fields["number"]
+            sites, members = (tuple(map(str, fields[names])) for names in ("sites", "members"))
             dealt = message["dealt"].tobytes() if "dealt" in message else b""
             if not _NAME.fullmatch(name) or type(number) is not int:
                 raise ValueError
-            attempt = cls(name, sites, dealt, members, number)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise FederationError("the server's message does not describe an attempt to aggregate on shares") from None
+            return cls(name, sites, dealt, members, number)
+
+        attempt = from_array(message, "attempt", parse, "describe an attempt to aggregate on shares")
         if list(attempt.sites) != sorted(set(attempt.sites)):
             raise FederationError("the server's message does not name each site once, in order of names")
         return attempt
 
     def sharing(self, protocol: Protocol, rule: MembersRule, stage: Stage, private: bool) -> Sharing:
-        """What the log says of it."""
+        """The attempt as the log holds it."""
         computed, dealer = rule.sentence(self.sites, self.members, protocol), DEALER if protocol == "mix" else ""
         return Sharing(self.name, protocol, self.sites, dealer, computed, stage, private)
 
     def label(self, round: int) -> bytes:
-        """All that the server said of it but what was dealt, for the sites to compare."""
+        """Everything that the server announced except the dealt tuples; the sites compare it with each other."""
         return canonical([round, self.name, list(self.sites), list(self.members), self.number])
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What the server says once the uploads of an attempt at a mean are in: whose they are."""
+    """The server's announcement once the uploads of an attempt at a mean have arrived: the sites that sent them."""
 
     attempt: str
     uploaded: tuple[str, ...]
 
     def sharing(self, protocol: str, private: bool) -> Sharing:
-        """What the log says of the sum."""
+        """The sum as the log holds it."""
         return Sharing(self.attempt, protocol, self.uploaded, "", stage=Stage.OPENED, private=private)
 
     @property
     def label(self) -> bytes:
-        """All that the server said of it, for the members to compare."""
+        """Everything that the server announced; the members compare it with each other."""
         return canonical([self.attempt, list(self.uploaded)])
 
     def message(self, hidden_sum: NDArray[np.uint64] | None = None) -> Tensors:
-        """As arrays; `read` is its inverse. `hidden_sum`: for sites to read, where the server must not know a mean."""
-        whose = {UPLOADED: as_array({"attempt": self.attempt, "sites": self.uploaded})}
-        return whose if hidden_sum is None else {**whose, HIDDEN_SUM: hidden_sum.view(np.int64)}
+        """The announcement as arrays; `read` is the inverse. Only the sites can read `hidden_sum`, if there is one."""
+        uploaders = {UPLOADED: as_array({"attempt": self.attempt, "sites": self.uploaded})}
+        return uploaders if hidden_sum is None else {**uploaders, HIDDEN_SUM: hidden_sum.view(np.int64)}
 
     @classmethod
     def read(cls, message: Tensors) -> "Opening":
         """Raises `FederationError` if the server sent anything else."""
-        described = from_array(message, UPLOADED)
-        try:
-            return cls(str(described["attempt"]), tuple(sorted(set(map(str, described["sites"])))))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise FederationError("the server's message does not say whose uploads are summed up") from None
+
+        def parse(fields: Any) -> Opening:
+            return cls(str(fields["attempt"]), tuple(sorted(set(map(str, fields["sites"])))))
+
+        return from_array(message, UPLOADED, parse, "say whose uploads are summed up")
 
 
 def as_array(plain: Any) -> NDArray[np.uint8]:
@@ -121,16 +123,34 @@ def as_array(plain: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(plain).encode(), np.uint8)
 
 
-def from_array(message: Tensors, name: str) -> Any:
-    """What such an array of a message holds. Raises `FederationError` if there is none, or no JSON in it."""
+def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], purpose: str) -> _Parsed:
+    """What `parse` makes of the JSON in an array of a message.
+
+    Raises `FederationError` if there is no such array or no JSON in it, or, with the words of `purpose`, if `parse`
+    does not accept it.
+    """
     try:
-        return json.loads(message[name].tobytes())
+        fields = json.loads(message[name].tobytes())
     except (KeyError, ValueError, AttributeError, RecursionError):
         raise FederationError(f"the server's message lacks its part '{name}', or that is no JSON") from None
+    try:
+        return parse(fields)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FederationError(f"the server's message does not {purpose}") from None
+
+
+def hex_by_name(values: Mapping[str, bytes]) -> dict[str, str]:
+    """Bytes in hex, in order of names."""
+    return {name: values[name].hex() for name in sorted(values)}
+
+
+def bytes_by_name(fields: Any) -> dict[str, bytes]:
+    """The inverse of `hex_by_name`. Raises `TypeError`, `ValueError` or `AttributeError` for anything else."""
+    return {str(name): bytes.fromhex(value) for name, value in fields.items()}
 
 
 def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
-    """Raises `FederationError` unless sites, members and number are such as may follow what the job has seen so far."""
+    """Raises `FederationError` unless sites, members and number may follow the job's earlier attempts."""
     if saved.group and not set(attempt.sites) <= set(saved.group):
         raise FederationError("the attempt has sites that an earlier one left out, and these never come back")
     if attempt.members != rule.members(attempt.sites, saved.round):
@@ -140,45 +160,37 @@ def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
-    """Fingerprints of the sites with which this one exchanges messages, as its own file pins them: the members, and at
-    a member all sites.
+    """The pinned fingerprints of the sites with which this one exchanges messages: at a member all, else the members.
 
     Raises `FederationError` if a site is not pinned, there are fewer than `least`, or this one is not among them.
     """
     if config.name not in attempt.sites or len(attempt.sites) < least:
         raise FederationError(f"an attempt to aggregate on shares needs this site and at least {least} in all")
     needed = attempt.sites if config.name in attempt.members else attempt.members
-    others = [site for site in needed if site != config.name]
-    if missing := [site for site in others if site not in config.peers]:
+    require_pins(config, needed)
+    return {site: config.peers[site] for site in needed if site != config.name}
+
+
+def require_pins(config: SiteConfig, sites: Iterable[str]) -> None:
+    """Raises `FederationError` unless `site.yml` pins the keys of all these sites but its own."""
+    if missing := sorted(set(sites) - config.peers.keys() - {config.name}):
         raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
-    return {site: config.peers[site] for site in others}
 
 
 def load_identity(config: SiteConfig) -> Identity:
-    """The site's long-term key, made when it is first asked for. Raises `SecureAggregationError`."""
+    """The site's long-term key, made at its first use. Raises `SecureAggregationError`."""
     if config.identity.exists():
         return Identity.load(config.identity)
     config.identity.parent.mkdir(parents=True, exist_ok=True)
     return Identity.create(config.identity)
 
 
-def connect_to(
-    pinned: dict[str, str], config: SiteConfig, attempt: Attempt, session: str, relay: Relay, told: bytes
-) -> Links:
-    """Links to these sites. `session` names job, round and attempt; `told`: all that the server said of it.
-
-    Raises `SiteError`, or `EquivocationError` if it said something else to one of them.
-    """
-    timeout = MESSAGE_TIMEOUT if config.name in attempt.members else 2 * MESSAGE_TIMEOUT
-    return connect(load_identity(config), session, config.name, pinned, relay, timeout, told)
-
-
 def mix_with_others(
     group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: TensorLayout
 ) -> tuple[Tensors, int]:
-    """This site's mixture, and the bytes of shares that it sent.
+    """This site's mixture, and the number of bytes of shares that it sent.
 
-    Raises `SiteError` naming the site that broke the attempt, `RangeError` before anything is shared.
+    Raises `SiteError` naming the site that broke the attempt, or `RangeError` before anything is shared.
     """
     # CrypTen takes seconds to import, and only these jobs need it.
     from privacy.secagg.communicator import MeteredWire

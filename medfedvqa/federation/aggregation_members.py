@@ -12,22 +12,25 @@ Protocol = Literal["mix", "mean"]
 
 @dataclass(frozen=True)
 class MembersRule:
-    """What server and sites both follow, so that the server cannot choose: all of at most `size` sites, or so many
-    drawn by the `beacon`, anew for each round; or those that are `named`, all of them."""
+    """The rule that server and sites both follow, so that the server cannot choose the members.
+
+    The members are all of the `named` sites; without these, all sites if there are at most `size`, else `size` sites
+    that the `beacon` draws anew for each round.
+    """
 
     size: int
     named: tuple[str, ...] = ()
     beacon: Beacon | None = None
 
     def needs_draw(self, sites: tuple[str, ...]) -> bool:
-        """Whether the members among so many sites cannot be told without a draw that has not been made."""
+        """Whether the members among these sites depend on a draw that has not been made."""
         return not self.named and len(sites) > self.size and self.beacon is None
 
     def members(self, sites: tuple[str, ...], round: int) -> tuple[str, ...]:
-        """Those of an attempt of these sites, in order of names; the same in all attempts of a round but for those that
-        fell out, whose places the next in the draw take.
+        """The members of an attempt of these sites, in order of names.
 
-        Raises `FederationError` without a draw where it needs one, or without one of the named.
+        All attempts of a round have the same members; the next sites in the draw replace those that fell out. Raises
+        `FederationError` if a necessary draw is missing, or one of the named sites.
         """
         if missing := sorted(set(self.named) - set(sites)):
             raise FederationError(f"{', '.join(missing)} of the named committee is not there: the job cannot go on")
@@ -40,7 +43,7 @@ class MembersRule:
         return self.beacon.committee(round, self.size, set(self.beacon.sites) - set(sites))
 
     def sentence(self, sites: tuple[str, ...], members: tuple[str, ...], protocol: Protocol) -> str:
-        """For the log: who computes, how they were chosen, and who together could open what, in numbers."""
+        """A sentence for the log: who computes, how they were chosen, and how many colluding sites could open what."""
         if protocol == "mix":
             enough, could = len(members), f"all {len(members)} of them together could open every input"
         else:
@@ -50,12 +53,12 @@ class MembersRule:
             return f"computed by {', '.join(members)}, named by the sites' policies: {could}"
         if self.beacon is None or len(sites) <= self.size:
             return f"computed by all of them: {could}"
-        drawn, gone = len(self.beacon.sites), len(self.beacon.sites) - len(sites)
+        participants, dropouts = len(self.beacon.sites), len(self.beacon.sites) - len(sites)
         chances = (
-            f"{100 * colluding(drawn, colluders, len(members), enough, gone):.2g} % if {colluders}"
-            for colluders in (max(1, drawn // 10), drawn // 3)
+            f"{100 * colluding(participants, colluders, len(members), enough, dropouts):.2g} % if {colluders}"
+            for colluders in (max(1, participants // 10), participants // 3)
         )
         return (
             f"computed by {', '.join(members)}, drawn for this round: {could}; so many collude in "
-            f"{', '.join(chances)} of the {drawn} sites that drew do"
+            f"{', '.join(chances)} of the {participants} sites that drew do"
         )

@@ -1,8 +1,8 @@
-"""What site and server tell each other of audit logs, beside a task's tensors: checkpoints, proofs and cosignatures.
+"""The audit bytes that site and server send alongside a task's tensors: checkpoints, proofs and cosignatures.
 
-With each answer a site says the newest checkpoint of its log, and that it continues those which others hold; with the
-next task the server brings its own cosignature, those of other sites, and other sites' checkpoints to cosign. Nothing
-of it is believed before it is verified. What does not hold never stops training: it is logged as a finding.
+With each answer, a site sends the newest checkpoint of its log, and proofs that it continues those that others hold.
+With the next task, the server sends its own cosignature, those of other sites, and other sites' checkpoints to cosign.
+Everything is verified before it is used. A failed verification never stops training: it is logged as a finding.
 """
 
 import base64
@@ -18,19 +18,19 @@ from audits.gate import round_number
 from medfedvqa.federation.site_config import SiteConfig
 
 WITNESSES = 8
-"""A log is cosigned by the server and at most so many other sites."""
+"""A log is cosigned by the server and at most this many other sites."""
 MAX_UP, MAX_DOWN = 1 << 15, 1 << 16
-"""Bytes that a site, or the server, may say beside one message."""
+"""The most audit bytes that a site, or the server, sends alongside one message."""
 _MOST = 4 * WITNESSES  # parts of a kind in one message
 _MALFORMED = "what was said of audit logs is malformed"
 
 Proofs = Mapping[int, tuple[bytes, ...]]
-"""That a checkpoint continues the log as it was with so many entries."""
+"""Proofs that a checkpoint continues the log, each by the number of entries from which it continues."""
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """Another site's checkpoint, for a witness that stands at the beginning of its proof."""
+    """Another site's checkpoint, for a witness that knows the log up to the beginning of the proof."""
 
     key: VerifierKey
     note: Note
@@ -39,18 +39,18 @@ class Relayed:
 
 @dataclass(frozen=True)
 class Down:
-    """What the server tells a site."""
+    """The audit bytes from the server to a site."""
 
     key: VerifierKey
     cosigned: tuple[Note, ...] = ()
-    """The site's own checkpoints, with others' signatures."""
+    """Checkpoints of the site's log, with others' signatures."""
     others: tuple[Relayed, ...] = ()
     wanted: tuple[int, ...] = ()
-    """Sizes of the site's log from which its next checkpoint is to be proven."""
+    """Sizes of the site's log from which its next checkpoint needs proofs."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
-        others = [[str(one.key), str(one.note), _coded(one.proof)] for one in self.others]
+        """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
+        others = [[str(other.key), str(other.note), _coded(other.proof)] for other in self.others]
         cosigned, wanted = [str(note) for note in self.cosigned], list(self.wanted)
 
         def parts(most: int) -> dict[str, Any]:
@@ -59,17 +59,17 @@ class Down:
         return _fitted({"key": str(self.key)}, parts, MAX_DOWN)
 
     @classmethod
-    def read(cls, said: bytes) -> "Down":
+    def read(cls, encoded: bytes) -> "Down":
         """Raises `NoteError` for anything that the server would not send."""
         try:
-            found = _parsed(said, MAX_DOWN)
+            fields = _parsed(encoded, MAX_DOWN)
             others = (
                 Relayed(VerifierKey.parse(key), Note.parse(note), _decoded(proof))
-                for key, note, proof in _few(found["others"])
+                for key, note, proof in _few(fields["others"])
             )
-            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
+            cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
             return cls(
-                VerifierKey.parse(found["key"]), cosigned, tuple(others), tuple(map(_size, _few(found["wanted"])))
+                VerifierKey.parse(fields["key"]), cosigned, tuple(others), tuple(map(_size, _few(fields["wanted"])))
             )
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
@@ -77,7 +77,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """What a site tells the server."""
+    """The audit bytes from a site to the server."""
 
     key: VerifierKey
     note: Note
@@ -85,10 +85,10 @@ class Up:
     cosigned: tuple[Note, ...] = ()
     """Others' checkpoints, with this site's cosignature."""
     seen: Mapping[str, int] | None = None
-    """How many entries of others' logs this site has cosigned, by origin."""
+    """The number of entries of others' logs that this site has cosigned, by origin."""
 
     def encoded(self) -> bytes:
-        """As it is sent; `read` is its inverse. What does not fit into the message is left out."""
+        """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
         proofs = [(str(size), _coded(proof)) for size, proof in self.proofs.items()]
         cosigned, seen = [str(note) for note in self.cosigned], list((self.seen or {}).items())
 
@@ -99,37 +99,37 @@ class Up:
         return _fitted({"key": str(self.key), "note": str(self.note)}, parts, MAX_UP)
 
     @classmethod
-    def read(cls, said: bytes) -> "Up":
+    def read(cls, encoded: bytes) -> "Up":
         """Raises `NoteError` for anything that a site would not send."""
         try:
-            found = _parsed(said, MAX_UP)
-            proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(found["proofs"].items()))}
-            seen = {str(origin): _size(size) for origin, size in _few(list(found["seen"].items()))}
-            cosigned = tuple(map(Note.parse, _few(found["cosigned"])))
-            return cls(VerifierKey.parse(found["key"]), Note.parse(found["note"]), proofs, cosigned, seen)
+            fields = _parsed(encoded, MAX_UP)
+            proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(fields["proofs"].items()))}
+            seen = {str(origin): _size(size) for origin, size in _few(list(fields["seen"].items()))}
+            cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
+            return cls(VerifierKey.parse(fields["key"]), Note.parse(fields["note"]), proofs, cosigned, seen)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
 
 
-class Attester:
-    """A site's part, for one job."""
+class CheckpointExchange:
+    """A site's part in the exchange, for one job."""
 
     def __init__(self, config: SiteConfig, log: AuditLog, key: AuditKey, job_id: str, method: str) -> None:
-        """Raises `NoteError` if a pinned key is none."""
-        pinned = {found.name: found for found in map(VerifierKey.parse, config.audit_peers.values())}
+        """Raises `NoteError` if a pinned key is malformed."""
+        pinned = {peer.name: peer for peer in map(VerifierKey.parse, config.audit_peers.values())}
         self._log, self._key = log, key
         self._standing = {"job": job_id, "method": method}
         self._witness = Witness(config.audit, key, pinned)
         self._cosigned: list[Note] = []
         self._sizes: set[int] = set()
 
-    def hear(self, told: bytes, round: int) -> None:
-        """Takes in what the server told; findings go into the log. Raises `LogError` if that cannot be written."""
+    def receive(self, audit_bytes: bytes, round: int) -> None:
+        """Take in the server's audit bytes, and log findings. Raises `LogError` if the log cannot be written."""
         self._cosigned, self._sizes = [], set()
-        if not told:
+        if not audit_bytes:
             return
         try:
-            down = Down.read(told)
+            down = Down.read(audit_bytes)
             self._witness.introduce(down.key)
         except NoteError as error:
             self._find(error, round)
@@ -140,27 +140,28 @@ class Attester:
             if isinstance(result, NoteError):
                 self._find(result, round, other.key.name)
             else:
-                own = tuple(one for one in result.signatures if one[0] == self._key.public.name)
-                self._cosigned.append(Note(result.text, own))
+                signatures = tuple(
+                    signature for signature in result.signatures if signature[0] == self._key.public.name
+                )
+                self._cosigned.append(Note(result.text, signatures))
         try:
-            notes = [self._own(note) for note in down.cosigned]
+            notes = [self._checked(note) for note in down.cosigned]
             self._log.cosigned(notes, self._witness.known_keys().values())
-            self._sizes = self._known(down.wanted)
+            self._sizes = self._checked_sizes(down.wanted)
         except NoteError as error:
             self._find(error, round)
 
-    def say(self) -> bytes:
-        """The newest checkpoint, made now, and what belongs to it. Raises `LogError`."""
+    def reply(self) -> bytes:
+        """This site's audit bytes: a new checkpoint with its proofs, and cosignatures. Raises `LogError`."""
         note = self._log.checkpoint()
         size = Checkpoint.parse(note.text).size
         proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
         positions = self._witness.positions().items()
-        recent = {origin: Checkpoint.parse(found.text).size for origin, found in positions}
-        # Of others' logs that are not of this job nothing needs to be said.
-        return Up(self._key.public, note, proofs, tuple(self._cosigned), recent).encoded()
+        seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
+        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
-        """Whether the key is the one that is known, or the first of its name."""
+        """Whether the key is the known one, or the first of its name."""
         try:
             if other.key.name == self._key.public.name:
                 raise NoteError("the server passes this site's own log off as another's")
@@ -170,61 +171,61 @@ class Attester:
             return False
         return True
 
-    def _own(self, note: Note) -> Note:
-        """The note, if it is of this log. Raises `ForkFound` where it is signed by this site and of other entries."""
+    def _checked(self, note: Note) -> Note:
+        """The note, if it is of this log. Raises `ForkFound` if this site signed it over other entries."""
         if not self._key.public.signed(note) or Checkpoint.parse(note.text).origin != self._key.public.name:
             raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
         if self._log.contradicts(note):
             raise ForkFound("others hold a signed checkpoint that this log does not have: it was cut or rolled back")
         return note
 
-    def _known(self, sizes: tuple[int, ...]) -> set[int]:
-        """These sizes, if the log has had them."""
+    def _checked_sizes(self, sizes: tuple[int, ...]) -> set[int]:
+        """These sizes, if the log has as many entries. Raises `ForkFound` if it has fewer."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:
             raise ForkFound("others are said to hold more of this log than there is: it was cut, or the server errs")
         return set(sizes)
 
     def _find(self, error: NoteError, round: int, about: str = "") -> None:
-        known = about if about in self._witness.known_keys() else None
-        self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=known, reason=str(error))
+        peer = about if about in self._witness.known_keys() else None
+        self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=peer, reason=str(error))
 
 
-def _json(said: Any) -> bytes:
-    return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _fitted(whole: Mapping[str, Any], parts: Callable[[int], Mapping[str, Any]], most: int) -> bytes:
-    """The encoding with as many parts of each kind as fit into `most` bytes."""
+    """The encoded message, with as many parts of each kind as fit into `most` bytes."""
     count = _MOST
     while len(encoded := _json({**whole, **parts(count)})) > most and count:
         count //= 2
     return encoded
 
 
-def _last(found: list[Any], most: int) -> list[Any]:
-    return found[len(found) - most :] if len(found) > most else found
+def _last(parts: list[Any], most: int) -> list[Any]:
+    return parts[max(len(parts) - most, 0) :]
 
 
-def _parsed(said: bytes, most: int) -> Any:
-    if len(said) > most:
+def _parsed(encoded: bytes, most: int) -> Any:
+    if len(encoded) > most:
         raise ValueError
     try:
-        return json.loads(said)
+        return json.loads(encoded)
     except RecursionError:
         raise ValueError from None
 
 
-def _few(found: Any) -> list[Any]:
-    if not isinstance(found, list) or len(found) > _MOST:
+def _few(parts: Any) -> list[Any]:
+    if not isinstance(parts, list) or len(parts) > _MOST:
         raise ValueError
-    return found
+    return parts
 
 
-def _size(found: Any) -> int:
-    if type(found) is not int or not 0 <= found < 1 << 60:
+def _size(size: Any) -> int:
+    if type(size) is not int or not 0 <= size < 1 << 60:
         raise ValueError
-    return found
+    return size
 
 
 def _coded(proof: tuple[bytes, ...]) -> list[str]:

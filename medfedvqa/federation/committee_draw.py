@@ -1,4 +1,4 @@
-"""The one draw of a job's committees: the sites' part, and the server's."""
+"""The draw of a job's committees, which happens once: the sites' part and the server's."""
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +10,7 @@ from audits import Gate, Refusal, Tensors, TensorSpec
 from medfedvqa.core.on_shares import BEACON, CHECK, COMMIT, COMMITMENT, NONCE, OPEN
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.admission import Admission
-from medfedvqa.federation.aggregation_attempt import as_array, from_array
+from medfedvqa.federation.aggregation_attempt import as_array, bytes_by_name, from_array, hex_by_name, require_pins
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
@@ -18,14 +18,14 @@ from medfedvqa.federation.site_state import Draw, Saved, StateFile
 from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
 
 COMMITMENTS, NONCES = "commitments", "nonces"
-"""Arrays by which the server tells all sites what all have sent."""
+"""The arrays in which the server sends all sites' commitments and nonces to every site."""
 
 Handler = Callable[[int, Tensors], Tensors]
 
 
 @dataclass(frozen=True)
 class DrawingSite:
-    """Answers the tasks of the draw; asked again, also after a restart, with the same bytes."""
+    """Answers the tasks of the draw. A repeated task gets the same bytes, also after a restart."""
 
     config: SiteConfig
     job: JobSpec
@@ -36,11 +36,11 @@ class DrawingSite:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """By task."""
+        """The handlers of the draw, by task."""
         return {COMMIT: self._commit, OPEN: self._open, CHECK: self._check}
 
     def _commit(self, round: int, message: Tensors) -> Tensors:
-        """The hash of a nonce, which is drawn once for the job, before any computation of the job."""
+        """The hash of a nonce, which the site draws once for the job, before the job computes anything on shares."""
         self.gate.receive(COMMIT, round, {})
         saved, draw = self._begun(round)
         if saved.group and saved.draw is None:
@@ -49,7 +49,7 @@ class DrawingSite:
         return self._sent(COMMIT, round, COMMITMENT, self._nonce(draw).commitment)
 
     def _open(self, round: int, message: Tensors) -> Tensors:
-        """The nonce, once all have committed; opened under one set of commitments, ever."""
+        """The nonce, once all sites have committed. The site opens it under one set of commitments only."""
         self.gate.receive(OPEN, round, {})
         saved, draw = self._begun(round)
         commitments = _read(message, COMMITMENTS)
@@ -57,8 +57,7 @@ class DrawingSite:
             raise FederationError("the server has shown this site other commitments before: the draw is void")
         if commitments.get(self.config.name) != self._nonce(draw).commitment or len(commitments) < self.job.least_sites:
             raise FederationError(f"a draw needs this site and at least {self.job.least_sites} in all")
-        if missing := sorted(commitments.keys() - self.config.peers.keys() - {self.config.name}):
-            raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
+        require_pins(self.config, commitments)
         with self.admission.drawing_once() as before:
             if before:
                 self.gate.refuse_job(Refusal.DRAWN)
@@ -68,7 +67,7 @@ class DrawingSite:
             return self._sent(OPEN, round, NONCE, draw.nonce)
 
     def _check(self, round: int, message: Tensors) -> Tensors:
-        """The beacon, as it follows from all nonces. Raises `SecureAggregationError` if they are not as committed."""
+        """The beacon that follows from all nonces. Raises `SecureAggregationError` if one breaks its commitment."""
         self.gate.receive(CHECK, round, {})
         saved, draw = self._begun(round)
         beacon = Beacon.open(self._nonce(draw), draw.commitments, _read(message, NONCES))
@@ -89,42 +88,38 @@ class DrawingSite:
 
 
 def job_of_draw(job: JobSpec, job_id: str) -> str:
-    """What every nonce is bound to: the very job that was signed, of which no other one has the nonce."""
+    """The text to which every nonce is bound: the id, the definition and the nonce of the signed job."""
     return f"{job_id} {job.definition} {job.terms.nonce if job.terms else ''}"
 
 
 def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites: Collection[str]) -> Beacon:
-    """The server's part: carries what sites send to all of them; a site that does not commit is not in the draw.
+    """The server's part: it forwards what each site sends to all. A site that does not commit is not in the draw.
 
     Raises `FederationError` if a site that has committed does not open, since a second draw would let it choose between
-    two, or if sites have found different beacons.
+    two results, or if the sites' beacons differ.
     """
     commitments = _answers(ask(COMMIT, dict.fromkeys(sites, {})), COMMITMENT)
-    nonces = _answers(ask(OPEN, dict.fromkeys(commitments, {COMMITMENTS: _together(commitments)})), NONCE)
+    nonces = _answers(ask(OPEN, dict.fromkeys(commitments, {COMMITMENTS: _to_array(commitments)})), NONCE)
     if silent := sorted(commitments.keys() - nonces.keys()):
         raise FederationError(
             f"{', '.join(silent)} did not open what it had committed to, so that the draw of a committee is void: "
             "submit the job again, without that site if it happens twice"
         )
-    beacons = _answers(ask(CHECK, dict.fromkeys(nonces, {NONCES: _together(nonces)})), BEACON)
+    beacons = _answers(ask(CHECK, dict.fromkeys(nonces, {NONCES: _to_array(nonces)})), BEACON)
     if len(set(beacons.values())) != 1:
         raise FederationError("sites found different results of the draw of a committee: submit the job again")
     return Beacon(tuple(sorted(nonces)), next(iter(beacons.values())))
 
 
 def _answers(replies: Mapping[str, Reply], spec: TensorSpec) -> dict[str, bytes]:
-    """What sites sent; without those that sent something else."""
+    """The bytes that each site sent, without sites that sent anything else."""
     arrays = {site: np.asarray(reply.tensors.get(spec.name, ())) for site, reply in replies.items()}
     return {site: a.tobytes() for site, a in arrays.items() if (a.shape, a.dtype) == (spec.shape, np.dtype("<i8"))}
 
 
-def _together(sent: Mapping[str, bytes]) -> np.ndarray:
-    return as_array({site: sent[site].hex() for site in sorted(sent)})
+def _to_array(sent: Mapping[str, bytes]) -> np.ndarray:
+    return as_array(hex_by_name(sent))
 
 
 def _read(message: Tensors, name: str) -> dict[str, bytes]:
-    shown = from_array(message, name)
-    try:
-        return {str(site): bytes.fromhex(value) for site, value in shown.items()}
-    except (TypeError, ValueError, AttributeError):
-        raise FederationError("the server's message does not hold what all sites sent in the draw") from None
+    return from_array(message, name, bytes_by_name, "hold what all sites sent in the draw")

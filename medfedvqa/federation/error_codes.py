@@ -1,4 +1,4 @@
-"""Which errors may be told, and as which code: nobody but the site itself is told more than that."""
+"""The code by which a site reports an error to the server, which learns nothing else of it."""
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
 from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
@@ -7,7 +7,7 @@ from privacy.errors import PrivacyError
 from privacy.ledger_journal import BudgetRefused, LedgerError
 
 ACTIONABLE = (MedfedvqaError, AuditError, PrivacyError)
-"""Errors whose sentence may be shown to the user of this machine; of any other one only the name."""
+"""Errors whose sentence may be shown to the user of this machine. Of any other error, only the class name is shown."""
 
 _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (ReleaseRefused, Refusal.MESSAGE),
@@ -24,7 +24,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 
 
 def code_of(error: Exception) -> Refusal:
-    """What the server is told of an error at a site."""
+    """The code that the server gets for an error at a site."""
     if isinstance(error, JobRefused):
         return error.code
     return next((code for kind, code in _CODES if isinstance(error, kind)), Refusal.FAILED)

@@ -1,4 +1,4 @@
-"""The server's side of a run: gathers from the sites by any engine, and keeps what the server saw."""
+"""The server's side of a run: it calls the sites through any engine, and keeps what the server received."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,24 +11,24 @@ from audits import Exchange, MessageRefused
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from privacy import AggregationError, Gathering, Reliability, mix
 
 
 class Reply(NamedTuple):
-    """A site's answer to one task, how long it took in seconds, and what it said beside it: see `attest`."""
+    """A site's answer to one task, its time in seconds, and the audit bytes sent alongside."""
 
     tensors: Tensors
     seconds: float
-    beside: bytes = b""
+    audit_bytes: bytes = b""
 
 
 Excused = Callable[[Mapping[str, Reply]], Collection[str]]
 """Given the answers so far, the sites whose answers need not be waited for."""
 
 
-def nobody(replies: Mapping[str, Reply]) -> Collection[str]:
-    """All sites must answer."""
+def excuse_none(replies: Mapping[str, Reply]) -> Collection[str]:
+    """Every site must answer."""
     return ()
 
 
@@ -43,19 +43,19 @@ class TaskCall:
     round: int
     messages: Mapping[str, Tensors]
     answered: Callable[[str], None] = lambda site: None
-    """Is called with a site's name as that site answers."""
-    excused: Excused = nobody
-    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """The engine calls this with a site's name when that site answers."""
+    excused: Excused = excuse_none
+    audit_bytes: Mapping[str, bytes] = field(default_factory=dict)
     """The audit bytes that each site is sent alongside its message."""
 
 
 Engine = Callable[[TaskCall], dict[str, Reply]]
-"""Carries out a call: the answers, in order of arrival. Raises `FederationError`, which names a site that refuses."""
+"""Carries out a call; returns the answers in order of arrival. Raises `FederationError` naming a site that refuses."""
 
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """Progress, for whoever watches: a task was sent to the sites, or a site answered it."""
+    """One event of a run's progress: a task was sent to the sites, or a site answered it."""
 
     round: int
     rounds: int
@@ -65,7 +65,7 @@ class TaskAnswer:
 
 
 class ServerHub:
-    """Carries out `mean` and `mix` in clear at the server."""
+    """Computes `mean` and `mix` in clear at the server."""
 
     def __init__(
         self,
@@ -77,21 +77,20 @@ class ServerHub:
         ended: Callable[[History], None] = lambda history: None,
         seed: int = 0,
         backbone: str = "",
-        notary: Notary | None = None,
+        receipts: ServerReceipts | None = None,
         gathering: Gathering = MEAN,
     ) -> None:
-        """`exchange`: what travels in the job; every answer is held against it before anything is computed.
+        """`exchange` declares what travels in the job; every answer is checked against it before anything is computed.
 
-        `watch` sees progress, `stop` is asked between rounds, `ended` sees the history after each round.
-
-        `seed`: the job's. `backbone`: its name. `notary`: keeps receipts, and passes on what sites say of their logs.
-        `gathering`: how means are taken.
+        The hub calls `watch` with each event of progress, `stop` between rounds, and `ended` with the history after
+        each round. `seed` is the job's and `backbone` the name of its backbone. `receipts` logs what sites send and
+        passes on their audit checkpoints. `gathering` is the rule by which means are taken.
         """
         self.sites, self.seed = sites, seed
         self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
-        self._notary, self._exchange, self._gathering = notary, exchange, gathering
+        self._receipts, self._exchange, self._gathering = receipts, exchange, gathering
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
         self._weights: dict[str, np.ndarray] = {}
@@ -99,7 +98,7 @@ class ServerHub:
         self._epsilon: dict[str, list[float]] = {}
 
     def rounds(self, count: int) -> Iterator[int]:
-        """Rounds 1..count, each recorded as it ends; none begins once `stop` says so."""
+        """Rounds 1 to `count`, each recorded when it ends. No round begins once `stop` returns true."""
         self._planned = count
         for number in range(1, count + 1):
             if self._stop():
@@ -113,14 +112,14 @@ class ServerHub:
             self._ended(self.history)
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """The uploads of the sites in `down`, or of all sites, each sent an empty message."""
+        """The uploads of the sites in `down`; without `down`, all sites are sent an empty message."""
         replies = self._ask(task, {site: {} for site in self.sites} if down is None else down)
         for site, (tensors, *_) in replies.items():
             if ACCURACY in tensors:
                 self._accuracy[site] = float(tensors[ACCURACY])
             if EPSILON.name in tensors:
                 self._epsilon[site] = tensors[EPSILON.name].tolist()
-        return {site: _contributed(reply.tensors) for site, reply in replies.items()}
+        return {site: _without_epsilon(reply.tensors) for site, reply in replies.items()}
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`."""
@@ -137,7 +136,7 @@ class ServerHub:
         down: Mapping[str, Tensors] | None = None,
         targets: tuple[str, ...] | None = None,
     ) -> dict[str, Tensors]:
-        """See `Hub.mix`. Sites that `down` leaves out take part with their last upload."""
+        """See `Hub.mix`. A site that `down` leaves out takes part with its last upload."""
         for site, tensors in self.collect(task, down).items():
             self.history.uploads[site] = {name: array for name, array in tensors.items() if name != ACCURACY}
         try:
@@ -148,15 +147,18 @@ class ServerHub:
         self._weights = mixture.weights
         return mixture.shared
 
-    def _ask(self, task: str, messages: Mapping[str, Tensors], excused: Excused = nobody) -> dict[str, Reply]:
-        """One task, watched, checked and counted. Raises `FederationError` naming a site whose answer is refused."""
+    def _ask(self, task: str, messages: Mapping[str, Tensors], excused: Excused = excuse_none) -> dict[str, Reply]:
+        """Call one task, report progress, and check and count the answers.
+
+        Raises `FederationError` naming a site whose answer is refused.
+        """
 
         def answered(site: str) -> None:
             self._watch(TaskAnswer(self._round, self._planned, task, site))
 
         self._watch(TaskAnswer(self._round, self._planned, task, None))
-        beside = {} if self._notary is None else self._notary.outgoing(messages)
-        replies = self._call(TaskCall(task, self._round, messages, answered, excused, beside))
+        audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
+        replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes))
         replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
         for site, message in messages.items():
             self._tally.sent(site, message)
@@ -165,15 +167,15 @@ class ServerHub:
         return replies
 
     def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
-        """The answer, if it is what the job declares, with a receipt either way; None if the job goes on without it."""
+        """The answer if it is as the job declares it; None if the job continues without it. Both get a receipt."""
         try:
             reply = reply._replace(tensors=self._declared(task, reply.tensors))
         except MessageRefused as error:
-            if self._notary is not None:
-                self._notary.refused(site, task, self._round, str(error))
+            if self._receipts is not None:
+                self._receipts.refused(site, task, self._round, str(error))
             return self._refused(site, task, error)
-        if self._notary is not None:
-            self._notary.incoming(site, task, self._round, reply.tensors, reply.beside)
+        if self._receipts is not None:
+            self._receipts.incoming(site, task, self._round, reply.tensors, reply.audit_bytes)
         return reply
 
     def _declared(self, task: str, tensors: Tensors) -> Tensors:
@@ -181,7 +183,7 @@ class ServerHub:
         return self._exchange.check(task, "up", tensors)
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
-        """What happens to the job after an answer that it does not declare: it stops."""
+        """Stop the job after an answer that it does not declare. Raises `FederationError`."""
         sentence = f"round {self._round}: site '{site}' sent a message that the job does not declare: {error}"
         raise FederationError(sentence) from None
 
@@ -200,13 +202,13 @@ class ServerHub:
         )
 
 
-def _contributed(tensors: Tensors) -> Tensors:
-    """What the site's method sent, without what the privacy accounting put beside it."""
+def _without_epsilon(tensors: Tensors) -> Tensors:
+    """The tensors that the site's method sent, without the epsilon that the site's accounting adds."""
     return {name: array for name, array in tensors.items() if name != EPSILON.name}
 
 
 class _Tally:
-    """Bytes and seconds of one round, by site."""
+    """The bytes and seconds of one round, by site."""
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.up = dict.fromkeys(sites, 0)

@@ -18,7 +18,7 @@ from privacy.secagg import InProcessRelay
 
 
 class LocalEngine:
-    """Calls sites one after the other, on one backbone; those that aggregate on shares at once.
+    """Calls sites one after the other, on one backbone, and all at once where they aggregate on shares.
 
     At most `resident` sites keep their pictures in memory.
     """
@@ -32,7 +32,7 @@ class LocalEngine:
         load_data: LoadData = load_site,
     ) -> None:
         self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
-        # Sites that talk to each other must all be there.
+        # Sites that exchange messages must all stay in memory.
         self._resident = max(resident, len(sites)) if job.secagg else resident
         shared = job.build().on_shares if job.secagg else {}
         self._together = {name for task, how in shared.items() for name in how.joint(task)}
@@ -46,12 +46,12 @@ class LocalEngine:
         def answer(site: str) -> tuple[str, Reply]:
             began = time.monotonic()
             try:
-                audit_bytes = call.beside.get(site, b"")
-                tensors, said = self._runtime(site).answer(call.task, call.round, call.messages[site], audit_bytes)
+                incoming = call.audit_bytes.get(site, b"")
+                tensors, outgoing = self._runtime(site).answer(call.task, call.round, call.messages[site], incoming)
             except ACTIONABLE as error:
                 raise FederationError(f"site '{site}' stopped the job: {error}") from error
             call.answered(site)
-            return site, Reply(tensors, time.monotonic() - began, said)
+            return site, Reply(tensors, time.monotonic() - began, outgoing)
 
         if call.task not in self._together:
             return dict(map(answer, call.messages))
@@ -81,6 +81,6 @@ class LocalEngine:
         return self._backbones[key]
 
     def close(self) -> None:
-        """The job is over: close the log of every site in memory."""
+        """End the job: close the log of every site in memory."""
         while self._running:
             self._running.popitem()[1].close()

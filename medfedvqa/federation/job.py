@@ -23,13 +23,13 @@ _Count = Annotated[int, Field(ge=0, le=MOST_SITES)]
 _Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 MOST_MEMBERS = 8
-"""Beyond so many sites a committee of so many computes, if the job does not say otherwise. Costs stay those of a small
-federation, and all members of a committee collude less likely the larger it is: if a third of 200 sites does, in 3.5 %
-of draws with three members, in 0.01 % with eight."""
+"""With more sites than this, a committee of this size computes, unless the job sets another. Costs then stay those of a
+small federation. The larger a committee, the less likely all of its members collude: if a third of 200 sites colludes,
+this happens in 3.5 % of draws with three members and in 0.01 % with eight."""
 
 
 class JobSpec(BaseModel, frozen=True, extra="forbid"):
-    """What to train, on which kind of data, from which backbone. The sites decide whether they take part."""
+    """What a job trains, on which kind of data, from which backbone. Each site decides whether it takes part."""
 
     method: Identifier
     options: dict[str, Any] = Field(default_factory=dict)
@@ -51,18 +51,21 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("committee")
     @classmethod
-    def _compute(cls, given: int | tuple[str, ...] | None, others: ValidationInfo) -> int | tuple[str, ...] | None:
-        if given is None:
+    def _check_committee(
+        cls, committee: int | tuple[str, ...] | None, others: ValidationInfo
+    ) -> int | tuple[str, ...] | None:
+        if committee is None:
             return None
         if not others.data.get("secagg"):
             raise ValueError("a committee computes on shares: ask for secure aggregation as well, or for no committee")
-        found = given if isinstance(given, int) else tuple(sorted(set(given)))
-        if (found if isinstance(found, int) else len(found)) < MINIMUM:
+        if not isinstance(committee, int):
+            committee = tuple(sorted(set(committee)))
+        if (committee if isinstance(committee, int) else len(committee)) < MINIMUM:
             raise ValueError(f"a committee has at least {MINIMUM} sites: fewer could reveal the others")
-        return found
+        return committee
 
     def exchange(self) -> Exchange:
-        """All that the job moves between a site and its peers. Raises `ConfigError`."""
+        """Everything that the job moves between a site and its peers. Raises `ConfigError`."""
         return self.build().final_exchange(shape_of(self.backbone))
 
     def build(self) -> Method[Any]:
@@ -77,7 +80,7 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         return max(self.min_sites, method.least_sites, robust)
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
-        """Which sites compute on shares; `beacon`: of the draw, if there was one."""
+        """Which sites compute on shares. `beacon` is the result of the draw, if there was one."""
         if isinstance(self.committee, tuple):
             return MembersRule(len(self.committee), self.committee)
         return MembersRule(self.committee or MOST_MEMBERS, beacon=beacon)
@@ -88,7 +91,7 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         return self.secagg or self.dp is not None
 
     def offer(self) -> Offer:
-        """What the job promises its sites, to hold against their policies."""
+        """What the job promises its sites; each site compares it with its policy."""
         sites = self.least_sites if self.secagg else self.min_sites
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
@@ -97,16 +100,16 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def definition(self) -> str:
-        """SHA-256, as hex, of all that the job trains, without what makes it fresh."""
+        """The SHA-256, in hex, of everything that the job trains, without its terms."""
         return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"terms"}))).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The job as plain JSON."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":
-        """Strict; also checks the method's options. Raises `ConfigError`."""
+        """Read a job strictly, the method's options included. Raises `ConfigError`."""
         spec = checked(cls, job, "job")
         spec.build()
         return spec

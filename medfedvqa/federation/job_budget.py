@@ -1,4 +1,7 @@
-"""What one job spends of a site's privacy budget: written down before its data is touched, kept even if it dies."""
+"""What one job spends of a site's privacy budget.
+
+The charge is written before the job touches data, and it stands even if the job dies.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +13,13 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
 from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, spent
 
-if TYPE_CHECKING:  # both need torch, and whoever looks into a ledger does without
+if TYPE_CHECKING:  # both import torch, which commands that only read a ledger do not need
     from medfedvqa.core import Method
     from medfedvqa.federation.job import JobSpec
 
 
 class JobBudget:
-    """One job's account in a site's ledger; a job without differential privacy has none and charges nothing."""
+    """One job's account in a site's ledger. A job without differential privacy has none and is charged nothing."""
 
     def __init__(self, config: SiteConfig, job: "JobSpec", job_id: str, method: "Method[Any]") -> None:
         self._config, self._job_id, self._method = config, job_id, method
@@ -24,15 +27,15 @@ class JobBudget:
         self._ledger: Ledger | None = None
 
     def check(self) -> None:
-        """Whether the job fits beside all others, whoever its patients are: asks no data.
+        """Check, without reading any data, that the job fits into the budget whoever its patients are.
 
-        Raises `JobRefused` if the job alone is too much, `BudgetRefused` if it is with others, or `LedgerError` if the
-        ledger cannot be trusted.
+        Raises `JobRefused` if the job alone exceeds a limit, `BudgetRefused` if it does so together with other jobs, or
+        `LedgerError` if the ledger cannot be trusted.
         """
         if self._dp is None:
             return
         plan, limits = self._method.plan(), self._limits
-        alone = spent([event for one in plan for event in one.events], limits.delta).epsilon
+        alone = spent([event for task in plan for event in task.events], limits.delta).epsilon
         most = [limit for limit in (limits.max_epsilon, limits.max_epsilon_per_job) if limit is not None]
         if most and alone > min(most):
             detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"
@@ -42,7 +45,7 @@ class JobBudget:
         self._ledger.check(self._job_id, plan, limits)
 
     def reserve(self, patients: Iterable[str]) -> None:
-        """Set the whole job's cost aside, after `check`. Raises `BudgetRefused`."""
+        """Reserve the cost of the whole job; call `check` first. Raises `BudgetRefused`."""
         if self._ledger is None:
             return
         void = self._config.repeatable_noise is not None
@@ -50,19 +53,19 @@ class JobBudget:
         self._note_head(self._ledger)
 
     def begin(self, task: str, round: int) -> None:
-        """Charge a task that is about to run; a run that died was charged too. Raises as `reserve` does."""
+        """Charge a task that is about to run. A run that dies stays charged. Raises `BudgetRefused`."""
         if self._ledger and self._costs(task):
             self._ledger.begin(self._job_id, task, round, self._limits)
             self._note_head(self._ledger)
 
     def settle(self, task: str, round: int) -> LedgerCharge | None:
-        """The charge that stands for a task's saved result, None for a task that costs nothing."""
+        """The charge for a task's saved result, or None for a task that costs nothing."""
         if self._ledger and self._costs(task):
             return self._ledger.settle(self._job_id, task, round)
         return None
 
     def close(self) -> bool:
-        """Give the file back; whether the job had any part of the budget."""
+        """Close the ledger; returns whether the job holds any part of the budget."""
         if self._ledger is None:
             return False
         had_part = self._ledger.holds(self._job_id)
@@ -70,28 +73,28 @@ class JobBudget:
         return had_part
 
     def _note_head(self, ledger: Ledger) -> None:
-        """Lets the other sites of the store know: they refuse a copy of the ledger that lacks this charge."""
+        """Record the ledger's head in the store: its other sites then refuse a copy that lacks this charge."""
         if store := store_of(self._config):
             note_head(store, ledger)
 
     def _costs(self, task: str) -> bool:
-        """Whatever the round: one that was not planned is for the ledger to refuse."""
+        """Whether the task costs anything, in any round: the ledger itself refuses a round that was not planned."""
         return self._method.cost(task) != Cost()
 
     @property
     def _limits(self) -> Limits:
-        # A job's delta is at most the site's: at that delta every epsilon is at least the site's own.
+        # A job's delta is at most the site's, and at a smaller delta every epsilon is at least as large.
         policy, delta = self._config.policy, self._dp.delta if self._dp else self._config.policy.delta
         return Limits(policy.epsilon_limit, delta, policy.max_epsilon_per_job)
 
 
 def store_of(config: SiteConfig) -> Path | None:
-    """The store that the site trains on, None if its data set is no store that `medfedvqa ingest` made."""
+    """The store that the site trains on, or None if `medfedvqa ingest` did not make its data set."""
     return config.data.root if config.data.reader == "store" else None
 
 
 def ledger_of(config: SiteConfig) -> Ledger:
-    """The site's ledger; that of a store is bound to it. Raises `LedgerError` if it is not this site's to charge."""
+    """The site's ledger, bound to the site's store if there is one. Raises `LedgerError` if it belongs to others."""
     if store := store_of(config):
         return open_ledger(store, config.ledger, config.name)
     ledger = Ledger(config.ledger, config.name)
@@ -104,12 +107,12 @@ def ledger_of(config: SiteConfig) -> Ledger:
 
 
 def look_into(config: SiteConfig) -> Ledger:
-    """The site's ledger as it is: binds nothing, and charges are for `ledger_of`. Raises `LedgerError`."""
+    """The site's ledger for reading: it binds nothing to a store; `ledger_of` charges. Raises `LedgerError`."""
     return look_into_ledger(store_of(config), config.ledger, config.name)
 
 
-def logged(charge: LedgerCharge) -> LogCharge:
-    """The charge as the audit log says it; the ledger's head lets the log notice a ledger that was set back."""
+def log_charge(charge: LedgerCharge) -> LogCharge:
+    """The charge as an entry of the audit log holds it. The ledger's head lets the log notice an older ledger."""
     event = {
         "mechanisms": sorted({event.mechanism for event in charge.events}),
         "unit": "patient",
@@ -124,9 +127,9 @@ def logged(charge: LedgerCharge) -> LogCharge:
 
 
 def check_ledger(ledger: Ledger | None, audit: Path) -> None:
-    """Hold the ledger, None if there is none, against the heads of it that the audit log recorded.
+    """Compare the ledger, or None where there is none, with the last of its heads that the audit log recorded.
 
-    Raises `LedgerError` if the ledger lacks one: it was set back, replaced, edited or removed.
+    Raises `LedgerError` if the ledger lacks that head: it was set back, replaced, edited or removed.
     """
     last = None
     try:

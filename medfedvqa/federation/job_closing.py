@@ -1,6 +1,6 @@
-"""The end of a job at a site, however it came: what it set aside is given back, and the log says that it is over.
+"""The end of a job at a site, however it ends: its unused reservation is freed, and the log records that it is over.
 
-A job's own process does it when the job ends; the site's process does it for jobs whose process did not come to that.
+The job's own process does this when the job ends. The site's process does it for jobs whose process died before.
 """
 
 import contextlib
@@ -11,20 +11,19 @@ from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, ori
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.task_order import LAST
 
 LATE = "the site closed the job: its process had ended without doing so"
 
-_LAST = "evaluate"
-"""The task with which each method ends."""
-
-_BY_DATA = {Refusal.DATA, Refusal.FAILED, Refusal.MESSAGE}
-"""Codes of refusals that may have depended on data that a task had read: who was told of one has learnt something."""
+_DATA_DEPENDENT = {Refusal.DATA, Refusal.FAILED, Refusal.MESSAGE}
+"""Refusals that may depend on data that a task read: the server learns something from their code."""
 
 
-def settle(config: SiteConfig, job_id: str) -> None:
-    """Gives back what a job that is over set aside, and, if nothing of it left the site, all that it was charged.
+def settle_job(config: SiteConfig, job_id: str) -> None:
+    """Free what a finished job reserved. If nothing of it left the site, take back all of its charges as well.
 
-    What its tasks had computed is then removed: without a charge it may never leave. Raises `LedgerError`, `LogError`.
+    In that case the results of its tasks are removed: without a charge they may never leave. Raises `LedgerError`,
+    `LogError`.
     """
     if not config.ledger.is_dir():
         return
@@ -40,28 +39,26 @@ def settle(config: SiteConfig, job_id: str) -> None:
 
 
 def _left_something(audit: Path, job_id: str) -> bool:
-    """Whether anybody was sent, or told, anything that may depend on the site's data.
+    """Whether anything left the site, a refusal included, that may depend on the site's data.
 
-    True also for a job that came to its end: the site keeps its model.
+    This is also true of a job that reached its last task: the site keeps its model.
     """
     for entry in read(audit):
         if entry.job != job_id:
             continue
         if entry.event is Event.RELEASE and (
-            entry.task == _LAST or entry.outcome is Outcome.REFUSED or _has_data(entry)
+            entry.task == LAST
+            or entry.outcome is Outcome.REFUSED
+            or any(tensor.kind is not Kind.PUBLIC for tensor in entry.tensors)
         ):
             return True
-        if entry.event is Event.REFUSAL and (entry.admission or {}).get("code") in _BY_DATA:
+        if entry.event is Event.REFUSAL and (entry.admission or {}).get("code") in _DATA_DEPENDENT:
             return True
     return False
 
 
-def _has_data(entry: Entry) -> bool:
-    return any(tensor.kind is not Kind.PUBLIC for tensor in entry.tensors)
-
-
 def close_ended(config: SiteConfig, running: Collection[str]) -> list[str]:
-    """Settles and closes every job that is open at this site and not `running`; their ids.
+    """Settle and close every job that is open at this site and not `running`; returns their ids.
 
     Raises `LedgerError`, `LogError`.
     """
@@ -70,13 +67,13 @@ def close_ended(config: SiteConfig, running: Collection[str]) -> list[str]:
         AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     ) as log:
         for entry in late:
-            settle(config, str(entry.job))
+            settle_job(config, str(entry.job))
             log.append(Event.CLOSE, job=entry.job, method=entry.method, reason=LATE)
     return [str(entry.job) for entry in late]
 
 
 def _open(config: SiteConfig) -> list[Entry]:
-    """The first entry of each job that the log does not close."""
+    """The first entry of each job that the log opens and does not close."""
     jobs: dict[str | None, Entry] = {}
     if not config.audit.is_dir():
         return []

@@ -1,7 +1,7 @@
 """What makes a signed job fresh: a nonce, an expiry, the federation, and the sites that it is for.
 
-A signature alone binds what is trained. A server could run it again, years later, for other sites: each run would spend
-budget in the name of whoever signed it once.
+A signature alone binds only what is trained. A server could run the job again, years later, for other sites, and each
+run would spend budget in the name of the person who signed it once.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -12,11 +12,11 @@ from pydantic import AwareDatetime, BaseModel, Field
 from medfedvqa.bounds import FINGERPRINT, MOST_SITES, NONCE, SiteName
 
 LONGEST = timedelta(days=31)
-"""No signature is fresh for longer."""
+"""No signature stays fresh for longer than this."""
 
 
 class Terms(BaseModel, frozen=True, extra="forbid"):
-    """Part of a job's configuration, and so of what its submitter signs."""
+    """The part of a job's configuration, and so of what its submitter signs, that makes the job fresh."""
 
     nonce: str = Field(pattern=NONCE, max_length=36, description="random; a site runs no second job with it")
     expires: AwareDatetime = Field(description="no site begins the job later; at most 31 days ahead")

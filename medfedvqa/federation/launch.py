@@ -1,4 +1,4 @@
-"""From what a user asked for to a running job: checked first, so that nothing is written for a job that cannot run."""
+"""Runs a job on this machine. Everything is checked first, so that nothing is written for a job that cannot run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
-from medfedvqa.federation.server_receipts import NOTARY, Notary
+from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
 from medfedvqa.models import load_backbone
@@ -29,23 +29,23 @@ Engine = Literal["local", "simulator", "provisioned"]
 
 @dataclass(frozen=True)
 class Launch:
-    """One run on this machine: a site per organ of one data set."""
+    """One run on this machine, with one site for each organ of a data set."""
 
     job: JobSpec
     root: Path | None
-    """Folder of the data set; None for the phantom set."""
+    """The folder of the data set; None for the phantom set."""
     out: Path
     sites: tuple[str, ...]
     threads: int = 1
-    """Processor threads per site."""
+    """The processor threads of each site."""
     backbone_files: Mapping[str, Path] | None = None
     device: str = "cpu"
     """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
     ledger: Path | None = None
-    """Folder of the ledger that the patients of a store are charged to; None: the one beside the store."""
+    """The folder of the ledger for a store's patients; None means the ledger beside the store."""
 
     def ledger_of(self, site: str) -> Path:
-        """The folder of a site's ledger: the sites of a store share one."""
+        """The folder of a site's ledger. All sites of a store share one."""
         if self.ledger is not None:
             return self.ledger.resolve()
         if self.job.data == "store" and self.root is not None:
@@ -54,14 +54,14 @@ class Launch:
 
     @property
     def audit_folders(self) -> dict[str, Path]:
-        """Where each site's log is kept."""
+        """The folder of each site's audit log, by site."""
         return {site: self.out / "sites" / site / "audit" for site in self.sites}
 
 
-def check_new(out: Path, held: str = "something") -> None:
-    """Raises `ConfigError` unless nothing is at `out`, or an empty folder; `held` names what else would be there."""
+def check_new(out: Path, content: str = "something") -> None:
+    """Raises `ConfigError` unless `out` is free or an empty folder. `content` says in the message what it holds."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"'{out}' already holds {held}: choose another folder, or remove it")
+        raise ConfigError(f"'{out}' already holds {content}: choose another folder, or remove it")
 
 
 def plan(
@@ -74,7 +74,7 @@ def plan(
     ledger: Path | None = None,
     device: str = "cpu",
 ) -> Launch:
-    """Check everything that can be checked without training; writes nothing.
+    """Check everything that can be checked without training, and write nothing.
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
@@ -91,22 +91,18 @@ def plan(
     method = job.build()
     launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
     if job.dp is not None and job.data == "store" and root is not None:
-        _check_ledger(root, launch.ledger_of(sites[0]))
+        try:
+            check_binding(root, launch.ledger_of(sites[0]))
+        except LedgerError as error:
+            raise ConfigError(str(error)) from None
     for site in sites:
         method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
     load_backbone(job.backbone, backbone_files or {})
     return launch
 
 
-def _check_ledger(store: Path, ledger: Path) -> None:
-    try:
-        check_binding(store, ledger)
-    except LedgerError as error:
-        raise ConfigError(str(error)) from None
-
-
 def write_sites(launch: Launch) -> dict[str, Path]:
-    """Each site's `site.yml` under `out/sites/NAME`; returns their paths."""
+    """Write each site's `site.yml` under `out/sites/NAME`; returns the paths."""
     paths: dict[str, Path] = {}
     folders = {site: (launch.out / "sites" / site).resolve() for site in launch.sites}
     for folder in folders.values():
@@ -145,13 +141,15 @@ def write_sites(launch: Launch) -> dict[str, Path]:
 def run(
     launch: Launch, engine: Engine, watch: Callable[[TaskAnswer], None], stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Run to the end, or to the end of the round in which `stop` says so. Returns the results."""
+    """Run to the end, or to the end of the round in which `stop` returns true. Returns the results."""
     paths = write_sites(launch)
     if engine == "local":
         sites = {site: load_site_config(path, site) for site, path in paths.items()}
-        notary = Notary(launch.job.exchange(), launch.out.name, launch.sites, launch.out / NOTARY, launch.out)
-        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(notary):
-            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, notary)
+        receipts = ServerReceipts(
+            launch.job.exchange(), launch.out.name, launch.sites, launch.out / SERVER_KEYS, launch.out
+        )
+        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(receipts):
+            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, receipts)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.
         from medfedvqa.federation.flare.engine import run_on_flare
@@ -164,7 +162,7 @@ def run(
 
 
 def refusals_of(launch: Launch) -> str:
-    """Why sites of this machine refused the job, from their own logs: a server is told no more than a code."""
+    """Why sites of this machine refused the job, from their own logs: the server gets only a code."""
     reasons = []
     for site, folder in launch.audit_folders.items():
         refused = [entry for entry in read(folder) if entry.outcome is Outcome.REFUSED] if folder.is_dir() else []
@@ -174,11 +172,11 @@ def refusals_of(launch: Launch) -> str:
 
 
 def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]:
-    """Whoever runs all sites on one machine may look at what each of them keeps, unless one fell out."""
+    """The results with the scores that the sites keep, which all lie on this machine, unless a site fell out."""
     scores = {}
     for site in launch.sites:
-        for kept in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):
-            scores[site] = score_of(json.loads(kept.read_text(encoding="utf-8")))
+        for path in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):
+            scores[site] = score_of(json.loads(path.read_text(encoding="utf-8")))
     if len(scores) < len(launch.sites):
         return results
     results = add_scores(launch.out, scores)

@@ -1,4 +1,4 @@
-"""Which of a site's processes live: each holds the newest file of its byte ledger locked."""
+"""Finds a site's live processes: each holds a lock on the newest file of its byte ledger."""
 
 import fcntl
 import json
@@ -20,15 +20,15 @@ class LiveProcesses:
     """The processes of one kit that live now."""
 
     site: bool
-    """Whether the site's own process does."""
+    """Whether the site's own process lives."""
     jobs: frozenset[str]
-    """The ids of the jobs that have a process."""
+    """The ids of the jobs that have a live process."""
 
 
 def live_processes(audit: Path) -> LiveProcesses:
     """The processes that write into the audit log in this folder.
 
-    Journals that this account may not read, or that are damaged, count as those of no process.
+    A journal that is damaged, or that this account may not read, counts as one without a process.
     """
     heads = [head for path in sorted((audit / FOLDER).glob("[0-9a-f]*.*")) if (head := _locked_head(path))]
     return LiveProcesses(
@@ -38,7 +38,7 @@ def live_processes(audit: Path) -> LiveProcesses:
 
 
 def _locked_head(path: Path) -> tuple[str, str | None] | None:
-    """Process and job of a journal whose writer lives, else None."""
+    """The process and the job of a journal whose writer lives; None for any other journal."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -36,7 +36,10 @@ from privacy.secagg.ring import Ring
 
 
 class SecureHub(ServerHub):
-    """Sees no upload: of a mixture nothing, of a mean the mean, or nothing where only sites may know it."""
+    """Aggregates on shares and sees no upload.
+
+    Of a mixture it sees nothing. Of a mean it sees the mean, or nothing where only the sites may know it.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,8 @@ class SecureHub(ServerHub):
         least: int,
         rule: MembersRule,
     ) -> None:
-        """`shared`: what is aggregated, by task, as declared without shares; `least`: the fewest sites that the job
-        continues with; `rule`: which of them compute."""
+        """`shared` holds what each task aggregates, as declared without shares. The job continues with at least `least`
+        sites, and `rule` says which of them compute."""
         super().__init__(*arguments)
         self._on_shares, self._shared, self._least, self._rule = on_shares, shared, least, rule
         self._layouts = {task: how.layout(shared[task]) for task, how in on_shares.items()}
@@ -60,9 +63,9 @@ class SecureHub(ServerHub):
         self._hidden: dict[str, Tensors] = {}
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """See `Hub.collect`; a sum that only the sites can read goes with the next message to them.
+        """See `Hub.collect`. A sum that only the sites can read travels with the next message to them.
 
-        A site that is not waited for any longer takes no further part.
+        A site that does not answer takes no further part.
         """
         messages = {site: {} for site in self.sites} if down is None else down
         sent = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
@@ -77,11 +80,11 @@ class SecureHub(ServerHub):
         down: Mapping[str, Tensors] | None = None,
         targets: tuple[str, ...] | None = None,
     ) -> dict[str, Tensors]:
-        """See `Hub.mix`; what is returned holds an empty message for each site, since sites keep their mixtures.
+        """See `Hub.mix`. The result holds an empty message for each site, since sites keep their mixtures.
 
         An attempt that a site breaks is repeated without it, under fresh randomness. A site that has its mixture takes
-        part in no second attempt of the round: then the others keep the one that they had.
-        Raises `FederationError` when too few sites are left.
+        part in no second attempt of the round; the others then keep the mixture of an earlier round. Raises
+        `FederationError` when too few sites are left.
         """
         self._dealer.offered(self.collect(task))
         self._number = 0
@@ -90,39 +93,39 @@ class SecureHub(ServerHub):
         return {site: {} for site in self.sites}
 
     def _declared(self, task: str, tensors: Tensors) -> Tensors:
-        """See `ServerHub._declared`; a site may answer an attempt at a mean, or its opening, by saying who broke it."""
+        """See `ServerHub._declared`. A site may also answer a mean, or its opening, by naming who broke it."""
         aggregated, _, step = task.rpartition("/")
         declared = broken(aggregated) if FAULT.name in tensors and step in ("mean", "unmask") else task
         return super()._declared(declared, tensors)
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
-        """See `ServerHub._refused`; in an attempt the site counts as silent, and the attempt is repeated without it."""
+        """See `ServerHub._refused`. In an attempt the site counts as silent, and the attempt is repeated without it."""
         return None if task in self._repeatable else super()._refused(site, task, error)
 
     def _mixed(self, task: str) -> bool:
-        """One attempt; whether the round is over with it."""
+        """Make one attempt; returns whether it ends the round."""
         attempt = self._next_attempt(self.sites)
         try:
             messages = self._dealer.deal(task, self._round, attempt, self._layouts[task])
         except SiteError as error:
             self._leave_out([error.site])
             return False
-        replies = self._ask(mixing(task), messages, _not_waited_for(attempt.sites))
+        replies = self._ask(mixing(task), messages, _excuse_accused(attempt.sites))
         self._count_shares(replies)
-        self._leave_out(_broke_off(attempt.sites, replies))
+        self._leave_out(_sites_to_leave_out(attempt.sites, replies))
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
 
     def _ask_members(self, task: str, messages: Mapping[str, Tensors]) -> dict[str, Reply]:
-        """Nobody is waited for much longer than sites wait for each other."""
-        return self._ask(task, messages, _patient(lambda replies: (), messages))
+        """Ask the members, and wait for none much longer than sites wait for each other."""
+        return self._ask(task, messages, _with_deadline(lambda replies: (), messages))
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
-        """Of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
-        if self._rule.needs_draw(self._enough(site for site in self.sites if site in addressed)):
+        """The next attempt of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
+        if self._rule.needs_draw(self._require_enough(site for site in self.sites if site in addressed)):
             beacon = draw(self._ask, self.sites)
             self._rule = replace(self._rule, beacon=beacon)
             self._leave_out(set(self.sites) - set(beacon.sites))
-        sites = self._enough(site for site in self.sites if site in addressed)
+        sites = self._require_enough(site for site in self.sites if site in addressed)
         if self._number == attempts.ATTEMPTS:
             raise FederationError(
                 f"round {self._round}: {self._number} attempts failed, and a round has no more; the sites' logs say why"
@@ -136,9 +139,9 @@ class SecureHub(ServerHub):
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
-        keys. A mean that cannot be opened any more is never asked for again: the one before it stays in use.
+        keys. A mean that cannot be opened any more is lost: the one before it stays in use.
 
-        Raises `FederationError` when too few sites are left, or when there is no mean before the one that was lost.
+        Raises `FederationError` when too few sites are left, or when there is no mean before the lost one.
         """
         how = self._on_shares.get(task)
         if not isinstance(how, MeanOnShares) or how.weight != weight:
@@ -149,8 +152,8 @@ class SecureHub(ServerHub):
             attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
             total = self._opened(task, attempt, uploads)
             if how.hidden:
-                said = Opening(attempt.name, tuple(sorted(uploads))).message(total)
-                self._hidden = {site: said for site in uploads}
+                message = Opening(attempt.name, tuple(sorted(uploads))).message(total)
+                self._hidden = {site: message for site in uploads}
             self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(uploads))
         except SecureAggregationError as error:
             if layout not in self._means:
@@ -160,11 +163,11 @@ class SecureHub(ServerHub):
         return {name: array.copy() for name, array in self._means[layout].items()}
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
-        """Raises `SecureAggregationError` if no sites that keep to the declaration could have this sum."""
+        """The mean of a sum. Raises `SecureAggregationError` for a sum that sites cannot reach by the declaration."""
         shared, layout = self._shared[task], self._layouts[task]
-        found = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
-        check_mean(found, shared.most_norm)
-        return found
+        mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
+        check_mean(mean, shared.most_norm)
+        return mean
 
     def _uploads(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, dict[str, Upload]]:
         """The masked uploads of the first attempt that no site breaks off.
@@ -175,22 +178,22 @@ class SecureHub(ServerHub):
             attempt = self._next_attempt(addressed)
             sites = attempt.sites
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _patient(_not_waited_for(sites), sites))
+            replies = self._ask(averaging(task), messages, _with_deadline(_excuse_accused(sites), sites))
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
-            self._leave_out(_broke_off(sites, replies))
-            # Who says so of itself has died in the attempt, and hinders nobody.
+            self._leave_out(_sites_to_leave_out(sites, replies))
+            # A site that accuses itself has died in the attempt, and the others can continue.
             if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
                 left = set(attempt.members) & set(self.sites)
                 if uploads and len(left) < threshold(len(attempt.members)):
                     raise SecureAggregationError("too few members are left, and some sites have uploaded")
                 continue
             self._leave_out(set(sites) - uploads.keys())
-            self._enough(uploads)
+            self._require_enough(uploads)
             return attempt, uploads
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
-        """None for a reply that is no upload of this task."""
+        """The upload in a reply; None for a reply that is no upload of this task."""
         layout, weight = self._layouts[task], how.weight or "weight"
         names = [*(name for name, _ in layout.shapes), weight, CONTRIBUTORS.name]
         if not {*names, MASK_KEY.name} <= reply.keys():
@@ -200,14 +203,14 @@ class SecureHub(ServerHub):
         return Upload(values, key) if (values.shape, len(key)) == ((layout.size + 2,), 32) else None
 
     def _opened(self, task: str, attempt: Attempt, uploads: Mapping[str, Upload]) -> Ring:
-        """Their sum. Raises `SecureAggregationError` if too few members answer."""
+        """The sum of the uploads. Raises `SecureAggregationError` if too few members answer."""
         check_contributors(attempt.sites, attempt.members, uploads, self._least)
         members = [member for member in attempt.members if member in uploads]
         messages = dict.fromkeys(members, Opening(attempt.name, tuple(sorted(uploads))).message())
         replies = self._ask_members(unmasking(task), messages)
-        given = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
-        rows = {member: shares for member, shares in given.items() if shares.shape == OPENING.shape}
-        # Who says that too few confirm the sum is there, and not to blame.
+        arrays = {member: np.asarray(reply.tensors.get(OPENING.name, ()), "<i8") for member, reply in replies.items()}
+        rows = {member: shares for member, shares in arrays.items() if shares.shape == OPENING.shape}
+        # A member that reports too few confirmations has answered, and stays.
         self._leave_out(set(members) - rows.keys() - _accusations(attempt.sites, replies).keys())
         answers = {
             member: {site: row.tobytes() for site, row in zip(attempt.sites, shares, strict=False)}
@@ -215,18 +218,18 @@ class SecureHub(ServerHub):
         }
         return opened(attempt.sites, attempt.members, uploads, answers)
 
-    def _enough(self, sites: Iterable[str]) -> tuple[str, ...]:
-        """These sites in order of names. Raises `FederationError` if they are too few."""
-        found = tuple(sorted(sites))
-        if len(found) < self._least:
+    def _require_enough(self, sites: Iterable[str]) -> tuple[str, ...]:
+        """These sites, in order of names. Raises `FederationError` if there are too few."""
+        names = tuple(sorted(sites))
+        if len(names) < self._least:
             raise FederationError(
-                f"round {self._round}: {len(found)} sites are left ({', '.join(self.history.left_out)} fell out), and "
+                f"round {self._round}: {len(names)} sites are left ({', '.join(self.history.left_out)} fell out), and "
                 f"the job needs {self._least}: fewer could reveal each other"
             )
-        return found
+        return names
 
     def _leave_out(self, fallen: Collection[str]) -> None:
-        """For the rest of the job."""
+        """Leave these sites out for the rest of the job."""
         for site in sorted(fallen):
             self.history.left_out[site] = self._round
         self.sites = tuple(site for site in self.sites if site not in self.history.left_out)
@@ -237,15 +240,15 @@ class SecureHub(ServerHub):
 
 
 def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[str, str]:
-    """By site, in order of arrival, which one it says broke the attempt off; itself, if it has died in it."""
+    """The site that each site accuses of breaking the attempt, in order of arrival. A site that died accuses itself."""
     ranks = {site: int(reply.tensors.get(FAULT.name, -1)) for site, reply in replies.items()}
     return {site: sites[rank] for site, rank in ranks.items() if 0 <= rank < len(sites)}
 
 
-def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
-    """Whom to leave out: the silent, and if there are none, the one to whom the accusations lead.
+def _sites_to_leave_out(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str]:
+    """The silent sites; if there are none, the site to which the accusations lead.
 
-    Whoever waits for a dead site is late itself, and accused by others that wait for it.
+    A site that waits for a dead one is late itself, and others that wait for it accuse it.
     """
     accusations = _accusations(sites, replies)
     silent = [site for site in sites if site not in replies]
@@ -258,10 +261,12 @@ def _broke_off(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> list[str
     return [site]
 
 
-def _not_waited_for(sites: tuple[str, ...]) -> Excused:
-    """The accused. While several sites have not answered, each is given a little time: one that lives and waits for a
-    dead one is accused, and gives up at about the same moment. Once a site says that it has died itself, nobody else is
-    to blame, and all will answer."""
+def _excuse_accused(sites: tuple[str, ...]) -> Excused:
+    """Excuses the accused sites.
+
+    While several sites have not answered, each accused site gets a little time: others accuse a live site that waits
+    for a dead one, and it gives up at about the same moment. Once a site reports that it died, all others answer.
+    """
     accused_at: dict[str, float] = {}
 
     def excused(replies: Mapping[str, Reply]) -> Collection[str]:
@@ -276,8 +281,8 @@ def _not_waited_for(sites: tuple[str, ...]) -> Excused:
     return excused
 
 
-def _patient(accused: Excused, everybody: Collection[str]) -> Excused:
-    """Nobody is waited for much longer than sites wait for each other: an upload that is late tells nothing."""
+def _with_deadline(accused: Excused, everybody: Collection[str]) -> Excused:
+    """Excuses the accused, and everybody after twice the time that sites wait for each other."""
     first: list[float] = []
 
     def excused(replies: Mapping[str, Reply]) -> Collection[str]:

@@ -1,4 +1,4 @@
-"""The server's side of a job, the same for every engine: run the method, write what came of it."""
+"""The server's side of a job, the same for every engine: it runs the method and writes the results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.hub import Engine, ServerHub, TaskAnswer
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.models import seen_by, shape_of
 from privacy import DPSettings, merge_steps
 
@@ -25,23 +25,23 @@ def serve_job(
     engine: str,
     watch: Callable[[TaskAnswer], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
-    notary: Notary | None = None,
+    receipts: ServerReceipts | None = None,
 ) -> dict[str, Any]:
-    """Run `job` over `sites` and write results, table, transcript and plots into `out`.
+    """Run `job` over `sites`, write results, table, transcript and plots into `out`, and return the results.
 
-    Results are written after every round, so that an interrupted run leaves what it reached.
-    Returns the results. Raises `FederationError` (a site refused or failed), after having recorded it.
+    Results are written after every round, so that an interrupted run keeps what it reached.
+    Raises `FederationError` if a site refuses or fails, once the results record it.
     """
     method = job.build()
     check_sites(job, len(sites))
-    seen = seen_by(job.backbone)
+    pretraining_sets = seen_by(job.backbone)
     facts = RunFacts(
         method=job.method,
         options=method.config.model_dump(mode="json"),
         data=None if job.data == ANY_DATA else job.data,
         split=asdict(job.split),
         backbone=job.backbone,
-        backbone_seen=None if seen is None else list(seen),
+        backbone_seen=None if pretraining_sets is None else list(pretraining_sets),
         seed=job.seed,
         engine=engine,
         sites=sites,
@@ -54,7 +54,9 @@ def serve_job(
         write_results(out, facts, history, None)
 
     exchange = method.final_exchange(shape_of(job.backbone))
-    hub = _hub(job, method, sites, call, exchange, watch, stop, ended, job.seed, job.backbone, notary, method.gathering)
+    hub = _hub(
+        job, method, sites, call, exchange, watch, stop, ended, job.seed, job.backbone, receipts, method.gathering
+    )
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:
@@ -69,9 +71,9 @@ def serve_job(
 
 
 def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
-    """The settings with the noise in force, and what the whole job applies to each patient."""
-    mechanisms = merge_steps(event for planned in method.plan() for event in planned.events)
-    return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [one.to_dict() for one in mechanisms]}
+    """The settings, with the noise in force and the mechanisms that the whole job applies to each patient."""
+    events = merge_steps(event for task in method.plan() for event in task.events)
+    return {**asdict(dp), "noise": method.noise.gradients, "mechanisms": [event.to_dict() for event in events]}
 
 
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
@@ -89,7 +91,7 @@ def check_sites(job: JobSpec, count: int) -> None:
 
 
 def score_of(counts: Mapping[str, Any]) -> Score:
-    """The counts of a task `evaluate`, by name."""
+    """The score that the named counts of a task `evaluate` make."""
     figures: dict[str, Any] = {name: int(count) for name, count in counts.items()}
     if "kept_finished" in figures:
         figures["kept_finished"] = bool(figures["kept_finished"])

@@ -1,4 +1,4 @@
-"""The server's part in keeping audit logs honest: receipts of what it got, its cosignature, and others' on the way."""
+"""The server's part in keeping audit logs honest: receipts for answers, its cosignatures, and the sites' exchange."""
 
 import hashlib
 from collections import OrderedDict, defaultdict
@@ -28,41 +28,41 @@ from audits import (
 from audits.external_evidence import RECEIPTS
 from medfedvqa.federation.checkpoint_exchange import WITNESSES, Down, Proofs, Relayed, Up
 
-NOTARY = "notary"
-"""The folder of the server's key, and of what it remembers of sites' logs over jobs."""
+SERVER_KEYS = "notary"
+"""The folder of the server's key and of its memory of sites' logs, which outlives jobs."""
 _NAME = "medfedvqa/server"
 _KEPT = 16
-"""Checkpoints of a site that are kept for witnesses that lag behind."""
+"""The number of a site's checkpoints that are kept for witnesses that lag behind."""
 _PENDING = 2 * WITNESSES
-"""Cosignatures that wait for the next message to a site."""
+"""The most cosignatures that wait for the next message to a site."""
 
 
 @dataclass
 class _Site:
-    """What is known of one site's log in this job."""
+    """The state of one site's log in this job."""
 
     key: VerifierKey | None = None
     checkpoints: OrderedDict[int, tuple[Note, Proofs]] = field(default_factory=OrderedDict)
     cosigned: list[Note] = field(default_factory=list)
-    """For the site itself, with the next message."""
+    """Cosignatures of the site's log that travel with the next message to the site."""
     seen: Mapping[str, int] = field(default_factory=dict)
-    """What the site has cosigned of others' logs."""
+    """The number of entries of others' logs that the site has cosigned, by origin."""
 
     def after(self, size: int | None) -> Relayed | None:
-        """The newest checkpoint that is shown to continue one of this size; for a new witness the newest of all."""
-        for found, (note, proofs) in reversed(self.checkpoints.items()):
+        """The newest checkpoint with a proof from this size; the newest of all if `size` is None."""
+        for newest, (note, proofs) in reversed(self.checkpoints.items()):
             if self.key and size is None:
                 return Relayed(self.key, note)
-            if self.key and size is not None and size < found and size in proofs:
+            if self.key and size is not None and size < newest and size in proofs:
                 return Relayed(self.key, note, tuple(proofs[size]))
         return None
 
 
-class Notary:
-    """For one job. Receipts are in `out/receipts`: a log like a site's, and the last checkpoint of each site's log."""
+class ServerReceipts:
+    """The receipts of one job, in `out/receipts`: a log like a site's, and the last checkpoint of each site's log."""
 
     def __init__(self, exchange: Exchange, job_id: str, sites: Collection[str], keys: Path, out: Path) -> None:
-        """`exchange`: the job's. `keys`: the server's own folder. Raises `LogError`."""
+        """`exchange` is the job's, and `keys` the folder `SERVER_KEYS` of the server. Raises `LogError`."""
         key = AuditKey.at(keys / "audit.key", _NAME)
         origin = f"medfedvqa/receipts/{hashlib.sha256(job_id.encode()).hexdigest()[:16]}"
         self._witness, self._out = Witness(keys, key), out / RECEIPTS
@@ -71,49 +71,49 @@ class Notary:
         self._exchange = exchange
         self._order = sorted(sites)
         self._sites: defaultdict[str, _Site] = defaultdict(_Site)
-        held = self._witness.positions()
+        positions = self._witness.positions()
         for site in self._order:
-            if origin_of(site) in held:
-                self._post(site, held[origin_of(site)])  # a site that was rolled back finds out
+            if origin_of(site) in positions:
+                self._post(site, positions[origin_of(site)])  # this shows a site that its log was rolled back
 
     def outgoing(self, sites: Collection[str]) -> dict[str, bytes]:
-        """What each of these sites is told with its next message."""
+        """The audit bytes for the next message to each of these sites."""
         return {site: self._down(site).encoded() for site in sites}
 
-    def incoming(self, site: str, task: str, round: int, tensors: Tensors, said: bytes) -> None:
-        """Logs the receipt of a site's answer, and takes in what it said. Raises `LogError`."""
+    def incoming(self, site: str, task: str, round: int, tensors: Tensors, audit_bytes: bytes) -> None:
+        """Log the receipt of a site's answer, and take in its audit bytes. Raises `LogError`."""
         records = self._records(task, tensors)
         received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.ACCEPTED}
         nbytes = sum(record.nbytes for record in records)
         self._log.append(Event.RECEIVE, **self._standing, **received, tensors=records, nbytes=nbytes)
         try:
-            self._take(site, Up.read(said))
+            self._take(site, Up.read(audit_bytes))
         except NoteError as error:
             self._log.append(Event.FINDING, **self._standing, round=round, peer=site, reason=str(error))
 
     def refused(self, site: str, task: str, round: int, reason: str) -> None:
-        """Logs that a site's answer was not used; `reason` holds declared facts only. Raises `LogError`."""
+        """Log that a site's answer was not used. `reason` holds declared facts only. Raises `LogError`."""
         received = {"round": round, "task": task, "direction": "in", "peer": site, "outcome": Outcome.REFUSED}
         self._log.append(Event.RECEIVE, **self._standing, **received, reason=reason)
 
     def close(self) -> None:
-        """Signs the receipts, and lays beside them what is held of sites' logs."""
+        """Sign the receipts, and write the last checkpoints of the sites' logs beside them."""
         self._log.close()
         self._witness.export(self._out)
 
     def _down(self, site: str) -> Down:
-        own, at = self._sites[site], self._order.index(site)
-        cosigned, own.cosigned = tuple(own.cosigned), []
+        state, at = self._sites[site], self._order.index(site)
+        cosigned, state.cosigned = tuple(state.cosigned), []
         others = []
-        # Where a site stands that has not spoken yet is not known, and so not what has to be proven to it.
-        for step in range(1, min(WITNESSES + 1, len(self._order))) if own.key else ():
+        # Before a site's first answer nobody knows its positions, and so not which proofs it needs.
+        for step in range(1, min(WITNESSES + 1, len(self._order))) if state.key else ():
             owner = self._order[at - step]
-            if relayed := self._sites[owner].after(own.seen.get(origin_of(owner))):
+            if relayed := self._sites[owner].after(state.seen.get(origin_of(owner))):
                 others.append(relayed)
-        return Down(self._key.public, cosigned, tuple(others), self._wanted(site))
+        return Down(self._key.public, cosigned, tuple(others), self._sizes_to_prove(site))
 
-    def _wanted(self, site: str) -> tuple[int, ...]:
-        """The sizes at which those stand that are to cosign the site's next checkpoint."""
+    def _sizes_to_prove(self, site: str) -> tuple[int, ...]:
+        """The sizes of the site's log that its witnesses know; its next checkpoint needs proofs from these."""
         origin = origin_of(site)
         sizes = {other.seen[origin] for other in self._sites.values() if origin in other.seen}
         if position := self._witness.position(origin):
@@ -121,18 +121,18 @@ class Notary:
         return tuple(sorted(sizes)[-2 * WITNESSES :])
 
     def _take(self, site: str, up: Up) -> None:
-        own, origin = self._sites[site], origin_of(site)
-        found = Checkpoint.parse(up.note.text)
-        if up.key.name != origin or found.origin != origin:
+        state, origin = self._sites[site], origin_of(site)
+        checkpoint = Checkpoint.parse(up.note.text)
+        if up.key.name != origin or checkpoint.origin != origin:
             raise NoteError("the site speaks of a log that is not its own")
         self._witness.introduce(up.key)
         position = self._witness.position(origin)
         proof = up.proofs.get(position.size, ()) if position else ()
         cosigned = self._witness.cosign(up.note, proof)
-        own.key, own.seen = up.key, dict(up.seen or {})
-        own.checkpoints[found.size] = Note(up.note.text, up.note.signatures), up.proofs
-        while len(own.checkpoints) > _KEPT:
-            own.checkpoints.popitem(last=False)
+        state.key, state.seen = up.key, dict(up.seen or {})
+        state.checkpoints[checkpoint.size] = Note(up.note.text, up.note.signatures), up.proofs
+        while len(state.checkpoints) > _KEPT:
+            state.checkpoints.popitem(last=False)
         self._post(site, cosigned)
         for note in up.cosigned:
             owner = Checkpoint.parse(note.text).origin.removeprefix(origin_of(""))
@@ -141,18 +141,18 @@ class Notary:
             self._post(owner, self._signed(owner, note))
 
     def _signed(self, owner: str, note: Note) -> Note:
-        """A cosignature together with the owner's signature, without which a note tells nobody whose it is."""
+        """A cosignature together with the owner's signature, without which a note does not show whose log it is of."""
         size = Checkpoint.parse(note.text).size
-        known = self._sites[owner].checkpoints.get(size)
-        if known is None or known[0].text != note.text:
+        entry = self._sites[owner].checkpoints.get(size)
+        if entry is None or entry[0].text != note.text:
             raise NoteError("the site sends a cosignature of a checkpoint that it was not sent")
-        return known[0].joined(note)
+        return entry[0].joined(note)
 
     def _post(self, owner: str, note: Note) -> None:
         self._sites[owner].cosigned = [*self._sites[owner].cosigned, note][-_PENDING:]
 
     def _records(self, task: str, tensors: Tensors) -> tuple[TensorRecord, ...]:
-        """What was received, as a site's gate records what it releases."""
+        """The records of the received tensors, in the form in which a site's gate records what it releases."""
         try:
             declared: TaskSpec | None = self._exchange.task(task)
         except AuditError:

@@ -1,4 +1,4 @@
-"""`site.yml`: what a hospital says of itself. A job cannot name or change any of it."""
+"""`site.yml`: a hospital's own settings, which no job can name or change."""
 
 import math
 from pathlib import Path
@@ -102,8 +102,11 @@ DEFAULTS: dict[str, Any] = {
     "repeats": 3, "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
+_PLACES = ("state", "audit", "ledger", "identity", "audit_key")
+"""The settings that are paths, relative to `site.yml`."""
+
 CLOSED = "closed"
-"""In place of a list of answers: `CLOSED_ANSWERS`."""
+"""A site writes this word instead of a list to take `CLOSED_ANSWERS`."""
 
 
 class _Data(BaseModel, frozen=True, extra="forbid"):
@@ -111,7 +114,7 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
     root: Path | None = None
     organ: str
     answers: tuple[str, ...] | None = None
-    """The declared answer space; None: the answers of the train rows."""
+    """The declared answer space; None means the answers of the train rows."""
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -126,7 +129,7 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
 
 
 class SiteConfig(BaseModel):
-    """One site's own settings; paths are absolute once loaded."""
+    """One site's settings. `load_site_config` makes the paths absolute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -145,10 +148,10 @@ class SiteConfig(BaseModel):
     """Verifier keys of other sites' logs and of the server's, by name."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     plugins: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 digests, as hex, of distributions from outside that may be loaded, by name: see `medfedvqa.plugins`."""
+    """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
     repeatable_noise: int | None = None
-    """For tests: a seed for noise that repeats, and so protects nobody; charges made with it are marked void."""
+    """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void."""
 
     @field_validator("plugins", mode="before")
     @classmethod
@@ -168,17 +171,10 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
     config = checked(SiteConfig, {**raw, "name": name}, f"site '{name}', site.yml")
     folder = path.resolve().parent
     root = config.data.root and folder / config.data.root
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"root": root}),
-            "state": folder / config.state,
-            "audit": folder / config.audit,
-            "ledger": folder / config.ledger,
-            "identity": folder / config.identity,
-            "audit_key": folder / config.audit_key,
-            "backbones": {label: folder / file for label, file in config.backbones.items()},
-        }
-    )
+    places = {field: folder / getattr(config, field) for field in _PLACES}
+    backbones = {label: folder / file for label, file in config.backbones.items()}
+    data = config.data.model_copy(update={"root": root})
+    return config.model_copy(update={**places, "data": data, "backbones": backbones})
 
 
 def site_yaml(**values: Any) -> str:

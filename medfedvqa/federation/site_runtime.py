@@ -1,4 +1,4 @@
-"""A site's part of one job: every message passes the gate, every task ends in saved state."""
+"""A site's part of one job: every message passes the gate, and every task ends in saved state."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,27 +18,27 @@ from medfedvqa.data import SiteData, Split, load_site, reader_function
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
 from medfedvqa.federation.aggregation_attempt import Relays
-from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.error_codes import code_of
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_budget import JobBudget, logged
-from medfedvqa.federation.job_closing import settle
-from medfedvqa.federation.secure_site import SecureSite, apart
+from medfedvqa.federation.job_budget import JobBudget, log_charge
+from medfedvqa.federation.job_closing import settle_job
+from medfedvqa.federation.secure_site import SecureSite, split_hidden
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
-from medfedvqa.federation.task_order import Order
+from medfedvqa.federation.task_order import TaskOrder
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
 
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
-"""As `medfedvqa.models.load_backbone`."""
+"""The signature of `medfedvqa.models.load_backbone`."""
 LoadData = Callable[[str, Path | None, str, Split, int, tuple[str, ...] | None], SiteData]
-"""As `medfedvqa.data.load_site`."""
+"""The signature of `medfedvqa.data.load_site`."""
 
 
 class SiteRuntime:
-    """Answers the tasks of one job. Data and backbone load with the first task."""
+    """Answers the tasks of one job. Data and backbone are loaded with the first task."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class SiteRuntime:
         load_data: LoadData = load_site,
         signature: Signature | None = None,
     ) -> None:
-        """`load`: how sites of one process come to share a backbone. `relays`: the way to other sites, if there is one.
-        `load_data`: where rows come from that are not those of the site's data set. `signature`: see `Admission`.
+        """`load` lets the sites of one process share a backbone. `relays` makes the transports to other sites, where
+        there are any. `load_data` replaces the rows of the site's data set. `signature`: see `Admission`.
         """
         self.config, self._job, self._load, self._relays = config, job, load, relays
         self._load_data = load_data
@@ -60,8 +60,8 @@ class SiteRuntime:
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
         self._admission = Admission(config, job, job_id, self._log, signature)
-        self._attester = Attester(config, self._log, key, job_id, job.method)
-        self._file, self._order = StateFile(config.state, job_id), Order(self._method.tasks())
+        self._checkpoints = CheckpointExchange(config, self._log, key, job_id, job.method)
+        self._file, self._order = StateFile(config.state, job_id), TaskOrder(self._method.tasks())
         self._job_id, self._actor = job_id, signature.actor if signature else ""
         self._refused: JobRefused | None = None
 
@@ -78,21 +78,21 @@ class SiteRuntime:
     def site(self) -> Site:
         """Data and backbone, loaded once."""
         job, config, backbone = self._job, self.config, self._backbone
-        held = config.data
-        # What a private job asks of rows must not depend on them, and so neither may the list of their answers.
-        answers = self._method.public_answers if job.dp and held.answers is None else held.answers
-        data = self._load_data(held.reader, held.root, held.organ, job.split, job.seed, answers)
+        dataset = config.data
+        # The questions of a private job must not depend on the rows, and so its list of answers must not either.
+        answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
+        data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         return Site(config.name, data, backbone, config.device, job.seed, self._randomness())
 
     def _randomness(self) -> Randomness:
         if self.config.repeatable_noise is None:
             return SecureRandomness()
-        named = f"{self.config.repeatable_noise}/{self.config.name}".encode()
-        return RepeatableRandomness(int.from_bytes(hashlib.sha256(named).digest()[:6]))
+        label = f"{self.config.repeatable_noise}/{self.config.name}".encode()
+        return RepeatableRandomness(int.from_bytes(hashlib.sha256(label).digest()[:6]))
 
     @cached_property
     def _gate(self) -> Gate:
-        """The job's text and signature, policy and budget come before anything is loaded, and data come last."""
+        """The gate of a job that the site takes: signature, policy and budget are checked first, and data last."""
         self._admission.decide()
         with self._refusing(PrivacyError, Refusal.BUDGET):
             self._budget.check()
@@ -117,7 +117,7 @@ class SiteRuntime:
         return gate
 
     def _code(self) -> JobCode:
-        """All code that takes part in the job at this site. Raises `JobRefused` if it is not what runs."""
+        """All code that takes part in the job at this site. Raises `JobRefused` if a file differs from what runs."""
         with self._refusing(ChangedCode, Refusal.CODE):
             check_unchanged(type(self._method))
             check_unchanged(reader_function(self.config.data.reader))
@@ -126,7 +126,7 @@ class SiteRuntime:
 
     @contextmanager
     def _refusing(self, kinds: type[Exception] | tuple[type[Exception], ...], code: Refusal) -> Iterator[None]:
-        """The job is refused with this code if one of these errors is raised."""
+        """Refuse the job with this code if one of these errors is raised."""
         try:
             yield
         except JobRefused as error:
@@ -136,7 +136,7 @@ class SiteRuntime:
 
     @cached_property
     def _secure(self) -> SecureSite | None:
-        """This site's part in aggregating on shares, if the job does that. Raises `FederationError`."""
+        """This site's part in aggregation on shares, or None if the job has none. Raises `FederationError`."""
         if not self._job.secagg:
             return None
         if self._relays is None:
@@ -145,13 +145,13 @@ class SiteRuntime:
         budget, admission = self._budget, self._admission
         return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
 
-    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
-        """As `handle`; besides, what was told of audit logs is taken in, and what this site has to say of them."""
-        self._attester.hear(told, round)
-        return self.handle(task, round, received), self._attester.say()
+    def answer(self, task: str, round: int, received: Tensors, audit_bytes: bytes) -> tuple[Tensors, bytes]:
+        """Like `handle`, and also exchanges audit checkpoints: takes in the server's, returns this site's."""
+        self._checkpoints.receive(audit_bytes, round)
+        return self.handle(task, round, received), self._checkpoints.reply()
 
     def refuse(self, code: Refusal, detail: str) -> NoReturn:
-        """Logs, once, that the site does not go on with the job, for a reason that nothing has logged, and raises."""
+        """Log, once, that the site stops the job, for a reason that no other entry gives. Raises `JobRefused`."""
         try:
             if self._refused is None:
                 self._admission.refuse(code, detail)
@@ -160,11 +160,11 @@ class SiteRuntime:
         raise self._refused
 
     def handle(self, task: str, round: int, received: Tensors) -> Tensors:
-        """One task: checked in, run, saved, checked and logged out.
+        """Run one task: check the message, run and save the task, check and log the answer.
 
-        The same task of the same round, asked again after a crash, is answered from the saved state
-        without training twice. Raises `JobRefused`, then for every further task too, or another `AuditError`,
-        `MedfedvqaError` or `PrivacyError`: see `failures.code_of` for what of them may be told.
+        A task that is repeated after a crash is answered from the saved state without training twice. Raises
+        `JobRefused`, and then for every further task too, or another `AuditError`, `MedfedvqaError` or `PrivacyError`;
+        `error_codes.code_of` gives the code that the server gets.
         """
         if self._refused is not None:
             raise self._refused
@@ -177,7 +177,7 @@ class SiteRuntime:
             self.refuse(code_of(error), str(error))
 
     def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
-        gate = self._gate  # before anything else: the site may not take the job
+        gate = self._gate  # this comes first, as the site may refuse the job
         if self._secure and (answer := self._secure.handler(task)):
             return answer(round, received)
         saved = self._file.load()
@@ -185,7 +185,7 @@ class SiteRuntime:
             repeated = self._order.repeats(task, round, (saved.task, saved.round) if saved else None)
         except JobRefused as error:
             gate.refuse_job(error.code, error.detail)
-        received, hidden = apart(received) if self._secure else (received, {})
+        received, hidden = split_hidden(received) if self._secure else (received, {})
         received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
         if saved is None or not repeated:
@@ -213,8 +213,8 @@ class SiteRuntime:
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)
         on_shares = self._job.secagg and task.name in self._method.on_shares
-        kept = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
-        if kept and not on_shares:
+        stays = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if stays and not on_shares:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})
         declared = {spec.name for spec in task.up}
@@ -222,14 +222,14 @@ class SiteRuntime:
         if charge is None:
             return self._gate.release(task.name, saved.round, reply)
         epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
-        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=logged(charge))
+        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=log_charge(charge))
 
     def close(self, ended: bool = True) -> None:
-        """This process is done with the job; with `ended` the job itself is over: settle it, and say so in the log."""
+        """Release what this process holds of the job. With `ended`, also settle the job and log its end."""
         had_part = self._budget.close()
         try:
             if ended and had_part:
-                settle(self.config, self._job_id)
+                settle_job(self.config, self._job_id)
         finally:
             if "_gate" in self.__dict__:
                 self._gate.close()

@@ -1,4 +1,4 @@
-"""What one job leaves at a site between tasks: the last task's state and answer, and the site's own figures."""
+"""What a site keeps of one job between tasks: the last task's state and answer, and the site's own figures."""
 
 import dataclasses
 import json
@@ -18,23 +18,23 @@ from medfedvqa.errors import FederationError
 from privacy.secagg.committee import Beacon
 
 FORMAT = 1
-"""Of the state that this version writes."""
+"""The format number of the state that this version writes."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a site keeps of an attempt at a mean to which it uploaded, until the next attempt or round."""
+    """What a site keeps of its upload to an attempt at a mean, until the next attempt or round."""
 
     attempt: str
     sites: tuple[str, ...]
     members: tuple[str, ...]
     shares: dict[str, bytes] = field(default_factory=dict)
-    """Of each site's keys, for a member to open the sum with; none once another attempt has begun."""
+    """A member's shares of each site's key, which open the sum; empty once another attempt has begun."""
     group_key: bytes | None = None
     opening_keys: dict[str, bytes] = field(default_factory=dict)
-    """In common with each other member, to compare what the server said of the sum before it is opened."""
+    """A key for each other member, with which the members compare the server's announcement before they open a sum."""
     answered: tuple[str, ...] = ()
-    """The sites over which this member has opened the sum, its one answer."""
+    """The sites over whose sum this member has answered, which it does once."""
 
 
 @dataclass(frozen=True)
@@ -42,58 +42,58 @@ class Draw:
     """What a site keeps of the job's one draw of a committee."""
 
     nonce: bytes
-    """Its own; once drawn, never another."""
+    """The site's nonce, which never changes."""
     commitments: dict[str, bytes] = field(default_factory=dict)
-    """All sites', as they were when it opened its own; empty before."""
+    """The commitments of all sites, as they were when this site opened its own; empty before."""
     beacon: bytes | None = None
-    """What all nonces gave."""
+    """The value that follows from all nonces."""
 
     @property
     def opened(self) -> Beacon | None:
-        """The beacon."""
+        """The beacon with its sites; None before all nonces are open."""
         return Beacon(tuple(sorted(self.commitments)), self.beacon) if self.beacon else None
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """What a site keeps of a dealing for a mixture, from the seed that it sends on until it shares its input."""
+    """What a site keeps of a dealing for a mixture, from sending its seed until it shares its input."""
 
     seed: bytes
     coin: bytes
     attempt: bytes | None = None
-    """All that the server said of the attempt that the seed is for; None until it has one."""
+    """The label of the attempt that the seed is for; None until there is one."""
     round: int = 0
     number: int = 0
     committed: bytes | None = None
-    """What the dealer committed to when this member opened its coin; None before."""
+    """The dealer's commitments when this member opened its coin; None before."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What survives a killed process: the state after a task, and the answer that the task gave."""
+    """What survives a killed process: the state after a task, and the task's answer."""
 
     task: str
     round: int
     state: dict[str, Any]
     reply: Tensors
     attempt: str = ""
-    """The last attempt to aggregate the reply on shares that this site began."""
+    """The last attempt of this site to aggregate the reply on shares."""
     mixture: Tensors = field(default_factory=dict)
     """The site's last results on shares, by name."""
     mixed: int = 0
-    """The round in which it last mixed."""
+    """The round of the site's last mixture."""
     contributions: tuple[Contribution, ...] = ()
-    """Attempts at a mean of the reply, in order."""
+    """The attempts at a mean of the reply, in order."""
     number: int = 0
-    """The number of the last attempt among those at the reply."""
+    """The number of the last attempt at the reply."""
     group: tuple[str, ...] = ()
-    """The sites that the last attempt of the job had, and no later one may add to; empty before the first."""
+    """The sites of the job's last attempt, to which no later one may add; empty before the first."""
     draw: Draw | None = None
     dealt: Dealt | None = None
 
     @property
     def beacon(self) -> Beacon | None:
-        """That of the job's draw, once this site has found it to be right."""
+        """The beacon of the job's draw, once this site has verified it."""
         return self.draw.opened if self.draw else None
 
 
@@ -119,41 +119,41 @@ class StateFile:
             ) from None
 
     def _read(self, fields: dict[str, Any]) -> Saved:
-        """Of the dictionary in the file; format 0, of versions that were never released, has no number."""
+        """The saved task in the file's dictionary. Format 0, which was never released, has no number."""
         parts = [(Saved, fields), (Draw, fields["draw"]), (Dealt, fields["dealt"])]
-        parts += [(Contribution, kept) for kept in fields["contributions"]]
+        parts += [(Contribution, contribution) for contribution in fields["contributions"]]
         if fields.pop("format", 0) > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
             raise FederationError(
                 "what this site saved of the job was written by a newer version of this software: use that version"
             )
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
-        contributions = tuple(Contribution(**kept) for kept in fields.pop("contributions"))
-        drawn, dealt = fields.pop("draw"), fields.pop("dealt")
+        contributions = tuple(Contribution(**contribution) for contribution in fields.pop("contributions"))
+        draw, dealt = fields.pop("draw"), fields.pop("dealt")
         return Saved(
             **fields,
             reply=arrays["reply"],
             mixture=arrays["mixture"],
             contributions=contributions,
-            draw=drawn and Draw(**drawn),
+            draw=draw and Draw(**draw),
             dealt=dealt and Dealt(**dealt),
         )
 
     def save(self, saved: Saved) -> None:
-        """Durable before it returns: the task must not run twice once its answer may have left."""
-        fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(kept) for kept in saved.contributions]}
-        fields["draw"], fields["dealt"] = (kept and vars(kept) for kept in (saved.draw, saved.dealt))
+        """Write durably before returning: the task must not run twice once its answer may have left."""
+        fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(part) for part in saved.contributions]}
+        fields["draw"], fields["dealt"] = (part and vars(part) for part in (saved.draw, saved.dealt))
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:
             torch.save(fields, file)
 
     def forget(self) -> None:
-        """Remove all that the job left."""
+        """Remove everything that the job left."""
         for path in self._path.parent.glob(f"{self._path.stem}.*"):
             path.unlink()
 
     def keep(self, task: str, reply: Tensors) -> None:
-        """Write what a task found and the site keeps, figures by name, for the hospital itself: `JOB.TASK.json`."""
+        """Write a task's figures, by name, to `JOB.TASK.json` for the hospital itself; they do not leave the site."""
         figures = {name: array.tolist() for name, array in reply.items()}
         with _replaced(self._path.with_suffix(f".{task}.json")) as file:
             file.write(json.dumps(figures, indent=2).encode() + b"\n")
@@ -161,12 +161,12 @@ class StateFile:
 
 def _is_more(kind: type, part: dict[str, Any]) -> bool:
     """Whether a part has fields that this version does not know."""
-    return bool(part.keys() - {one.name for one in dataclasses.fields(kind)})
+    return bool(part.keys() - {entry.name for entry in dataclasses.fields(kind)})
 
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` whole and durably, for the site's own account only."""
+    """A file, for the site's account only, that replaces `path` whole and durably."""
     partial = path.with_suffix(".partial")
     with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         yield file

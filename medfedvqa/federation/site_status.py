@@ -1,6 +1,6 @@
-"""The job `site_status`: every site says what of its privacy budget is spent, and where its audit log stands.
+"""The job `site_status`: every site reports how much of its privacy budget is spent and where its audit log stands.
 
-No method: it opens no data and loads no model. A site answers if its policy names `site_status` among its methods.
+It is no method: it opens no data and loads no model. A site answers if its policy names `site_status` as a method.
 """
 
 import json
@@ -32,16 +32,16 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.code_identity import running_code
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.hub import Engine, TaskCall
 from medfedvqa.federation.job_budget import check_ledger, look_into
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.version import code_version
 
 NAME = "site_status"
 STATUS_JOB = {"method": NAME}
-"""The whole job, as controller and executors get it."""
+"""The whole job, as the controller and the executors get it."""
 STATUS, TABLE = "status.json", "status.md"
 
 
@@ -67,33 +67,33 @@ EXCHANGE = Exchange(
         ),
     ),
 )
-"""Declared public: a patient who was in every job is nobody's, so that no epsilon tells who was in which; the head is
-a hash over clock readings, keyed digests and digests of what has left already."""
+"""All figures are declared public. The epsilons are those of an imaginary patient who was in every job, so they do not
+show who was in which. The head is a hash over clock readings, keyed digests and digests of what has left already."""
 
 
 class StatusRuntime:
-    """A site's part of the job; answers as `SiteRuntime` does."""
+    """A site's part of the job. It answers like `SiteRuntime`."""
 
     def __init__(self, config: SiteConfig, job_id: str, actor: str = "") -> None:
         """`actor`: see `JobContext`."""
         self._config = config
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
-        self._attester = Attester(config, self._log, key, job_id, NAME)
+        self._checkpoints = CheckpointExchange(config, self._log, key, job_id, NAME)
         code = running_code(type(self))
         context = JobContext(job_id, NAME, "", code_version(), code.digest, actor, code)
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 
-    def answer(self, task: str, round: int, received: Tensors, told: bytes) -> tuple[Tensors, bytes]:
-        """The declared figures, through the gate, and what is said of logs. Raises `AuditError`, `LedgerError`."""
-        self._attester.hear(told, round)
+    def answer(self, task: str, round: int, received: Tensors, audit_bytes: bytes) -> tuple[Tensors, bytes]:
+        """The declared figures, through the gate, and this site's audit bytes. Raises `AuditError`, `LedgerError`."""
+        self._checkpoints.receive(audit_bytes, round)
         self._gate.receive(task, round, received)
         figures = self._gate.release(task, round, {**_head(self._config), **_budget(self._config)})
-        return figures, self._attester.say()
+        return figures, self._checkpoints.reply()
 
     def refuse(self, code: Refusal, detail: str) -> NoReturn:
-        """As `SiteRuntime.refuse`."""
+        """See `SiteRuntime.refuse`."""
         self._gate.refuse_job(code, detail)
 
     def close(self) -> None:
@@ -109,7 +109,9 @@ def _budget(config: SiteConfig) -> Tensors:
     if config.ledger.is_dir():
         with closing(look_into(config)) as ledger:
             check_ledger(ledger, config.audit)
-            jobs = {job.job for one in ledger.accounts(delta) for job in one.jobs if job.epsilon or job.reserved}
+            jobs = {
+                job.job for account in ledger.accounts(delta) for job in account.jobs if job.epsilon or job.reserved
+            }
             spent, authorised = (ledger.together(delta, reserved).epsilon for reserved in (False, True))
     else:
         check_ledger(None, config.audit)
@@ -125,22 +127,22 @@ def _head(config: SiteConfig) -> Tensors:
     return {"entries": np.array(verdict.entries), "head": head}
 
 
-def serve_status(sites: tuple[str, ...], call: Engine, out: Path, notary: Notary) -> dict[str, Any]:
-    """Ask one site after the other and write `status.json` and `status.md` into `out`; returns what the first holds.
+def serve_status(sites: tuple[str, ...], call: Engine, out: Path, receipts: ServerReceipts) -> dict[str, Any]:
+    """Call one site after the other, write `status.json` and `status.md` into `out`, and return the former's content.
 
-    A site that refuses is listed with its reason and keeps no other from answering.
+    A site that refuses is listed with its reason, and the others still answer.
     """
     answers: dict[str, dict[str, Any]] = {}
     for site in sites:
         try:
-            reply = call(TaskCall("status", 1, {site: {}}, beside=notary.outgoing([site])))[site]
+            reply = call(TaskCall("status", 1, {site: {}}, audit_bytes=receipts.outgoing([site])))[site]
             tensors = EXCHANGE.check("status", "up", reply.tensors)
-            notary.incoming(site, "status", 1, tensors, reply.beside)
+            receipts.incoming(site, "status", 1, tensors, reply.audit_bytes)
             answers[site] = _read(tensors)
         except FederationError as error:
             answers[site] = {"refused": str(error)}
         except MessageRefused as error:
-            notary.refused(site, "status", 1, str(error))
+            receipts.refused(site, "status", 1, str(error))
             answers[site] = {"refused": f"site '{site}' sent a message that the job does not declare: {error}"}
     status = {"asked": datetime.now(UTC).isoformat(timespec="seconds"), "sites": answers}
     write_whole(out / STATUS, f"{json.dumps(status, indent=2)}\n".encode())
@@ -155,19 +157,19 @@ def _read(tensors: Tensors) -> dict[str, Any]:
 
 
 def markdown(answers: Mapping[str, Mapping[str, Any]]) -> str:
-    """The answers as a table, one line for each site, and below it who refused and why."""
+    """The answers as a table with one line for each site, followed by the refusals and their reasons."""
     lines = [
         "| site | spent | with reserved | limit | delta | jobs | log entries | head |",
         f"|---|{'---:|' * 6}---|",
     ]
     refusals = []
-    for site, found in answers.items():
-        if "refused" in found:
-            refusals.append(f"- {for_markdown(found['refused'])}")
+    for site, answer in answers.items():
+        if "refused" in answer:
+            refusals.append(f"- {for_markdown(answer['refused'])}")
             continue
-        limit = "none" if found["limit"] is None else f"{found['limit']:g}"
-        epsilons = f"{found['spent']:.4f} | {found['authorised']:.4f} | {limit} | {found['delta']:g}"
+        limit = "none" if answer["limit"] is None else f"{answer['limit']:g}"
+        epsilons = f"{answer['spent']:.4f} | {answer['authorised']:.4f} | {limit} | {answer['delta']:g}"
         lines.append(
-            f"| {for_markdown(site)} | {epsilons} | {found['jobs']} | {found['entries']} | `{found['head']}` |"
+            f"| {for_markdown(site)} | {epsilons} | {answer['jobs']} | {answer['entries']} | `{answer['head']}` |"
         )
     return "\n".join([*lines, "", *refusals]).rstrip() + "\n"

@@ -1,15 +1,15 @@
-"""The one direction in which a site goes through a job: its tasks in the order of the method's plan, never back."""
+"""A site answers the tasks of a job in the order of the method's plan, and never goes back."""
 
 from collections.abc import Iterable
 
 from audits import JobRefused, Refusal
 
 LAST = "evaluate"
-"""The task that ends a job. A server that is told to stop sends it in an earlier round than planned."""
+"""The task that ends a job. A server that stops early sends it in an earlier round than planned."""
 
 
-class Order:
-    """What a site may be asked next. A server may leave out steps; it may not go back to one that lies behind."""
+class TaskOrder:
+    """Which task a site may answer next. A server may leave out steps of the plan; it may not go back."""
 
     def __init__(self, tasks: Iterable[tuple[str, int]]) -> None:
         """`tasks`: the method's plan, see `Method.tasks`."""
@@ -17,10 +17,10 @@ class Order:
         self._rounds = max((round for _, round in self._places), default=0)
 
     def repeats(self, task: str, round: int, last: tuple[str, int] | None) -> bool:
-        """Whether a request is the last one again; if not, it is for a later step of the plan.
+        """True if the request repeats the last one, False if it is for a later step of the plan.
 
-        `last`: task and round of what the site answered last; None before the first. Raises `JobRefused` for a request
-        that is neither.
+        `last` is the task and round that the site answered last, or None before the first. Raises `JobRefused` for any
+        other request.
         """
         place = self._place(task, round)
         if place is None:

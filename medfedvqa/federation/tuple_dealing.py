@@ -1,9 +1,9 @@
-"""The dealing for one attempt at a mixture: the sites' part, and the server's.
+"""The dealing of tuples for one attempt at a mixture: the sites' part and the server's.
 
-The members send seeds, with what they answer to the task whose uploads are mixed, and in a task of its own for another
-attempt. From them the server makes several dealings and shows their digests. Then the members open
-coins, which choose the one that is used; of all others the seeds are shown, and the members make them again. Where an
-attempt ends after that choice and before it is used, all of its seeds are shown: nobody tries until a choice suits.
+The members send seeds: with the answer to the task whose uploads are mixed, or in a separate task for a later attempt.
+The server makes several dealings from the seeds and shows their digests. Then the members open coins, which choose the
+dealing that is used. The server reveals the seeds of all others, and the members compute these again. If an attempt
+ends after the choice and before its use, the server reveals all of its seeds, so that nobody repeats the choice.
 """
 
 import json
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from audits import Gate, Tensors
 from medfedvqa.core.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.aggregation_attempt import Attempt, as_array, from_array
+from medfedvqa.federation.aggregation_attempt import Attempt, as_array, bytes_by_name, from_array, hex_by_name
 from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.site_state import Dealt, Saved, StateFile
 from privacy.secagg import MisdealtError, SecureAggregationError, SiteError, TensorLayout
@@ -36,28 +36,28 @@ from privacy.secagg.cut_and_choose import (
 )
 
 COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
-"""Arrays by which the server shows what it and the members have committed to, all that was opened since, and the seeds
-of the attempt before if its dealing was not used."""
+"""The arrays in which the server shows the commitments of all, everything that was opened since, and the seeds of the
+attempt before if its dealing was not used."""
 
 _TOSS = "toss of coins"
-"""In place of a job: a coin is for one toss."""
+"""The text to which a coin is bound, in place of a job: a coin serves one toss."""
 
 Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
 
 
 @dataclass(frozen=True)
 class CheckedDealing:
-    """What a site knows of a dealing that was right."""
+    """What a site knows of a dealing that passed its checks."""
 
-    shown: bytes
-    """All that the server opened of it, for the sites to compare."""
+    transcript: bytes
+    """Everything that the server opened of the dealing; the sites compare it with each other."""
     seed: bytes
-    """From which this site, a member, takes its shares; empty at other sites."""
+    """The seed from which this site, as a member, takes its shares; empty at other sites."""
 
 
 @dataclass(frozen=True)
 class DealingSite:
-    """A member's part in the dealing of one job's mixtures; asked again, it answers with the same bytes."""
+    """A member's part in the dealing of one job's mixtures. A repeated task gets the same bytes."""
 
     name: str
     gate: Gate
@@ -66,57 +66,57 @@ class DealingSite:
     def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> Tensors:
         """A seed for this attempt alone, and the hash of a coin.
 
-        Raises `FederationError`, and `MisdealtError` if the dealing before, which was not used, was not right.
+        Raises `FederationError`, or `MisdealtError` if the dealing before, which was not used, was wrong.
         """
-        label, kept = attempt.label(saved.round), saved.dealt
+        label, dealt = attempt.label(saved.round), saved.dealt
         if self.name not in attempt.members:
             raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
-        if kept is None or kept.attempt != label:
-            if kept is not None and kept.attempt is not None:
-                self._check_before(kept, saved.round, attempt.number)
-                self._check_unused(kept, kept.attempt, message, layout)
-            kept = _bound(_fresh(), saved.round, attempt)
-            self.file.save(replace(saved, dealt=kept))
-        return self.gate.release(seeding(task), saved.round, self._offered(kept))
+        if dealt is None or dealt.attempt != label:
+            if dealt is not None and dealt.attempt is not None:
+                self._check_before(dealt, saved.round, attempt.number)
+                self._check_unused(dealt, dealt.attempt, message, layout)
+            dealt = _bound(_fresh(), saved.round, attempt)
+            self.file.save(replace(saved, dealt=dealt))
+        return self.gate.release(seeding(task), saved.round, self._offered(dealt))
 
     def check_shown(self, saved: Saved) -> None:
-        """Before the site answers another task that is mixed.
+        """Check, before the site answers another mixed task, that the server has shown every dealing.
 
-        Raises `MisdealtError` if an attempt ended once this site's coin was open.
+        Raises `MisdealtError` if an attempt ended after this site opened its coin.
         """
         if saved.dealt is not None and saved.dealt.committed is not None:
-            raise MisdealtError("the server goes on without showing a dealing that it did not use: refuse the job")
+            raise MisdealtError("the server continues without showing a dealing that it did not use: refuse the job")
 
     def offered(self, saved: Saved) -> Saved:
-        """With a seed and the hash of a coin in the answer, for the first attempt to mix it."""
-        kept = _fresh()
-        return replace(saved, dealt=kept, reply={**saved.reply, **self._offered(kept)})
+        """The saved task with a seed and the hash of a coin in its answer, for the first attempt to mix it."""
+        dealt = _fresh()
+        return replace(saved, dealt=dealt, reply={**saved.reply, **self._offered(dealt)})
 
-    def _offered(self, kept: Dealt) -> Tensors:
-        commitment = Nonce(_TOSS, self.name, kept.coin).commitment
-        return {TUPLE_SEED.name: _array(kept.seed), COIN_COMMITMENT.name: _array(commitment)}
+    def _offered(self, dealt: Dealt) -> Tensors:
+        commitment = Nonce(_TOSS, self.name, dealt.coin).commitment
+        return {TUPLE_SEED.name: _array(dealt.seed), COIN_COMMITMENT.name: _array(commitment)}
 
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
-        """The coin, for one attempt and under one set of commitments. Raises `FederationError`."""
+        """The coin, which opens for one attempt and under one set of commitments. Raises `FederationError`."""
         if self.name not in attempt.members:
             raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         _, coins = _committed(message)
-        kept, committed = self._kept(saved, attempt), _bytes_of(message, COMMITTED)
-        if kept.committed not in (None, committed):
+        dealt, committed = self._dealing_of(saved, attempt), _bytes_of(message, COMMITTED)
+        if dealt.committed not in (None, committed):
             raise FederationError("the server has shown this site other dealings of the attempt before")
-        if coins.get(self.name) != Nonce(_TOSS, self.name, kept.coin).commitment:
+        if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
             raise FederationError("the dealing has coins of other sites than the attempt's members")
-        self.file.save(replace(saved, dealt=replace(kept, committed=committed)))
-        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(kept.coin)})
+        self.file.save(replace(saved, dealt=replace(dealt, committed=committed)))
+        return self.gate.release(tossing(task), saved.round, {COIN.name: _array(dealt.coin)})
 
     def checked(self, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> CheckedDealing:
-        """Once what was dealt to this site is right.
+        """Check the dealing to this site.
 
-        Raises `MisdealtError` if it is not, and `FederationError` if the message is not what it should be.
+        Raises `MisdealtError` if the dealing is wrong, or `FederationError` if the message is malformed.
         """
         (sets, coins), opened = _committed(message), _OpenedDealing.read(message)
         label = attempt.label(saved.round)
@@ -129,32 +129,28 @@ class DealingSite:
         check_part(self.name, attempt.dealt, opened.parts, sets[index])
         seed = b""
         if self.name in attempt.members:
-            kept = self._kept(saved, attempt)
-            if kept.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != kept.coin:
+            dealt = self._dealing_of(saved, attempt)
+            if dealt.committed != _bytes_of(message, COMMITTED) or opened.coins[self.name] != dealt.coin:
                 raise MisdealtError("the dealing is not the one for which this site has opened its coin")
-            mine = self.name, kept.seed
-            check_dealing(attempt.sites, attempt.members, layout, label, mine, opened.seeds, sets, index)
-            seed = set_seed(kept.seed, label, index)
+            own_seed = self.name, dealt.seed
+            check_dealing(attempt.sites, attempt.members, layout, label, own_seed, opened.seeds, sets, index)
+            seed = set_seed(dealt.seed, label, index)
         return CheckedDealing(joined(_bytes_of(message, COMMITTED), _bytes_of(message, OPENED)), seed)
 
-    def _check_before(self, kept: Dealt, round: int, number: int) -> None:
-        if (kept.round, kept.number) >= (round, number):
+    def _check_before(self, dealt: Dealt, round: int, number: int) -> None:
+        if (dealt.round, dealt.number) >= (round, number):
             raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
 
-    def _check_unused(self, kept: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
-        """Of the attempt before, in which it computed nothing, if this member has opened its coin for it."""
-        if kept.committed is None:
+    def _check_unused(self, dealt: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
+        """Check the unused dealing of the attempt before, if this member opened its coin for it."""
+        if dealt.committed is None:
             return
         _, _, sites, members, _ = json.loads(label)
-        sets, _ = _committed({COMMITTED: np.frombuffer(kept.committed, np.uint8)})
-        shown = from_array(message, UNUSED)
-        try:
-            seeds = _unhex(shown)
-        except (TypeError, ValueError, AttributeError):
-            raise FederationError("the server's message does not show the seeds of the dealing before") from None
-        check_unused(sites, members, layout, label, (self.name, kept.seed), seeds, sets)
+        sets, _ = _committed({COMMITTED: np.frombuffer(dealt.committed, np.uint8)})
+        seeds = from_array(message, UNUSED, bytes_by_name, "show the seeds of the dealing before")
+        check_unused(sites, members, layout, label, (self.name, dealt.seed), seeds, sets)
 
-    def _kept(self, saved: Saved, attempt: Attempt) -> Dealt:
+    def _dealing_of(self, saved: Saved, attempt: Attempt) -> Dealt:
         if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
             raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
         return saved.dealt
@@ -169,13 +165,13 @@ class Dealer:
         self._offers: dict[str, Tensors] = {}
 
     def offered(self, answers: Mapping[str, Tensors]) -> None:
-        """What came with the answers that are to be mixed: seeds for the first attempt."""
+        """Take the seeds for the first attempt from the answers that are to be mixed."""
         self._offers = dict(answers)
 
     def deal(self, task: str, round: int, attempt: Attempt, layout: TensorLayout) -> dict[str, Tensors]:
         """The message to each site of the attempt.
 
-        Raises `SiteError` naming a member that sent no seed, or did not open its coin as it had committed to it.
+        Raises `SiteError` naming a member that sent no seed, or whose coin differs from its commitment.
         """
         label, members = attempt.label(round), attempt.members
         described = {"attempt": attempt.message()["attempt"]}
@@ -184,14 +180,14 @@ class Dealer:
             offers = self._answers(seeding(task), members, {**described, **self._unused})
         seeds, commitments = _values(members, offers, TUPLE_SEED.name), _values(members, offers, COIN_COMMITMENT.name)
         dealing = Dealing.of(attempt.sites, members, layout, label, seeds)
-        committed = as_array({"sets": [digest.hex() for digest in dealing.digests], "coins": _hex(commitments)})
-        self._unused = {UNUSED: as_array(_hex(seeds))}
+        committed = as_array({"sets": [digest.hex() for digest in dealing.digests], "coins": hex_by_name(commitments)})
+        self._unused = {UNUSED: as_array(hex_by_name(seeds))}
         tossed = self._answers(tossing(task), members, {**described, COMMITTED: committed})
         coins = _values(members, tossed, COIN.name)
         chosen = dealing.chosen(choice(Beacon.of(_TOSS, commitments, coins).value))
         self._unused = {}
         revealed = {member: [seed.hex() for seed in seeds] for member, seeds in chosen.revealed.items()}
-        opened = as_array({"coins": _hex(coins), "parts": _hex(chosen.digests), "seeds": revealed})
+        opened = as_array({"coins": hex_by_name(coins), "parts": hex_by_name(chosen.digests), "seeds": revealed})
         return {
             site: {**replace(attempt, dealt=part).message(), COMMITTED: committed, OPENED: opened}
             for site, part in chosen.parts.items()
@@ -204,7 +200,7 @@ class Dealer:
 
 @dataclass(frozen=True)
 class _OpenedDealing:
-    """What the server shows with a dealing: the members' coins, digests of all parts, seeds of what is not used."""
+    """What the server shows with a dealing: the members' coins, the digests of all parts, and the unused seeds."""
 
     coins: dict[str, bytes]
     parts: dict[str, bytes]
@@ -212,21 +208,20 @@ class _OpenedDealing:
 
     @classmethod
     def read(cls, message: Tensors) -> "_OpenedDealing":
-        shown = from_array(message, OPENED)
-        try:
-            seeds = {str(site): [bytes.fromhex(seed) for seed in shown["seeds"][site]] for site in shown["seeds"]}
-            return cls(_unhex(shown["coins"]), _unhex(shown["parts"]), seeds)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise FederationError("the server's message does not hold what was opened of a dealing") from None
+        def parse(fields: Any) -> _OpenedDealing:
+            seeds = {str(site): [bytes.fromhex(seed) for seed in fields["seeds"][site]] for site in fields["seeds"]}
+            return cls(bytes_by_name(fields["coins"]), bytes_by_name(fields["parts"]), seeds)
+
+        return from_array(message, OPENED, parse, "hold what was opened of a dealing")
 
 
 def _committed(message: Tensors) -> tuple[list[bytes], dict[str, bytes]]:
-    """Digests of the dealings, and the members' commitments to their coins."""
-    shown = from_array(message, COMMITTED)
-    try:
-        sets, coins = [bytes.fromhex(digest) for digest in shown["sets"]], _unhex(shown["coins"])
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise FederationError("the server's message does not hold the digests of a dealing") from None
+    """The digests of the dealings, and the members' commitments to their coins."""
+
+    def parse(fields: Any) -> tuple[list[bytes], dict[str, bytes]]:
+        return [bytes.fromhex(digest) for digest in fields["sets"]], bytes_by_name(fields["coins"])
+
+    sets, coins = from_array(message, COMMITTED, parse, "hold the digests of a dealing")
     if len(sets) != SETS:
         raise FederationError(f"a dealer makes {SETS} dealings, of which one is used")
     return sets, coins
@@ -236,9 +231,9 @@ def _fresh() -> Dealt:
     return Dealt(new_seed(), secrets.token_bytes(NONCE_BYTES))
 
 
-def _bound(kept: Dealt, round: int, attempt: Attempt) -> Dealt:
-    """For this attempt and no other."""
-    return replace(kept, attempt=attempt.label(round), round=round, number=attempt.number)
+def _bound(dealt: Dealt, round: int, attempt: Attempt) -> Dealt:
+    """The dealing, bound to this attempt and no other."""
+    return replace(dealt, attempt=attempt.label(round), round=round, number=attempt.number)
 
 
 def _array(value: bytes) -> NDArray[np.int64]:
@@ -246,7 +241,7 @@ def _array(value: bytes) -> NDArray[np.int64]:
 
 
 def _values(members: tuple[str, ...], answers: Mapping[str, Tensors], name: str) -> dict[str, bytes]:
-    """32 bytes of each member. Raises `SiteError` naming one that sent none."""
+    """The 32 bytes of each member. Raises `SiteError` naming a member that sent none."""
     arrays = {site: np.asarray(tensors.get(name, ()), "<i8") for site, tensors in answers.items()}
     for member in members:
         if member not in arrays or arrays[member].shape != (4,):
@@ -256,11 +251,3 @@ def _values(members: tuple[str, ...], answers: Mapping[str, Tensors], name: str)
 
 def _bytes_of(message: Tensors, name: str) -> bytes:
     return message[name].tobytes()
-
-
-def _hex(values: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: values[name].hex() for name in sorted(values)}
-
-
-def _unhex(values: Mapping[str, Any]) -> dict[str, bytes]:
-    return {str(name): bytes.fromhex(value) for name, value in values.items()}

@@ -36,7 +36,7 @@ from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.server_receipts import Notary, _digest
+from medfedvqa.federation.server_receipts import ServerReceipts, _digest
 from medfedvqa.federation.site_config import SiteConfig
 
 Job = Callable[..., JobSpec]
@@ -52,15 +52,17 @@ class Federation:
         """Changes what the server tells a site."""
 
     def run(self, job_id: str) -> dict[str, Any]:
-        notary = Notary(self.job.exchange(), job_id, SITES, self.place / "notary", self.place / job_id)
+        notary = ServerReceipts(self.job.exchange(), job_id, SITES, self.place / "notary", self.place / job_id)
         engine = LocalEngine(self.configs, self.job, job_id)
         engine._backbones = _BACKBONES
 
         def spoilt(call: TaskCall) -> Any:
-            return engine.call(replace(call, beside={site: self.spoil(site, b) for site, b in call.beside.items()}))
+            return engine.call(
+                replace(call, audit_bytes={site: self.spoil(site, b) for site, b in call.audit_bytes.items()})
+            )
 
         try:
-            return serve_job(self.job, SITES, spoilt, self.place / job_id, "local", notary=notary)
+            return serve_job(self.job, SITES, spoilt, self.place / job_id, "local", receipts=notary)
         finally:
             engine.close()
             notary.close()

@@ -21,7 +21,7 @@ from nvflare.fuel.f3.communicator import Communicator, Mode
 
 from audits import AuditKey, AuditLog, Event, Refusal, origin_of, read, verify
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.connections import NOTED, PinnedAddress, RefusedConnections, pin_cells
+from medfedvqa.federation.flare.connections import MOST_LOGGED, PinnedAddress, RefusedConnections, pin_cells
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 
 PRELUDE = """
@@ -205,7 +205,7 @@ def test_refusals_are_counted_and_few_are_logged_without_what_others_wrote(tmp_p
     for number in range(1000):
         refused.note(f"tcp://secret-{number % 500}:80")
     entries = list(read(tmp_path / "audit"))
-    assert refused.count == 1000 and len(entries) == NOTED
+    assert refused.count == 1000 and len(entries) == MOST_LOGGED
     for number, entry in enumerate(entries, start=1):
         assert entry.event is Event.REFUSAL and entry.job == "job"
         assert entry.admission == {"code": "connection", "definition": None, "count": number}

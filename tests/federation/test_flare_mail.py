@@ -137,7 +137,7 @@ def test_a_site_keeps_only_what_a_peer_may_lack() -> None:
 
 
 def kept(relay: AttemptMail) -> int:
-    return sum(len(parts) for parts in relay._kept.values())
+    return sum(len(parts) for parts in relay._unacknowledged.values())
 
 
 def test_nothing_is_sent_again_after_the_end() -> None:

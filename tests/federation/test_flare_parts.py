@@ -26,10 +26,10 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher
 from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
-from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS, beside, pack, unpack
+from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
-from medfedvqa.federation.flare.server_side import _Gathering
+from medfedvqa.federation.flare.server_side import _TaskAnswers
 from medfedvqa.federation.hub import TaskAnswer
 
 Start = Callable[[], ProcessAdapter]
@@ -227,7 +227,7 @@ def test_what_is_not_a_message_of_numbers_is_refused_at_both_ends(change: dict[s
 
 def submitted(reply: Shareable) -> None:
     """Has the server take in a site's answer. Raises `FederationError`."""
-    gathering = _Gathering({"chest"}, lambda site: None, lambda replies: ())
+    gathering = _TaskAnswers({"chest"}, lambda site: None, lambda replies: ())
     answer = SimpleNamespace(client=SimpleNamespace(name="chest"), result=reply, task_sent_time=0.0)
     gathering._received(answer, None)  # type: ignore[arg-type]
     assert gathering.complete(0.0)
@@ -236,5 +236,5 @@ def submitted(reply: Shareable) -> None:
 @pytest.mark.parametrize("said", [None, 7, "text", b"x" * (1 << 20), bytearray(1), memoryview(b"1")])
 def test_audit_bytes_are_bytes_and_few(said: object) -> None:
     """What else lies beside the arrays is taken for bytes that no reader accepts."""
-    assert beside(Shareable(pack(1, {}, b"said") | {BESIDE: said})) == b"?"
-    assert beside(pack(1, {}, b"said")) == b"said"
+    assert audit_bytes(Shareable(pack(1, {}, b"said") | {AUDIT_BYTES: said})) == b"?"
+    assert audit_bytes(pack(1, {}, b"said")) == b"said"

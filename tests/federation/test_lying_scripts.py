@@ -17,7 +17,7 @@ from tiny_clip import TINY
 from medfedvqa.core import registry
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.task_order import Order
+from medfedvqa.federation.task_order import TaskOrder
 from privacy.secagg import pairwise_masks
 from privacy.secagg.channel import Session
 
@@ -106,7 +106,7 @@ def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
     federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the order of tasks and the memory of cohorts, as in 0.1.0, some of a few scripts expose a site."""
-    monkeypatch.setattr(Order, "repeats", lambda order, task, round, last: (task, round) == last)
+    monkeypatch.setattr(TaskOrder, "repeats", lambda order, task, round, last: (task, round) == last)
     monkeypatch.setattr(SecureSite, "_check_cohort", lambda *_: None)
     with pytest.raises(AssertionError, match="are exposed"):
         for seed in range(12):

@@ -20,7 +20,7 @@ from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
 from privacy import mean
@@ -92,10 +92,10 @@ def test_an_answer_that_is_not_declared_stops_the_job_before_anything_is_compute
 ) -> None:
     """The server names the site and the fixed reason, no other site is sent anything, and the receipt says refused."""
     configs, job = job_on_shares(method, THREE, rounds=2, secagg=False)
-    notary = Notary(job.exchange(), "job", THREE, tmp_path / "keys", tmp_path / "out")
+    notary = ServerReceipts(job.exchange(), "job", THREE, tmp_path / "keys", tmp_path / "out")
     engine = Lying(configs, job, LIAR, change)
     with pytest.raises(FederationError) as caught:
-        serve_job(job, THREE, engine.call, tmp_path / "out", "local", notary=notary)
+        serve_job(job, THREE, engine.call, tmp_path / "out", "local", receipts=notary)
     notary.close()
     sentence = f"round 1: site '{LIAR}' sent a message that the job does not declare: {reason}"
     assert str(caught.value) == sentence

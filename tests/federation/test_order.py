@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from audits import JobRefused, Refusal
 from medfedvqa.core import create, method_names
-from medfedvqa.federation.task_order import Order
+from medfedvqa.federation.task_order import TaskOrder
 from medfedvqa.models import shape_of
 
 PLAN = [("start", 1), ("train", 2), ("train", 3), ("evaluate", 3)]
@@ -18,7 +18,7 @@ STEPS = st.sampled_from([("start", 1), ("train", 2), ("train", 3), *(("evaluate"
 @given(asked=st.lists(STEPS, max_size=30))
 def test_no_sequence_of_requests_takes_a_site_back(asked: list[tuple[str, int]]) -> None:
     """Whatever a server asks for: what is answered is in the order of the plan, each step once."""
-    order, answered = Order(PLAN), []
+    order, answered = TaskOrder(PLAN), []
     for task, round in asked:
         last = answered[-1] if answered else None
         try:
@@ -36,13 +36,13 @@ def test_no_sequence_of_requests_takes_a_site_back(asked: list[tuple[str, int]])
 def test_a_round_that_the_plan_does_not_have_is_refused(round: Any) -> None:
     """Beyond the declared rounds, and what is no whole number, are no part of any job."""
     with pytest.raises(JobRefused) as refused:
-        Order(PLAN).repeats("train", round, None)
+        TaskOrder(PLAN).repeats("train", round, None)
     assert refused.value.code is Refusal.ORDER
 
 
 def test_the_same_request_again_is_told_from_a_new_one() -> None:
     """The last step may be asked for again; an evaluation in another round than the one that was answered may not."""
-    order = Order(PLAN)
+    order = TaskOrder(PLAN)
     assert order.repeats("train", 2, ("train", 2)) and not order.repeats("train", 3, ("train", 2))
     with pytest.raises(JobRefused):
         order.repeats("evaluate", 3, ("evaluate", 2))

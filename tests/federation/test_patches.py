@@ -44,7 +44,7 @@ def test_the_installed_source_is_the_one_in_the_table(row: patches.Reach) -> Non
     """By the object in memory, by the file, and by the version that the table names for the digest."""
     place = row.source or row.target
     text = inspect.getsource(resolve(place))
-    assert row.known() and nvflare.__version__ in row.digests[hashlib.sha256(text.encode()).hexdigest()]
+    assert row.has_tested_source() and nvflare.__version__ in row.digests[hashlib.sha256(text.encode()).hexdigest()]
     assert source_in(INSTALLED, place) == text
 
 
@@ -200,7 +200,7 @@ def test_another_source_refuses_and_what_this_project_replaced_does_not(
     monkeypatch.setattr(CoreCell, "start", original)
     for _ in range(2):
         patches.START.replace(lambda cell: None)
-        assert patches.START.replaced() and patches.START.known() and broken(kits["site"]) is None
+        assert patches.START.replaced() and patches.START.has_tested_source() and broken(kits["site"]) is None
     monkeypatch.setattr(CoreCell, "start", start)
     assert "CoreCell.start" in str(broken(kits["site"])) and not patches.START.replaced()
     monkeypatch.delattr(CoreCell, "start")

@@ -24,7 +24,7 @@ from audits import (
 from medfedvqa.core import method_names
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import Reply, TaskCall
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
 from privacy import Ledger, Limits, PlannedTask, SampledGaussian
@@ -52,14 +52,14 @@ def asked(configs: dict[str, SiteConfig], out: Path) -> dict[str, Any]:
         ((site, message),) = call.messages.items()
         runtime = StatusRuntime(configs[site], "status-job")
         try:
-            tensors, said = runtime.answer(call.task, call.round, message, call.beside[site])
+            tensors, said = runtime.answer(call.task, call.round, message, call.audit_bytes[site])
             return {site: Reply(tensors, 0.0, said)}
         except Exception as error:
             raise FederationError(f"site '{site}' stopped the job: {error}") from error
         finally:
             runtime.close()
 
-    with closing(Notary(EXCHANGE, "status-job", tuple(configs), out / "notary", out)) as notary:
+    with closing(ServerReceipts(EXCHANGE, "status-job", tuple(configs), out / "notary", out)) as notary:
         return serve_status(tuple(configs), answer, out, notary)
 
 

@@ -17,11 +17,11 @@ from nvflare.apis.shareable import ReservedHeaderKey
 from nvflare.fuel.utils.fobs import lobs
 from nvflare.fuel.utils.fobs.builtin_decomposers import BUILTIN_DECOMPOSERS, BUILTIN_TYPES
 
-from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
+from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS
 
 MARKER = "MRN-4711-SMITH"
 TYPE, DATA, DECOMPOSER = "__fobs_type__", "__fobs_data__", "__fobs_dc__"
-_NAMES = (MARKER, "prompt.x", ROUND, TENSORS, BESIDE, REASON, ReservedHeaderKey.HEADERS, "__rc__", TYPE, DATA, "")
+_NAMES = (MARKER, "prompt.x", ROUND, TENSORS, AUDIT_BYTES, REASON, ReservedHeaderKey.HEADERS, "__rc__", TYPE, DATA, "")
 _CLASSES = (
     *("os.system", "posix.system", "subprocess.Popen", "builtins.eval", "pickle.loads", "pathlib.Path"),
     *(

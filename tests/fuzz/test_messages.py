@@ -32,11 +32,11 @@ from audits import Refusal, read
 from medfedvqa.core import registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import allowed_types, result_guard
-from medfedvqa.federation.flare.messages import BESIDE, REASON, pack
-from medfedvqa.federation.flare.server_side import _Gathering
+from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, pack
+from medfedvqa.federation.flare.server_side import _TaskAnswers
 from medfedvqa.federation.flare.site_side import SiteTasks
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.server_receipts import Notary
+from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_runtime import SiteRuntime
 
 pytestmark = pytest.mark.sampled
@@ -76,7 +76,7 @@ class Ends:
     def __init__(self, config: Any, job: JobSpec, folder: Path) -> None:
         self.tasks, self.config = SiteTasks(job.to_dict(), None), config
         self.tasks._runtime = SiteRuntime(config, job, "job")
-        self.notary = Notary(job.exchange(), "job", [SITE, "head"], folder / "notary", folder)
+        self.notary = ServerReceipts(job.exchange(), "job", [SITE, "head"], folder / "notary", folder)
 
     def to_site(self, task: str, round: int) -> Shareable:
         """The honest server's message."""
@@ -90,17 +90,17 @@ class Ends:
         assert isinstance(runtime, SiteRuntime)
         runtime._refused = None
         reply = self.tasks.answer(task, message, None)
-        result_guard.answered(task, reply)
-        return result_guard.leaving(reply)
+        result_guard.record_answer(task, reply)
+        return result_guard.checked_result(reply)
 
     def take(self, task: str, round: int, reply: Any) -> None:
         """What the server does with it. Raises `FederationError` for a refusal."""
-        gathering = _Gathering({SITE}, lambda site: None, lambda replies: ())
+        gathering = _TaskAnswers({SITE}, lambda site: None, lambda replies: ())
         client_task = SimpleNamespace(client=SimpleNamespace(name=SITE), result=reply, task_sent_time=0.0)
         gathering._received(client_task, None)
         gathering.complete(0.0)
         taken = gathering.replies[SITE]
-        self.notary.incoming(SITE, task, round, taken.tensors, taken.beside)
+        self.notary.incoming(SITE, task, round, taken.tensors, taken.audit_bytes)
 
     def close(self) -> None:
         self.tasks.close()
@@ -132,7 +132,7 @@ def memory() -> int:
 
 def with_beside(message: Shareable, seed: int) -> Shareable:
     """A third of the messages are changed in their audit bytes only."""
-    return Shareable(message | {BESIDE: changed_json(message[BESIDE], seed)}) if seed % 3 == 0 else message
+    return Shareable(message | {AUDIT_BYTES: changed_json(message[AUDIT_BYTES], seed)}) if seed % 3 == 0 else message
 
 
 def hostile_payloads(honest: dict[tuple[str, int], Shareable]) -> Iterator[tuple[str, int, bytes]]:

@@ -9,7 +9,7 @@ import pytest
 
 from audits import AuditKey, AuditLog, CodeKind, Gate, JobCode, JobContext, origin_of
 from audits.code import CodePart
-from medfedvqa.federation.checkpoint_exchange import Attester
+from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.collect import evidence_of
@@ -35,7 +35,7 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
         config = sites(site)[site]
         key = AuditKey.at(config.audit_key, origin_of(site))
         with closing(AuditLog(config.audit, site, key)) as log:
-            Attester(config, log, key, "study-1", "prompt_pfl")
+            CheckpointExchange(config, log, key, "study-1", "prompt_pfl")
             for code in codes:
                 text = digest or (code.digest if code else "ff" * 32)
                 context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", text, code=code)

@@ -44,7 +44,7 @@ _OUT: Mapping[tuple[str, str], Traffic] = {
 }
 """Requests that a site sends, by channel and topic."""
 
-ASKED_OF_JOBS = {(_AUX, "__end_run__"), (_AUX, "__abort_task__")}
+JOB_REQUESTS = {(_AUX, "__end_run__"), (_AUX, "__abort_task__")}
 """What a server may ask of a job's process."""
 
 _ANSWERED = {
@@ -71,21 +71,21 @@ def classify(frame: Prefix, headers: Mapping[str, Any], site: str, job: str | No
     `far` is None before the cell at the other end has said its name, which it does with its first frame.
     """
     if frame.type in _LIFE:
-        return ClassifiedFrame(Traffic.HANDSHAKE, None, leaves=job is None and not _own(far, site))
+        return ClassifiedFrame(Traffic.HANDSHAKE, None, leaves=job is None and not _belongs_to(far, site))
     if frame.type != Types.DATA:
         return ClassifiedFrame(Traffic.UNLISTED, None, leaves=True)
     origin, to = headers.get(MessageHeaderKey.ORIGIN), headers.get(MessageHeaderKey.DESTINATION)
-    if job is None and _own(far, site) or job is not None and to == site:
+    if job is None and _belongs_to(far, site) or job is not None and to == site:
         return ClassifiedFrame(Traffic.INTERNAL, job, leaves=False)
     if job is not None and far != site:
         return ClassifiedFrame(Traffic.UNLISTED, job, leaves=True)
-    of = str(origin).removeprefix(f"{site}.") if _own(origin, site) and origin != site else None
+    of = str(origin).removeprefix(f"{site}.") if _belongs_to(origin, site) and origin != site else None
     if origin != site and of is None:
         return ClassifiedFrame(Traffic.UNLISTED, None, leaves=True)
     return ClassifiedFrame(_kind(headers), of, leaves=True)
 
 
-def _own(cell: Any, site: str) -> bool:
+def _belongs_to(cell: Any, site: str) -> bool:
     return cell == site or str(cell).startswith(f"{site}.")
 
 
@@ -98,15 +98,15 @@ def subject(headers: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _kind(headers: Mapping[str, Any]) -> Traffic:
-    found = subject(headers)
+    request = subject(headers)
     kind = headers.get(MessageHeaderKey.MSG_TYPE)
     if kind == MessageType.RETURN:  # the headers of a message from outside that could not be passed on
         return Traffic.REFUSAL
     if kind == MessageType.REPLY:
-        return _ANSWERED.get(found, Traffic.REFUSAL)
-    if found[0] == STREAM_CHANNEL:
-        return Traffic.RECEIPT if found[1] in STREAM_TOPICS else Traffic.UNLISTED
-    if found[0] == CellChannel.RETURN_ONLY:
-        asked = tuple(found[1].split(":", 1))
-        return Traffic.REPLY if asked in ASKED_OF_JOBS else Traffic.UNLISTED
-    return _OUT.get(found, Traffic.UNLISTED)
+        return _ANSWERED.get(request, Traffic.REFUSAL)
+    if request[0] == STREAM_CHANNEL:
+        return Traffic.RECEIPT if request[1] in STREAM_TOPICS else Traffic.UNLISTED
+    if request[0] == CellChannel.RETURN_ONLY:
+        answered = tuple(request[1].split(":", 1))
+        return Traffic.REPLY if answered in JOB_REQUESTS else Traffic.UNLISTED
+    return _OUT.get(request, Traffic.UNLISTED)

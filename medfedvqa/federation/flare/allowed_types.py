@@ -46,12 +46,12 @@ def decode_listed_only(*also: str) -> None:
     allowed = LISTED.union(also)
     unpack, section, load = patches.UNPACK.current(), patches.SECTION.current(), patches.LOAD.current()
 
-    def listed(packer: fobs.Packer, found: Any) -> Any:
-        if type(found) is dict and fobs.FOBS_TYPE in found:
-            name = found[fobs.FOBS_TYPE]
+    def listed(packer: fobs.Packer, value: Any) -> Any:
+        if type(value) is dict and fobs.FOBS_TYPE in value:
+            name = value[fobs.FOBS_TYPE]
             if type(name) is not str or name not in allowed:
                 raise UndecodedError("a message holds an object of a class that is not decoded here")
-        return unpack(packer, found)
+        return unpack(packer, value)
 
     def get_one_section(stream: BinaryIO, expect_datum: bool) -> Any:
         header, name, data = section(stream, expect_datum)

@@ -90,9 +90,9 @@ def download(version: str, folder: Path) -> Path:
     if not _VERSION.fullmatch(version):
         raise ConfigError("a version of NVIDIA FLARE is written like 2.9.1 or 2.9.1rc5")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    got = subprocess.run([*command, "--dest", str(folder), f"nvflare=={version}"], capture_output=True, check=False)
+    result = subprocess.run([*command, "--dest", str(folder), f"nvflare=={version}"], capture_output=True, check=False)
     wheels = list(folder.glob("nvflare-*.whl"))
-    if got.returncode or not wheels:
+    if result.returncode or not wheels:
         raise ConfigError(
             f"the registry has no wheel of NVIDIA FLARE {version}, or cannot be reached: "
             "`pip index versions nvflare --pre` lists what it has"

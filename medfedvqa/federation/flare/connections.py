@@ -26,7 +26,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.cell_hooks import before_start
 
-NOTED = 20
+MOST_LOGGED = 20
 """A process writes at most this many entries about refused connections into the audit log."""
 
 Note = Callable[[object], None]
@@ -40,7 +40,7 @@ class ConnectionForbidden(PermissionError):
 
 
 class RefusedConnections:
-    """Counts what was refused; the audit log gets one entry for each target, and at most `NOTED`."""
+    """Counts what was refused; the audit log gets one entry for each target, and at most `MOST_LOGGED`."""
 
     def __init__(self, log: AuditLog, job: str | None) -> None:
         """`job`: its id in a job's process, None in the site's own."""
@@ -53,7 +53,7 @@ class RefusedConnections:
         with self._lock:
             self.count += 1
             key, count = hash(repr(target)), self.count
-            if key in self._targets or len(self._targets) >= NOTED:
+            if key in self._targets or len(self._targets) >= MOST_LOGGED:
                 return
             self._targets.add(key)
         _logger.warning("a connection to another address than the pinned one was refused")
@@ -91,10 +91,10 @@ class PinnedAddress:
     def _resolve(self) -> None:
         """A server without an address yet, because the network is not up, is looked up again when it is needed."""
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError:
             return
-        self._addresses = {address for *_, place in found if (address := _numeric(str(place[0]))) is not None}
+        self._addresses = {address for *_, place in entries if (address := _numeric(str(place[0]))) is not None}
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         allowed = self._allowed.get(event)
@@ -175,11 +175,11 @@ def pin_cells(url: str, note: Note) -> None:
             message.remove_header(MessageHeaderKey.CONN_URL)
             note(elsewhere)
 
-    def add_connector(communicator: Communicator, target: str, mode: Mode, *more: Any, **named: Any) -> Any:
+    def add_connector(communicator: Communicator, target: str, mode: Mode, *args: Any, **kwargs: Any) -> Any:
         if mode == Mode.ACTIVE and target != url:
             note(target)
             raise CommError(CommError.NOT_SUPPORTED, "this site connects to one pinned address only")
-        return add(communicator, target, mode, *more, **named)
+        return add(communicator, target, mode, *args, **kwargs)
 
     before_start(lambda cell: cell.add_incoming_filter(channel="*", topic="*", cb=without_address))
     patches.ADD_CONNECTOR.replace(add_connector)

@@ -216,7 +216,7 @@ def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) ->
 def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
     """The key `STEM.key`, and the certificate `STEM.crt`, which must name `party`."""
     yield private_file(startup / f"{stem}.key", KEY, _NEW_CERTIFICATE)
-    name, named = "certificate for FLARE", subject_of(startup / f"{stem}.crt")
+    name, subject = "certificate for FLARE", subject_of(startup / f"{stem}.crt")
     certificate, root = certificate_of(startup / f"{stem}.crt"), certificate_of(startup / ROOT)
     try:
         key: Any = load_pem_private_key((startup / f"{stem}.key").read_bytes(), None)
@@ -232,7 +232,7 @@ def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
         yield Check(name, "the root certificate did not sign it", _NEW_CERTIFICATE)
     elif not paired:
         yield Check(name, "it does not belong to the key beside it", _NEW_CERTIFICATE)
-    elif named is None or named != party:
+    elif subject is None or subject != party:
         yield Check(name, "it names another party than the kit's settings", _NEW_CERTIFICATE)
     elif now < max(certificate.not_valid_before_utc, root.not_valid_before_utc):
         yield Check(name, "it is not valid yet", SET_CLOCK)

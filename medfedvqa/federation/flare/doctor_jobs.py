@@ -150,8 +150,8 @@ def _unclosed(site: str, log: LogFacts, accounts: tuple[Account, ...], processes
     if not dead:
         return Check("unclosed jobs")
     names = ", ".join(dead[:_NAMED]) + (f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else "")
-    held = " and hold budget" if set(dead) & set(reserving) else ""
-    problem = f"no process runs {names}, which the site has not closed{held}"
+    consequence = " and hold budget" if set(dead) & set(reserving) else ""
+    problem = f"no process runs {names}, which the site has not closed{consequence}"
     remedy = "start the site again, which closes jobs that have ended; `medfedvqa privacy ledger --free JOB` gives back"
     return Check("unclosed jobs", problem, f"{remedy} what a job holds while the site cannot start")
 

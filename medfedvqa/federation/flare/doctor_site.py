@@ -159,12 +159,12 @@ def _device(device: str) -> Check:
 
     name = "device"
     try:
-        wanted = torch.device(device)
+        parsed = torch.device(device)
     except RuntimeError:
         return Check(name, "its name is unknown", "write cpu or cuda as `device` in local/site.yml")
-    if wanted.type == "cpu":
+    if parsed.type == "cpu":
         return Check(name)
-    if wanted.type != "cuda":
+    if parsed.type != "cuda":
         return Check(name, "sites do not train on such devices", "write cpu or cuda as `device` in local/site.yml")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CUDA warns of what the line below says
@@ -172,7 +172,7 @@ def _device(device: str) -> Check:
     if not count:
         remedy = "install the card's driver, and a torch that is built for it, or write cpu as `device`"
         return Check(name, "the site is to train on a graphics card, and torch finds none or no driver", remedy)
-    if (wanted.index or 0) >= count:
+    if (parsed.index or 0) >= count:
         return Check(name, f"there are only {count} graphics cards, numbered from 0", "write another number")
     return Check(name)
 

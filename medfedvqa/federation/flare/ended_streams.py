@@ -21,7 +21,7 @@ _MOST = 4096
 """Ended streams that are remembered at a time; beyond them the one that is due first is forgotten."""
 
 
-class _Ended:
+class _EndedStreams:
     """Streams that have ended, by the time at which they are forgotten."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Ended:
             return due
 
 
-_ended = _Ended()
+_ended = _EndedStreams()
 
 
 class _Scheduled:

@@ -12,7 +12,7 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from medfedvqa.federation.flare.hardening import require_guard
-from medfedvqa.federation.flare.result_guard import answered, log_counts
+from medfedvqa.federation.flare.result_guard import log_counts, record_answer
 from medfedvqa.federation.flare.site_mail import SiteMail
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SiteExecutor(Executor):
 
             self._tasks = SiteTasks(self.job, self._mail)
         reply = self._tasks.answer(task_name, shareable, fl_ctx)
-        answered(task_name, reply)
+        record_answer(task_name, reply)
         return reply
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -157,17 +157,17 @@ class WireLedger:
     def admit(self, frame: Prefix, headers: Mapping[str, Any] | None, payload: int, far: str | None) -> None:
         """Count a frame that is about to be sent to the cell `far`. Raises `CommError` if it may not be."""
         length = PREFIX_LEN + len(SfmConnection.headers_to_bytes(headers) or b"") + payload
-        seen = classify(frame, headers or {}, self.site, self.job, far)
-        limit = LIMITS[seen.traffic]
+        kind = classify(frame, headers or {}, self.site, self.job, far)
+        limit = LIMITS[kind.traffic]
         announced, self._announced.payload = getattr(self._announced, "payload", 0), 0
         with self._lock:
             if limit is not None and length > limit:
-                first = seen.traffic.value not in self._journal.tally.refused
-                self._journal.note(["refused", seen.traffic, length, payload])
+                first = kind.traffic.value not in self._journal.tally.refused
+                self._journal.note(["refused", kind.traffic, length, payload])
                 if first:
-                    _logger.warning("a frame of the kind '%s' was not sent: the site does not send such", seen.traffic)
-                raise CommError(CommError.NOT_SUPPORTED, f"this site does not send frames of the kind '{seen.traffic}'")
-            self._journal.note(["sent", seen.traffic, seen.job, seen.leaves, length, payload, announced])
+                    _logger.warning("a frame of the kind '%s' was not sent: the site does not send such", kind.traffic)
+                raise CommError(CommError.NOT_SUPPORTED, f"this site does not send frames of the kind '{kind.traffic}'")
+            self._journal.note(["sent", kind.traffic, kind.job, kind.leaves, length, payload, announced])
 
     def refuse(self, code: Refusal, job: str | None = None, definition: str | None = None) -> None:
         """Log that a job was refused before it had a process; `definition`: SHA-256 of the site's configuration file.
@@ -218,11 +218,11 @@ class WireLedger:
 
     def sweep(self) -> int:
         """Log what processes that are no more have counted; how many files there were. Raises `LogError`."""
-        found = 0
+        count = 0
         for path in sorted(self._folder.glob("[0-9a-f]*.*")):
             with contextlib.suppress(FileNotFoundError):
-                found += self._adopt(path)
-        return found
+                count += self._adopt(path)
+        return count
 
     def _adopt(self, path: Path) -> bool:
         with path.open("rb") as file:
@@ -295,10 +295,10 @@ def _count_results(ledger: WireLedger) -> None:
     send = patches.SEND_BLOB.current()
 
     def send_blob(
-        cell: StreamCell, channel: str, topic: str, target: str, message: Message, *more: Any, **named: Any
+        cell: StreamCell, channel: str, topic: str, target: str, message: Message, *args: Any, **kwargs: Any
     ) -> Any:
         if (channel, topic) == RESULT:
             ledger.encoded(buffer_len(message.payload))
-        return send(cell, channel, topic, target, message, *more, **named)
+        return send(cell, channel, topic, target, message, *args, **kwargs)
 
     patches.SEND_BLOB.replace(send_blob)

@@ -30,7 +30,7 @@ from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
-from medfedvqa.federation.flare.allowed_messages import ASKED_OF_JOBS, CHANNEL, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.allowed_messages import CHANNEL, JOB_REQUESTS, NOTICE, STREAM_TOPICS, subject
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
@@ -128,7 +128,7 @@ def _pin(kit: Path) -> None:
     # FLARE sends what a site's resources.json holds to the server, which tells all sites.
     patches.SITE_CONFIG.replace(lambda config_data: {})
     processors = ClientRequestProcessors.request_processors
-    processors[:] = [one for one in processors if ADMIN_TOPICS.issuperset(one.get_topics())]
+    processors[:] = [processor for processor in processors if ADMIN_TOPICS.issuperset(processor.get_topics())]
 
 
 def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
@@ -136,7 +136,7 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
     topics = {topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics()}
     validators = getattr(AppAuthzService.app_validator, "validators", [])
     scopes = getattr(PrivacyService.get_manager(), "name_to_scopes", {})
-    held = {
+    conditions = {
         "administrative commands": topics <= ADMIN_TOPICS,
         "job validator": any(
             f"{type(one).__module__}.{type(one).__name__}" == kit_contents.VALIDATOR for one in validators
@@ -147,7 +147,9 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
         "byte ledger": installed() is not None,
     }
     missing = (
-        pinned_settings.not_pinned(kit) + patches.missing("site") + [name for name, holds in held.items() if not holds]
+        pinned_settings.not_pinned(kit)
+        + patches.missing("site")
+        + [name for name, holds in conditions.items() if not holds]
     )
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
@@ -157,10 +159,10 @@ def _tell_nothing(site: str) -> None:
     public = patches.PUBLIC_PROPS.current()
 
     def get_all_public_props(context: FLContext) -> dict[str, Any]:
-        found = public(context)
-        if found.get(ReservedKey.IDENTITY_NAME, site) != site:
-            return dict(found)  # another party's
-        return {name: value for name, value in found.items() if name in _PUBLIC and isinstance(value, str | bool)}
+        properties = public(context)
+        if properties.get(ReservedKey.IDENTITY_NAME, site) != site:
+            return dict(properties)  # another party's
+        return {name: value for name, value in properties.items() if name in _PUBLIC and isinstance(value, str | bool)}
 
     patches.PUBLIC_PROPS.replace(get_all_public_props)
 
@@ -191,29 +193,29 @@ def _answer_only_what_is_listed(site: str, job: str | None) -> None:
     before_start(set_hooks)
 
 
-def _listed(asked: tuple[str, str], origin: str, site: str, job: str | None) -> bool:
+def _listed(request: tuple[str, str], origin: str, site: str, job: str | None) -> bool:
     """Whether a process takes this request from there."""
-    channel, topic = asked
+    channel, topic = request
     if channel == STREAM_CHANNEL:
         return topic in STREAM_TOPICS
-    if channel == CellChannel.RETURN_ONLY or asked == (CellChannel.CELLNET, CellChannelTopic.Bye):
+    if channel == CellChannel.RETURN_ONLY or request == (CellChannel.CELLNET, CellChannelTopic.Bye):
         return True
     if job is None:
-        own = origin.startswith(f"{site}.")
-        return asked == NOTICE and own or asked == (CellChannel.CLIENT_MAIN,) * 2 and origin == _SERVER
+        from_own_job = origin.startswith(f"{site}.")
+        return request == NOTICE and from_own_job or request == (CellChannel.CLIENT_MAIN,) * 2 and origin == _SERVER
     if channel == CHANNEL:
         return origin.endswith(f".{job}")
-    return asked in ASKED_OF_JOBS and origin == f"{_SERVER}.{job}" or _is_command(asked, origin, site)
+    return request in JOB_REQUESTS and origin == f"{_SERVER}.{job}" or _is_command(request, origin, site)
 
 
-def _is_command(asked: tuple[str, str], origin: str, site: str) -> bool:
-    return asked[0] == CellChannel.CLIENT_COMMAND and asked[1] in _COMMANDS and origin == site
+def _is_command(request: tuple[str, str], origin: str, site: str) -> bool:
+    return request[0] == CellChannel.CLIENT_COMMAND and request[1] in _COMMANDS and origin == site
 
 
-def _permitted(asked: admin_defs.Message) -> bool:
+def _permitted(request: admin_defs.Message) -> bool:
     """A job's id names a folder in the kit: one that is no id would name another, such as `local`."""
-    job = asked.get_header(RequestHeader.JOB_ID)
-    return asked.topic in ADMIN_TOPICS and (job is None or _is_id(job))
+    job = request.get_header(RequestHeader.JOB_ID)
+    return request.topic in ADMIN_TOPICS and (job is None or _is_id(job))
 
 
 def _is_id(job: object) -> bool:

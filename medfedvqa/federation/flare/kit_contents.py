@@ -38,8 +38,8 @@ SCHEMES = {"http", "tcp"}
 _RIGHTS = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 
 
-def _rights(submit: str, clone: str, own: str) -> dict[str, str]:
-    jobs = {"submit_job": submit, "clone_job": clone, "manage_job": own, "download_job": own}
+def _rights(submit: str, clone: str, own_jobs: str) -> dict[str, str]:
+    jobs = {"submit_job": submit, "clone_job": clone, "manage_job": own_jobs, "download_job": own_jobs}
     return jobs | {"view": "any", "operate": "o:site"} | _RIGHTS
 
 
@@ -107,12 +107,12 @@ class Check:
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a file. Raises `ConfigError`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ConfigError(f"'{path.name}' is missing or holds no JSON object")
-    return found
+    return content
 
 
 def hardening(kit: Path) -> list[Check]:
@@ -167,29 +167,31 @@ def _checked(name: str, remedy: str, look: Look, kit: Path) -> Check:
 
 def resources(local: Path) -> dict[str, Any]:
     """What FLARE takes for a site's resources. Raises `ConfigError`."""
-    own = local / OWN_RESOURCES
-    return read_json(own if own.exists() else local / RESOURCES)
+    override = local / OWN_RESOURCES
+    return read_json(override if override.exists() else local / RESOURCES)
 
 
 def _classes(allowed: str) -> Look:
     def look(local: Path) -> str | None:
-        found = resources(local)
-        listed = found.get("class_allow_list") == [allowed]
-        enforced = found.get("class_list_enforcement_mode", "enforce") == "enforce"
+        settings = resources(local)
+        listed = settings.get("class_allow_list") == [allowed]
+        enforced = settings.get("class_list_enforcement_mode", "enforce") == "enforce"
         return None if listed and enforced else "jobs may bring classes other than this project's"
 
     return look
 
 
 def _streaming(local: Path) -> str | None:
-    found = resources(local)
-    streams = {part.get("id") for part in found.get("components", [])} & LOG_STREAMING
-    return None if found.get("allow_log_streaming") is False and not streams else "logs may be streamed to the server"
+    settings = resources(local)
+    streams = {part.get("id") for part in settings.get("components", [])} & LOG_STREAMING
+    return (
+        None if settings.get("allow_log_streaming") is False and not streams else "logs may be streamed to the server"
+    )
 
 
 def _validator(local: Path) -> str | None:
-    found = resources(local).get("app_validator")
-    return None if found == {"path": VALIDATOR, "args": {}} else "jobs are not looked at before they are deployed"
+    validator = resources(local).get("app_validator")
+    return None if validator == {"path": VALIDATOR, "args": {}} else "jobs are not looked at before they are deployed"
 
 
 def _launcher(path: str) -> Look:
@@ -304,9 +306,9 @@ def audit_places(kit: Path) -> tuple[Path, Path]:
     """
     path = kit / "local" / "site.yml"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         folder = path.parent.resolve()
-        return folder / found["audit"], folder / found.get("audit_key", "audit.key")
+        return folder / settings["audit"], folder / settings.get("audit_key", "audit.key")
     except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError):
         raise ConfigError("local/site.yml is missing or does not say where the audit log is: fill it in") from None
 
@@ -325,8 +327,8 @@ def changed(kit: Path) -> Check:
         recorded = read_json(local / DIGESTS)
     except ConfigError as error:
         return Check(name, str(error), remedy)
-    found = dict(_digests(local))
-    names = sorted(file for file in {*recorded, *found} if recorded.get(file) != found.get(file))
+    digests = dict(_digests(local))
+    names = sorted(file for file in {*recorded, *digests} if recorded.get(file) != digests.get(file))
     return Check(name, f"changed: {', '.join(names)}", remedy) if names else Check(name)
 
 

@@ -42,10 +42,10 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
     name, org = _owner(kit / _CERTIFICATES[kind])
     with TemporaryDirectory() as scratch:
         bare = provision(_project(kind, name, org), [], Path(scratch) / "bare") / name
-        made = provision(_project(kind, name, org), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
-        changed = list(_changed(kit, bare, made))
+        prepared = provision(_project(kind, name, org), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
+        changed = list(_changed(kit, bare, prepared))
         for path in changed:
-            shutil.copy(made / path, kit / path)
+            shutil.copy(prepared / path, kit / path)
     return changed
 
 
@@ -73,14 +73,14 @@ def _project(kind: str, name: str, org: str) -> dict[str, Any]:
     }
 
 
-def _changed(kit: Path, bare: Path, made: Path) -> Iterator[Path]:
+def _changed(kit: Path, bare: Path, prepared: Path) -> Iterator[Path]:
     """The files that the builder adds or edits and that the kit does not have so yet. Raises `ConfigError`."""
-    for path in sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file()):
-        before, after = _content(bare / path), _content(made / path)
-        found = _content(kit / path)
-        if before == after or found == after or (path == _SITE_FILE and found is not None):
+    for path in sorted(path.relative_to(prepared) for path in prepared.rglob("*") if path.is_file()):
+        before, after = _content(bare / path), _content(prepared / path)
+        current = _content(kit / path)
+        if before == after or current == after or (path == _SITE_FILE and current is not None):
             continue
-        if found != before:
+        if current != before:
             raise ConfigError(
                 f"the kit's file '{path}' is not as this version of FLARE makes it: get a fresh kit, or use the "
                 "version that made this one"

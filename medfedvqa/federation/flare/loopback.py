@@ -88,12 +88,12 @@ class LoopbackFederation:
 
     def processes(self, name: str, job: bool) -> list[psutil.Process]:
         """A party's own process, or (`job`) those of the jobs that it runs."""
-        mine = []
+        matches = []
         for process in flare_processes([str(self.kits / name)]):
             with contextlib.suppress(psutil.Error):
                 if _is_job(process.cmdline()) == job:
-                    mine.append(process)
-        return mine
+                    matches.append(process)
+        return matches
 
     def terms(self) -> Terms:
         """What makes one job fresh for all sites of this federation."""

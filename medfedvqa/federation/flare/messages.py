@@ -1,4 +1,4 @@
-"""How named arrays lie in a FLARE message, and what of a message from outside is taken for them."""
+"""Packs named arrays into a FLARE message, and reads them from a message that anybody may have sent."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from medfedvqa.core import Tensors
 
 PLAIN = frozenset("biufSU")
-"""Kinds of numpy's types that are decoded: numbers, and text, which takes no class. Who gets a text where the job
-declares numbers says whose it is, and refuses it."""
+"""The kinds of numpy types that are decoded: numbers, and text, which needs no class. A receiver that gets text where
+the job declares numbers can then refuse it and name the sender."""
 REASON = "medfedvqa_reason"
-"""Of a refusal: the value of its `Refusal`."""
-ROUND, TENSORS, BESIDE = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
-"""Of `BESIDE`: bytes in which sites and server tell each other of audit logs."""
+"""The key of a refusal, which holds the value of a `Refusal`."""
+ROUND, TENSORS, AUDIT_BYTES = "medfedvqa_round", "medfedvqa_tensors", "medfedvqa_beside"
+"""The keys of a message; `AUDIT_BYTES` holds checkpoints, proofs and cosignatures of audit logs."""
 
 MOST_ROUNDS = 1_000_000
 _MOST_TENSORS = 10_000
-_MOST_BESIDE = 1 << 16  # bytes
+_MOST_AUDIT_BYTES = 1 << 16  # bytes
 _LONGEST_NAME = 256  # characters
 
 
-def pack(round: int, tensors: "Tensors", beside: bytes = b"") -> Shareable:
-    """A message with a round's arrays, and what is said beside them of audit logs."""
+def pack(round: int, tensors: "Tensors", audit_bytes: bytes = b"") -> Shareable:
+    """A message with a round's arrays, and the audit bytes that travel alongside."""
     message = Shareable()
     message[ROUND], message[TENSORS] = round, tensors
-    if beside:
-        message[BESIDE] = beside
+    if audit_bytes:
+        message[AUDIT_BYTES] = audit_bytes
     return message
 
 
 def unpack(message: Shareable) -> "tuple[int, Tensors]":
     """Round and arrays of a message; its headers are FLARE's own.
 
-    Raises `JobRefused` unless the message holds a round, named arrays and, if anything, `BESIDE`; whether these are the
-    declared ones is for the gate, or the server's hub, to check.
+    Raises `JobRefused` unless the message holds a round, named arrays and at most `AUDIT_BYTES` besides. The
+    gate, or the server's hub, checks whether these are the declared arrays.
     """
-    if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, BESIDE}:
+    if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, AUDIT_BYTES}:
         raise JobRefused(Refusal.MESSAGE, "the message holds more than a round, its arrays and what is beside them")
     round, tensors = message.get(ROUND), message.get(TENSORS)
     if type(round) is not int or not 0 <= round <= MOST_ROUNDS:
@@ -55,16 +55,16 @@ def unpack(message: Shareable) -> "tuple[int, Tensors]":
     return round, dict(tensors)
 
 
-def beside(message: Mapping[str, Any]) -> bytes:
+def audit_bytes(message: Mapping[str, Any]) -> bytes:
     """The audit bytes that are sent alongside the arrays.
 
     Anything that is not bytes, or more of them than either end sends, becomes `b"?"`, which no reader accepts.
     """
-    found = message.get(BESIDE, b"")
-    return found if isinstance(found, bytes) and len(found) <= _MOST_BESIDE else b"?"
+    value = message.get(AUDIT_BYTES, b"")
+    return value if isinstance(value, bytes) and len(value) <= _MOST_AUDIT_BYTES else b"?"
 
 
 def refusal(message: Mapping[str, Any]) -> Refusal:
-    """The refusal that a site's answer names; `Refusal.FAILED` for anything that is no value of it."""
+    """The refusal that a site's answer names; `Refusal.FAILED` for anything else."""
     code = message.get(REASON)
     return Refusal(code) if isinstance(code, str) and code in set(Refusal) else Refusal.FAILED

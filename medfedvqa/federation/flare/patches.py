@@ -325,7 +325,7 @@ PRIVATE_MODULES = frozenset(
 
 def problem(party: str) -> str | None:
     """Why a process of the party, `site` or `server`, must not start with the installed FLARE; None if it may."""
-    unknown = [reach.name for reach in REACHES if party in reach.parties and not reach.known()]
+    unknown = [reach.name for reach in REACHES if party in reach.parties and not reach.has_tested_source()]
     if not unknown:
         return None
     others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

@@ -31,10 +31,10 @@ SETTINGS: Mapping[str, Any] = {
 
 def parser() -> argparse.ArgumentParser:
     """Reads from a process's command line which kit it works in, and for which job."""
-    found = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    found.add_argument("--workspace", "-m", required=True)
-    found.add_argument("--job_id", "-n")
-    return found
+    arguments = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    arguments.add_argument("--workspace", "-m", required=True)
+    arguments.add_argument("--job_id", "-n")
+    return arguments
 
 
 def stop(sentence: str) -> NoReturn:

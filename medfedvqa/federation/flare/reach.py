@@ -60,7 +60,7 @@ class Reach:
         except (ImportError, AttributeError, OSError, TypeError):
             return None
 
-    def known(self) -> bool:
+    def has_tested_source(self) -> bool:
         """Whether the source is the one of a tested version."""
         return self.digest() in self.digests
 
@@ -68,10 +68,10 @@ class Reach:
 def resolve(place: str) -> Any:
     """What `module`, `module:name` or `module:Class.name` names. Raises `ImportError`, `AttributeError`."""
     module, _, name = place.partition(":")
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for part in name.split(".") if name else []:
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def sha256(source: str) -> str:

@@ -56,11 +56,11 @@ def flare_processes(folders: list[str]) -> list[psutil.Process]:
 
 def reap(folders: list[str]) -> None:
     """Kill FLARE's processes in these folders, until there are none."""
-    while found := flare_processes(folders):
-        for process in found:
+    while processes := flare_processes(folders):
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(found, timeout=10)
+        psutil.wait_procs(processes, timeout=10)
 
 
 def _is_flare_in(process: psutil.Process, folders: list[str]) -> bool:

@@ -13,7 +13,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from audits import Refusal
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.frame_counts import WireLedger, installed
-from medfedvqa.federation.flare.messages import BESIDE, REASON, ROUND, TENSORS
+from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS
 
 _HEADERS = {
     *(ReservedHeaderKey.RC, ReservedHeaderKey.COOKIE_JAR, ReservedHeaderKey.PEER_PROPS, ReservedHeaderKey.TASK_NAME),
@@ -32,15 +32,15 @@ class _LastAnswer:
 
     task: str = ""
     tensors: Mapping[str, Any] | None = None
-    beside: bytes | None = None
+    audit_bytes: bytes | None = None
 
 
 _answer = _LastAnswer()
 
 
-def answered(task: str, reply: Shareable) -> None:
+def record_answer(task: str, reply: Shareable) -> None:
     """The executor's reply, which the gate has let pass."""
-    _answer.task, _answer.tensors, _answer.beside = task, reply.get(TENSORS), reply.get(BESIDE)
+    _answer.task, _answer.tensors, _answer.audit_bytes = task, reply.get(TENSORS), reply.get(AUDIT_BYTES)
 
 
 def check_results(ledger: WireLedger) -> None:
@@ -55,19 +55,19 @@ def check_results(ledger: WireLedger) -> None:
         fl_ctx: FLContext,
         client_name: str,
         shareable: Shareable,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        shareable = leaving(shareable)
+        shareable = checked_result(shareable)
         tensors = shareable.get(TENSORS) or {}
-        values, beside = sum(array.nbytes for array in tensors.values()), len(shareable.get(BESIDE, b""))
-        ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, beside)
-        return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *more, **named)
+        values, audit_bytes = sum(array.nbytes for array in tensors.values()), len(shareable.get(AUDIT_BYTES, b""))
+        ledger.submitting(_answer.task, int(shareable.get(ROUND, 0)), len(tensors), values, audit_bytes)
+        return submit(communicator, project_name, token, ssid, fl_ctx, client_name, shareable, *args, **kwargs)
 
     patches.SUBMIT.replace(submit_update)
 
 
-def leaving(result: Shareable) -> Shareable:
+def checked_result(result: Shareable) -> Shareable:
     """The result of a task as it may leave: what the executor answered last, or a refusal by its code alone."""
     if _is_answer(result):
         return result
@@ -90,14 +90,14 @@ def check_questions() -> None:
         channel: str,
         topic: str,
         request: Shareable,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         headers = request.get(ReservedHeaderKey.HEADERS, {})
         if set(request) != {ReservedHeaderKey.HEADERS} or not set(headers) <= {*_HEADERS, ReservedHeaderKey.TOPIC}:
             _logger.error("an auxiliary request held more than FLARE's own do, and was not sent")
             return {}
-        replies: dict[str, Any] = send(runner, targets, channel, topic, request, *more, **named)
+        replies: dict[str, Any] = send(runner, targets, channel, topic, request, *args, **kwargs)
         return replies
 
     patches.QUESTION.replace(send_to_cell)
@@ -109,8 +109,8 @@ def _is_answer(shareable: Shareable) -> bool:
     if not headers <= _HEADERS:
         return False
     if TENSORS in shareable:
-        same = shareable[TENSORS] is _answer.tensors and shareable.get(BESIDE) is _answer.beside
-        return same and keys - {BESIDE} == {ROUND, TENSORS}
+        same = shareable[TENSORS] is _answer.tensors and shareable.get(AUDIT_BYTES) is _answer.audit_bytes
+        return same and keys - {AUDIT_BYTES} == {ROUND, TENSORS}
     code = shareable.get(REASON)
     return not keys or keys == {REASON} and type(code) is str and code in set(Refusal)
 

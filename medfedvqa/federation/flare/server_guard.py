@@ -82,16 +82,17 @@ def require_server_guard() -> None:
 def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
     """What of the hardening does not hold in the server's own process, asked of what FLARE itself goes by."""
     validators = getattr(AppAuthzService.app_validator, "validators", [])
-    holding = {
+    conditions = {
         "job validator": any(
-            f"{type(one).__module__}.{type(one).__name__}" == kit_contents.VALIDATOR for one in validators
+            f"{type(validator).__module__}.{type(validator).__name__}" == kit_contents.VALIDATOR
+            for validator in validators
         ),
         "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
     }
     return (
         pinned_settings.not_pinned(kit)
         + patches.missing("server")
-        + [name for name, holds in holding.items() if not holds]
+        + [name for name, holds in conditions.items() if not holds]
     )
 
 

@@ -1,4 +1,4 @@
-"""What the server does as a FLARE workflow: runs a method's loop, one FLARE task per site and question."""
+"""The server as a FLARE workflow: it runs a method's loop, with one FLARE task for each site and call."""
 
 import os
 import threading
@@ -21,12 +21,12 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
-from medfedvqa.federation.flare.messages import beside, pack, refusal, unpack
+from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.server_receipts import NOTARY, Notary
+from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.site_status import STATUS_JOB, serve_status
 from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
@@ -35,25 +35,25 @@ RESULTS = "medfedvqa"
 """The folder of a run's results, inside FLARE's folder for the job."""
 
 STOP_FILE = "MEDFEDVQA_STOP"
-"""Environment variable: a path; once that file exists, the server ends after the round and evaluates."""
+"""Environment variable: a path. Once a file is there, the server ends after the current round and evaluates."""
 
 SITE_PATIENCE = "MEDFEDVQA_SITE_PATIENCE"
-"""Environment variable: seconds after which a job on shares goes on without a site of which nothing is heard."""
+"""Environment variable: seconds without a heartbeat after which a job on shares continues without the site."""
 
 _PATIENCE = 300.0  # seconds; FLARE (2.9) gives a site up after 660, and then the job fails
 _ABORT_CHECK = 0.1  # seconds
 
 
 def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContext, abort_signal: Signal) -> None:
-    """Run the job over all its clients; a failure stops it with the sentence that says which site and why."""
+    """Run the job over all its clients. A failure stops it with a sentence that names the site and the reason."""
     flare = fl_ctx.get_engine()
     sites = tuple(sorted(client.name for client in flare.get_clients()))
     out = Path(flare.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS
     out.mkdir(parents=True, exist_ok=True)
-    keys = Path(flare.get_workspace().get_site_config_dir()) / NOTARY
+    keys = Path(flare.get_workspace().get_site_config_dir()) / SERVER_KEYS
     if job == STATUS_JOB:
-        with closing(Notary(STATUS_EXCHANGE, fl_ctx.get_job_id(), sites, keys, out)) as notary:
-            serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, notary)
+        with closing(ServerReceipts(STATUS_EXCHANGE, fl_ctx.get_job_id(), sites, keys, out)) as receipts:
+            serve_status(sites, _Caller(controller, fl_ctx, abort_signal, None).call, out, receipts)
         return
     engine = "simulator" if fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME else "provisioned"
     try:
@@ -63,71 +63,73 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
         controller.system_panic(f"the server refuses the job: {Refusal.PLUG_IN.sentence}", fl_ctx)
         return
     # The simulator's sites have no heartbeat; it ends when one of them dies.
-    heard = _Heard(controller, sites) if spec.secagg and engine == "provisioned" else None
-    caller = _Caller(controller, fl_ctx, abort_signal, heard)
+    heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
+    caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
     try:
-        with closing(Notary(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as notary:
-            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, notary)
+        with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
+            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, receipts)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
 
 
-class _Heard:
-    """When something was last heard of each site's process of the job, if only its heartbeat, every ten seconds."""
+class _Heartbeats:
+    """The time of the last heartbeat of each site's process of the job, which sends one every ten seconds."""
 
     def __init__(self, controller: Controller, sites: Collection[str]) -> None:
         self._patience = float(os.environ.get(SITE_PATIENCE, _PATIENCE))
         self._last = dict.fromkeys(sites, time.monotonic())
-        # FLARE tells its communicator, and nobody else.
+        # FLARE 2.9 reports heartbeats to its communicator only.
         communicator: WFCommServer = controller.communicator
-        told = communicator.client_is_active
+        report_active = communicator.client_is_active
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             self._last[client_name] = time.monotonic()
-            told(client_name, reason, fl_ctx)
+            report_active(client_name, reason, fl_ctx)
 
         communicator.client_is_active = client_is_active
 
     def silent(self) -> list[str]:
-        """The sites that are given up: a restarted one would have been heard of by now."""
+        """The sites that are given up: a restarted one would have sent a heartbeat by now."""
         oldest = time.monotonic() - self._patience
         return [site for site, last in self._last.items() if last < oldest]
 
 
 class _Caller:
-    """Sends tasks through a FLARE controller and waits for all answers, or, if it hears, for those of the living."""
+    """Sends tasks through a FLARE controller and waits for all answers, except those of sites without heartbeats."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heard: _Heard | None) -> None:
-        self._controller, self._fl_ctx, self._abort, self._heard = controller, fl_ctx, abort_signal, heard
+    def __init__(
+        self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heartbeats: _Heartbeats | None
+    ) -> None:
+        self._controller, self._fl_ctx, self._abort, self._heartbeats = controller, fl_ctx, abort_signal, heartbeats
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Engine`."""
-        gathering = _Gathering(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
+        answers = _TaskAnswers(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
         tasks = {
-            site: gathering.task(call.task, site, pack(call.round, tensors, call.beside.get(site, b"")))
+            site: answers.task(call.task, site, pack(call.round, tensors, call.audit_bytes.get(site, b"")))
             for site, tensors in call.messages.items()
         }
         for site, sent in tasks.items():
             self._controller.send(sent, self._fl_ctx, targets=[site])
         try:
-            while not gathering.complete(_ABORT_CHECK):
+            while not answers.complete(_ABORT_CHECK):
                 if self._abort.triggered:
                     raise FederationError("the job was aborted")
         except FederationError:
             self._controller.cancel_all_tasks()
             raise
-        for site in gathering.missing():
+        for site in answers.missing():
             self._controller.cancel_task(tasks[site])
-        return gathering.replies
+        return answers.replies
 
     def _not_waited_for(self, excused: Excused, replies: Mapping[str, Reply]) -> Collection[str]:
-        silent = self._heard.silent() if self._heard else ()
+        silent = self._heartbeats.silent() if self._heartbeats else ()
         return {*excused(replies), *silent}
 
 
-class _Gathering:
-    """The answers to one task, as they arrive on FLARE's threads."""
+class _TaskAnswers:
+    """The answers to one task, which arrive on FLARE's threads."""
 
     def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
@@ -137,14 +139,14 @@ class _Gathering:
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
-        """A FLARE task whose answer comes here."""
+        """A FLARE task whose answer arrives here."""
         done = partial(self._done, site)
         task = Task(name=name, data=message, result_received_cb=self._received, task_done_cb=done)
-        task.client_tasks = _Distinct()
+        task.client_tasks = _UniqueAssignments()
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait for all answers but the excused, at most so long. Raises `FederationError` as soon as a site failed."""
+        """Wait at most `seconds` for all answers but the excused. Raises `FederationError` as soon as a site fails."""
         with self._change:
             self._change.wait_for(lambda: self._failure or self._enough(), seconds)
             if self._failure:
@@ -152,7 +154,7 @@ class _Gathering:
             return self._enough()
 
     def missing(self) -> list[str]:
-        """The sites that have not answered; from now on their answers are dropped."""
+        """The sites that have not answered. From now on their answers are dropped."""
         with self._change:
             self._closed = True
             return sorted(self._waiting)
@@ -161,9 +163,9 @@ class _Gathering:
         return self._waiting <= set(self._excused(self.replies))
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """The answer of a site that may be hostile: nothing of its text is passed on, and no error of its making.
+        """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
 
-        A refusal is told by the sentence of its code. An answer that cannot be read stops the job as a refusal does.
+        A refusal becomes the sentence of its code. An unreadable answer stops the job like a refusal.
         """
         site, result = client_task.client.name, client_task.result
         try:
@@ -178,7 +180,7 @@ class _Gathering:
             if self._closed:
                 return
             self._answered(site)
-            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, beside(result))
+            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, audit_bytes(result))
             self._waiting.discard(site)
             self._change.notify_all()
 
@@ -192,15 +194,15 @@ class _Gathering:
             self._change.notify_all()
 
 
-class _Distinct(list[ClientTask]):
-    """A task's assignments, each once.
+class _UniqueAssignments(list[ClientTask]):
+    """A task's assignments, each listed once.
 
-    When a site asks again for a task that it lost, FLARE 2.9 lists the assignment a second time if tasks for
-    other sites stand as well, and its monitor thread dies on the duplicate once the task is done.
+    When a site asks again for a lost task, FLARE 2.9 lists the assignment a second time if tasks for other sites are
+    open as well, and its monitor thread dies on the duplicate once the task is done.
     """
 
     def append(self, client_task: ClientTask) -> None:
-        """Add an assignment unless it is there."""
+        """Add an assignment unless the list has it."""
         if client_task not in self:
             super().append(client_task)
 

@@ -40,12 +40,12 @@ class SiteMail:
         self._flare, self._job_id = flare, job_id
         # FLARE's auxiliary messages are streams with receipts, on threads of their own: three times as dear.
         self._cell = flare.get_cell().core_cell
-        self._boxes: dict[tuple[str, str], _Box] = {}
+        self._boxes: dict[tuple[str, str], _Inbox] = {}
         self._lock = threading.Lock()
         self._current: AttemptMail | None = None
         self._came = 0.0
         self._cell.register_request_cb(CHANNEL, PART, self._received)
-        self._cell.register_request_cb(CHANNEL, AGAIN, self._asked)
+        self._cell.register_request_cb(CHANNEL, AGAIN, self._resend)
 
     def attempt(self, name: str) -> "AttemptMail":
         """The relay of one attempt; the one before is over, and what is left of it is dropped."""
@@ -59,16 +59,16 @@ class SiteMail:
         """Nothing is sent again."""
         self._current = None
 
-    def box(self, attempt: str, address: str) -> "_Box":
+    def box(self, attempt: str, address: str) -> "_Inbox":
         """What a peer sent in an attempt, which need not have begun here."""
         with self._lock:
-            return self._boxes.setdefault((attempt, address), _Box())
+            return self._boxes.setdefault((attempt, address), _Inbox())
 
     def _room(self, attempt: str, address: str, nbytes: int) -> bool:
         """Whether there is room for a part from there: a peer or server that is hostile may send without end."""
         with self._lock:
-            known = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
-            return known and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
+            has_box = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
+            return has_box and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
 
     def address(self, site: str) -> str:
         """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
@@ -107,7 +107,7 @@ class SiteMail:
         if current is not None and current.name == attempt:
             current.arrived(address, arrived)
 
-    def _asked(self, message: Message) -> None:
+    def _resend(self, message: Message) -> None:
         headers, current = _headers(message, _ARRIVED), self._current
         if headers is None or current is None:
             return
@@ -120,10 +120,10 @@ class SiteMail:
 def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]] | None:
     """Attempt, sender and these numbers of a message; None if they are not what a site sends."""
     attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
-    found = tuple(message.get_header(name) for name in numbers)
-    named = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
-    counted = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in found)
-    return (attempt, address, found) if named and counted else None
+    values = tuple(message.get_header(name) for name in numbers)
+    has_names = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME
+    has_numbers = all(type(number) is int and 0 <= number <= _MOST_PARTS for number in values)
+    return (attempt, address, values) if has_names and has_numbers else None
 
 
 class AttemptMail:
@@ -132,7 +132,7 @@ class AttemptMail:
     def __init__(self, mail: SiteMail, name: str) -> None:
         self.name = name
         self._mail = mail
-        self._kept: defaultdict[str, dict[int, tuple[bytes, bool]]] = defaultdict(dict)
+        self._unacknowledged: defaultdict[str, dict[int, tuple[bytes, bool]]] = defaultdict(dict)
         self._sent: defaultdict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
 
@@ -145,7 +145,7 @@ class AttemptMail:
             with self._lock:
                 number = self._sent[address]
                 self._sent[address] += 1
-                self._kept[address][number] = part, last
+                self._unacknowledged[address][number] = part, last
             self._mail.send(address, self.name, number, part, last)
 
     def receive(self, sender: str, timeout: float) -> bytes:
@@ -158,22 +158,22 @@ class AttemptMail:
     def arrived(self, address: str, before: int) -> None:
         """The peer has all parts before this number."""
         with self._lock:
-            kept = self._kept.get(address, {})
-            for number in [number for number in kept if number < before]:
-                del kept[number]
+            parts = self._unacknowledged.get(address, {})
+            for number in [number for number in parts if number < before]:
+                del parts[number]
 
     def send_again(self, address: str) -> None:
         """The first part that the peer is not known to have, if it was sent before."""
         with self._lock:
-            kept = self._kept.get(address)
-            if not kept:
+            parts = self._unacknowledged.get(address)
+            if not parts:
                 return
-            number = min(kept)
-            part, last = kept[number]
+            number = min(parts)
+            part, last = parts[number]
         self._mail.send(address, self.name, number, part, last)
 
 
-class _Box:
+class _Inbox:
     """Messages of one peer, each once and in order: what is sent again would look replayed to the channel above."""
 
     def __init__(self) -> None:

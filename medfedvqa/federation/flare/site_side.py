@@ -29,7 +29,7 @@ from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.certificates import federation_of, submitter
 from medfedvqa.federation.flare.job_folder import read_job
-from medfedvqa.federation.flare.messages import REASON, beside, pack, unpack
+from medfedvqa.federation.flare.messages import REASON, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.site_mail import SiteMail
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
@@ -57,7 +57,7 @@ class SiteTasks:
             if self._runtime is None:
                 self._runtime = _runtime(self._job, self._mail, fl_ctx)
             round, received = self._unpacked(message)
-            return pack(round, *self._runtime.answer(task, round, received, beside(message)))
+            return pack(round, *self._runtime.answer(task, round, received, audit_bytes(message)))
         except Exception as error:
             code = self._refused(error)
         if code is Refusal.DATA:

@@ -61,10 +61,10 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise NotAllowed("the configuration has a key twice")
-    return found
+    return fields
 
 
 def _integer(digits: str) -> int:

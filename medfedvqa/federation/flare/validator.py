@@ -57,10 +57,10 @@ class OwnFirst(AppValidator):
         """The first error, or the properties that all found: see FLARE's `AppValidator`."""
         properties: dict[str, Any] = {}
         for validator in self.validators:
-            error, found = validator.validate(app_folder)
+            error, added = validator.validate(app_folder)
             if error:
-                return error, found
-            properties.update(found or {})
+                return error, added
+            properties.update(added or {})
         return "", properties
 
 
