@@ -14,7 +14,7 @@ ifneq ($(FOUND),$(or $(filter $(KNOWN),$(WANTED)),$(filter $(KNOWN),$(FOUND))))
 .PHONY: $(VENV)/ready
 endif
 
-.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
+.PHONY: demo test test-fast test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
@@ -64,6 +64,12 @@ sbom: $(VENV)/ready $(TOOLS)/ready
 	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
 	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
 	    requirements-verify.lock
+
+# Whether a release can be tagged: version, changelog, citation, clean tree, distributions, bills of materials.
+release-check: $(VENV)/ready
+	$(BIN)/python .ci/release.py source
+	$(MAKE) sbom
+	$(BIN)/python .ci/release.py files --out dist
 
 # The locked requirements with the hashes of their files; the whole list is long and is not committed.
 hashes: $(TOOLS)/ready

@@ -29,7 +29,7 @@ from privacy.report.mappings import mappings
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")])
-TEXTS = [path for path in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"] if path.suffix == ".md"]
+TEXTS = [path for path in [*PAGES, *ROOT.glob("*.md")] if path.suffix == ".md"]
 BROWSER = shutil.which("chromium")
 
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
