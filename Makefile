@@ -90,7 +90,8 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null || { \
 	    echo "Error: $(PYTHON) is not Python 3.11, 3.12 or 3.13: name one that is, as in: make PYTHON=python3.11"; exit 1; }
 	@echo "Installing into $(VENV) with Python $(WANTED): about 3.2 GB are downloaded (2.5 GB of them CUDA, which PyPI's"
-	@echo "torch needs on Linux also where there is no GPU), 7 GB of disk; 5 to 10 minutes, once."
+	@echo "torch needs on Linux also where there is no GPU), 7 GB of disk; 5 to 10 minutes, once. After its line 'Installing"
+	@echo "collected packages' pip unpacks all of it for some minutes without another line."
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -49,7 +49,7 @@ def source_problems(root: Path) -> Iterator[str]:
     else:
         date = sections[0][1]
         if not _is_past_date(date):
-            yield f"the section {version} of CHANGELOG.md has the date '{date}': write the day of the release, as 2026-01-31"
+            yield f"the section {version} of CHANGELOG.md has the date '{date}': write the day of the release"
     yield from _citation_problems(root, version, date)
     if changed := _git(root, "status", "--porcelain"):
         yield f"{len(changed.splitlines())} files are changed or not committed: commit or remove them"

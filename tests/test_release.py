@@ -63,7 +63,7 @@ def test_a_release_whose_version_changelog_and_tree_agree_is_ready(release: Path
 
 
 def test_each_thing_that_is_missing_is_one_sentence(release: Path) -> None:
-    """A changelog without a date, one of the future, another citation, a file that is not committed, a tag that exists."""
+    """A changelog without a date or with one to come, another citation, an uncommitted file, a tag that exists."""
     changelog, citation = release / "CHANGELOG.md", release / "CITATION.cff"
     git(release, "tag", f"v{VERSION}")
     edit(changelog, f"- {TODAY}", "- unreleased")
@@ -90,7 +90,7 @@ def test_the_date_of_the_citation_is_that_of_the_changelog(release: Path) -> Non
 
 
 def test_the_distributions_hold_every_committed_file_under_this_version(release: Path, tmp_path: Path) -> None:
-    """The wheel and the source distribution are built; without bills of materials the check fails and names the command."""
+    """Wheel and source distribution are built; without bills of materials the check fails and names the command."""
     out = tmp_path / "dist"
     done = check(release, "files", "--out", str(out))
     assert done.returncode == 1

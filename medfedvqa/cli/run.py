@@ -65,6 +65,8 @@ def demo(
     quiet: QuietOption = False,
 ) -> None:
     """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
+    announced(f"medfedvqa demo: three organ sites train {DEMO_ROUNDS} rounds, in a few minutes on two cores", quiet)
+    # What follows imports torch, which takes seconds.
     from medfedvqa.library.run_job import new_folder
 
     options = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]

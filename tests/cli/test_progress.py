@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,25 @@ def test_each_round_is_one_line_where_there_is_no_terminal() -> None:
         "evaluated chest, 1 of 2 sites",
         "evaluated head, 2 of 2 sites",
     ]
+
+
+def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
+    """Importing torch takes seconds, in which a newcomer would look at an empty screen: here it ends the process."""
+    code = """if True:
+        import os, sys
+
+        class Ends:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch" and "medfedvqa.library.run_job" in sys.modules:
+                    os._exit(7)
+
+        sys.meta_path.insert(0, Ends())
+        from medfedvqa.cli import main
+        sys.argv = ["medfedvqa", "demo"]
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: three organ sites train 10 rounds")
 
 
 def test_without_a_baseline_nothing_is_expected_of_the_evaluation() -> None:
