@@ -46,7 +46,7 @@ DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
 """The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes the same path in minutes."""
 NEXT = """
 What to do next:
-  medfedvqa audit show {out}
+{activate}  medfedvqa audit show {out}
       lists every tensor that left a site
   medfedvqa audit verify {out}
       checks that every log is whole, and that others confirm it
@@ -76,7 +76,19 @@ def demo(
         out=out, device=device, as_json=as_json, quiet=quiet,
     )  # fmt: skip
     if not as_json and not quiet:
-        typer.echo(NEXT.format(out=out))
+        typer.echo(NEXT.format(out=out, activate=_activation()))
+
+
+def _activation() -> str:
+    """How the shell finds the command, where it does not: `make` starts it from an environment that is not active."""
+    import shutil
+    import sys
+
+    script = Path(sys.prefix, "bin", "activate")
+    if shutil.which("medfedvqa") or not script.exists():
+        return ""
+    place = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    return f"  . {place}\n      makes the commands below known to this shell\n"
 
 
 def run(

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
 from medfedvqa.cli.progress import Stages, duration
+from medfedvqa.cli.run import NEXT, _activation
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.hub import TaskAnswer as Progress
 from medfedvqa.federation.job import JobSpec
@@ -67,6 +70,23 @@ def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: three organ sites train 10 rounds")
+
+
+def test_after_make_demo_the_next_step_is_to_make_the_command_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`make` starts the program of an environment that is not active; where the shell knows the command, no line is."""
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
+    program = programs / "medfedvqa"
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert NEXT.format(out="runs/demo", activate=_activation()).splitlines()[2] == "  . .venv/bin/activate"
+    monkeypatch.setenv("PATH", str(programs))
+    assert _activation() == ""
 
 
 def test_without_a_baseline_nothing_is_expected_of_the_evaluation() -> None:
