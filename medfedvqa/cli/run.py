@@ -48,9 +48,9 @@ NEXT = """
 What to do next:
 {activate}  medfedvqa audit show {out}
       lists every tensor that left a site
-  medfedvqa audit verify {out}
-      checks that every log is whole, and that others confirm it
-  medfedvqa audit ui {out}
+  medfedvqa audit verify {out} --no-network
+      checks that every log is whole, and that others confirm it (no network, since all sites ran on this machine)
+  medfedvqa audit ui {out} --no-network
       shows the same in a browser on this machine
   medfedvqa methods
       lists other methods, for `medfedvqa run METHOD`

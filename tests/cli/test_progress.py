@@ -89,6 +89,20 @@ def test_after_make_demo_the_next_step_is_to_make_the_command_known(
     assert _activation() == ""
 
 
+def test_the_next_steps_of_the_demo_end_well(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
+    """Typed after a run on one machine, `audit show` and `audit verify` find what they look for: the exit code is 0."""
+    out = tmp_path / "run"
+    quick = ("-O", "local_unit=batches", "-O", "local_baseline=false", "--rounds", "1", "--local-epochs", "1")
+    assert medfedvqa("run", "prompt_pfl", "--data", "phantom", *quick, "--quiet", "--out", str(out)).returncode == 0
+    lines = NEXT.format(out=out, activate="").splitlines()
+    typed = [
+        line.split()[1:] for line in lines if line.startswith(("  medfedvqa audit show", "  medfedvqa audit verify"))
+    ]
+    assert len(typed) == 2
+    for words in typed:
+        assert medfedvqa(*words).returncode == 0, words
+
+
 def test_without_a_baseline_nothing_is_expected_of_the_evaluation() -> None:
     """The time left is that of the rounds alone."""
     lines = shown(3, baseline=False).splitlines()
