@@ -32,7 +32,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")])
 TEXTS = [path for path in [*PAGES, *ROOT.glob("*.md")] if path.suffix == ".md"]
 BROWSER = shutil.which("chromium")
 
-FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
