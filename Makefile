@@ -58,11 +58,14 @@ docs: $(VENV)/ready
 generated: $(VENV)/ready
 	$(BIN)/python docs/generated.py
 
-# Bills of materials (CycloneDX): of the development environment, and of what a verifier installs.
+# Bills of materials (CycloneDX): of the development environment, and of what a verifier installs. Their generator reads
+# the version in a copy of pyproject.toml, since it follows no `dynamic` version.
 sbom: $(VENV)/ready $(TOOLS)/ready
-	mkdir -p dist
-	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
-	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
+	mkdir -p build dist
+	sed "s/^dynamic = .*/version = \"$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' medfedvqa/version.py)\"/" pyproject.toml \
+	    > build/pyproject.toml
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject build/pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
 	    requirements-verify.lock
 
 # Whether a release can be tagged: version, changelog, citation, clean tree, distributions, bills of materials.

@@ -123,6 +123,8 @@ def bill_problems(root: Path, out: Path) -> Iterator[str]:
         bill = json.loads((out / name).read_text(encoding="utf-8"))
         if bill.get("bomFormat") != "CycloneDX" or not bill.get("components"):
             yield f"{name} lists no components: run `make sbom` again"
+        elif bill.get("metadata", {}).get("component", {}).get("version") != version_of(root):
+            yield f"{name} is of another version: run `make sbom` again"
 
 
 def next_steps(version: str, out: Path) -> str:

@@ -1,6 +1,7 @@
 """Whether a release can be tagged: `.ci/release.py`, run in clones of this repository."""
 
 import datetime
+import json
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def edit(path: Path, old: str, new: str) -> None:
 def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / ".ci" / "release.py"), *arguments, "--root", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def write_bills(out: Path, version: str) -> None:
+    """Bills of materials as `make sbom` writes them, as far as they are looked at."""
+    bill = {
+        "bomFormat": "CycloneDX",
+        "components": [{"name": "torch"}],
+        "metadata": {"component": {"version": version}},
+    }
+    for name in ("medfedvqa.cdx.json", "medfedvqa-verify.cdx.json"):
+        (out / name).write_text(json.dumps(bill), encoding="utf-8")
 
 
 @pytest.fixture
@@ -102,8 +114,9 @@ def test_the_distributions_hold_every_committed_file_under_this_version(release:
     assert f"\nVersion: {VERSION}\n" in metadata
     with tarfile.open(out / f"medfedvqa-{VERSION}.tar.gz") as source:
         assert f"medfedvqa-{VERSION}/CONTRIBUTING.md" in source.getnames()
-    for name in ("medfedvqa.cdx.json", "medfedvqa-verify.cdx.json"):
-        (out / name).write_text('{"bomFormat": "CycloneDX", "components": [{"name": "torch"}]}', encoding="utf-8")
+    write_bills(out, "0.0.9")
+    assert check(release, "files", "--out", str(out)).stderr.count("is of another version: run `make sbom` again") == 2
+    write_bills(out, VERSION)
     done = check(release, "files", "--out", str(out))
     assert done.returncode == 0 and f"git tag --sign v{VERSION}" in done.stdout
     assert done.stdout.count("  medfedvqa-") == 3
