@@ -18,7 +18,7 @@ endif
 # A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes clean
+.PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
@@ -73,12 +73,21 @@ docs: $(VENV)/ready
 generated: $(VENV)/ready
 	$(BIN)/python docs/generated.py
 
-# Bills of materials (CycloneDX): of the development environment, and of what a verifier installs.
+# Bills of materials (CycloneDX): of the development environment, and of what a verifier installs. Their generator reads
+# the version in a copy of pyproject.toml, since it follows no `dynamic` version.
 sbom: $(VENV)/ready $(TOOLS)/ready
-	mkdir -p dist
-	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
-	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
+	mkdir -p build dist
+	sed "s/^dynamic = .*/version = \"$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' medfedvqa/version.py)\"/" pyproject.toml \
+	    > build/pyproject.toml
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject build/pyproject.toml --output-file dist/medfedvqa.cdx.json $(BIN)/python
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-file dist/medfedvqa-verify.cdx.json \
 	    requirements-verify.lock
+
+# Whether a release can be tagged: version, changelog, citation, clean tree, distributions, bills of materials.
+release-check: $(VENV)/ready
+	$(BIN)/python .ci/release.py source
+	$(MAKE) sbom
+	$(BIN)/python .ci/release.py files --out dist
 
 # The locked requirements with the hashes of their files; the whole list is long and is not committed.
 hashes: $(TOOLS)/ready
@@ -99,7 +108,8 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null || { \
 	    echo "Error: $(PYTHON) is not Python 3.11, 3.12 or 3.13: name one that is, as in: make PYTHON=python3.11"; exit 1; }
 	@echo "Installing into $(VENV) with Python $(WANTED): about 3.2 GB are downloaded (2.5 GB of them CUDA, which PyPI's"
-	@echo "torch needs on Linux also where there is no GPU), 7 GB of disk; 5 to 10 minutes, once."
+	@echo "torch needs on Linux also where there is no GPU), 7 GB of disk; 5 to 10 minutes, once. After its line 'Installing"
+	@echo "collected packages' pip unpacks all of it for some minutes without another line."
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

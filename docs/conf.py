@@ -55,7 +55,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "hospital-it-transcript",
         ],
         "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
-        "Inside": ["architecture", "formats", "api/index"],
+        "Inside": ["architecture", "maintainers", "formats", "api/index"],
     },
     "methods/index": {
         "": [

@@ -5,8 +5,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-VERSION = "0.1.1"
-"""As in pyproject.toml. The metadata of an editable installation may be older than the code that runs."""
+VERSION = "0.2.0"
+"""The only place of the version: pyproject.toml reads it here. An editable installation may have older metadata."""
 PACKAGES = ("medfedvqa", "privacy", "audits")
 
 

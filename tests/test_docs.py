@@ -29,13 +29,18 @@ from privacy.report.mappings import mappings
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")])
-TEXTS = [path for path in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"] if path.suffix == ".md"]
+TEXTS = [path for path in [*PAGES, *ROOT.glob("*.md")] if path.suffix == ".md"]
 BROWSER = shutil.which("chromium")
 
-FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
+FILE = re.compile(
+    r"(?:audits|benchmarks|docs|medfedvqa|nvflare_jobs|privacy|tests)/[\w/.-]+\.(?:css|json|lock|md|py|yml)"
+)
+EXAMPLES = {"medfedvqa/methods/halfway.py", "tests/methods/test_halfway.py"}
+"""Files that CONTRIBUTING.md has its reader write."""
 SOURCE = re.compile(r"<(?:script|img|link|iframe|source|video|audio|object|embed|use)\b[^>]*>", re.IGNORECASE)
 REMOTE = re.compile(r"""(?:src|href|srcset|data)\s*=\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
 REMOTE_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
@@ -112,6 +117,15 @@ def test_every_relative_link_leads_somewhere(path: Path) -> None:
         found = (path.parent / place).resolve() if place else path
         assert found.exists(), link
         assert not anchor or anchor in slugs(found.read_text(encoding="utf-8")), link
+
+
+@by_name
+def test_every_file_that_a_page_names_exists(path: Path) -> None:
+    """A moved file leaves no page behind; the changelog tells of files as they were called."""
+    if path.name == "CHANGELOG.md":
+        return
+    named = {span for span in INLINE.findall(path.read_text(encoding="utf-8")) if FILE.fullmatch(span)}
+    assert not {name for name in named - EXAMPLES if not (ROOT / name).exists()}
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

@@ -19,11 +19,11 @@ DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
 """The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes minutes."""
 NEXT = """
 What to do next:
-  medfedvqa audit show {out}
+{activate}  medfedvqa audit show {out}
       lists every tensor that left a site
-  medfedvqa audit verify {out}
-      checks that every log is whole, and that others confirm it
-  medfedvqa audit ui {out}
+  medfedvqa audit verify {out} --no-network
+      checks that every log is whole, and that others confirm it (no network, since all sites ran on this machine)
+  medfedvqa audit ui {out} --no-network
       shows the same in a browser on this machine
   medfedvqa methods
       lists other methods, for `medfedvqa run METHOD`
@@ -38,6 +38,8 @@ def demo(
     quiet: options.QuietOption = False,
 ) -> None:
     """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
+    announced(f"medfedvqa demo: three organ sites train {DEMO_ROUNDS} rounds, in a few minutes on two cores", quiet)
+    # What follows imports torch, which takes seconds.
     from medfedvqa.library.run_job import new_folder
 
     pairs = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
@@ -47,7 +49,19 @@ def demo(
         out=out, device=device, as_json=as_json, quiet=quiet,
     )  # fmt: skip
     if not as_json and not quiet:
-        typer.echo(NEXT.format(out=out))
+        typer.echo(NEXT.format(out=out, activate=_activation()))
+
+
+def _activation() -> str:
+    """How the shell finds the command, where it does not: `make` starts it from an environment that is not active."""
+    import shutil
+    import sys
+
+    script = Path(sys.prefix, "bin", "activate")
+    if shutil.which("medfedvqa") or not script.exists():
+        return ""
+    place = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    return f"  . {place}\n      makes the commands below known to this shell\n"
 
 
 def run(

@@ -28,6 +28,7 @@ SMALLEST = {
     "scale": "--sites 2",
     "secure_aggregation": "--rounds 1 --sites 3",
     "secure_mix": "--most 3",
+    "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
     "trojan": "{out}/runs --shares 0.0 --seeds 1",
     "upload_orders": "--sites 2 --repeats 1 --epochs 1",

@@ -2,12 +2,17 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
 from medfedvqa.cli.progress import Stages, duration
+from medfedvqa.cli.run import NEXT, _activation
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.hub import TaskAnswer as Progress
 from medfedvqa.federation.job import JobSpec
@@ -46,6 +51,56 @@ def test_each_round_is_one_line_where_there_is_no_terminal() -> None:
         "evaluated chest, 1 of 2 sites",
         "evaluated head, 2 of 2 sites",
     ]
+
+
+def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
+    """Importing torch takes seconds, in which a newcomer would look at an empty screen: here it ends the process."""
+    code = """if True:
+        import os, sys
+
+        class Ends:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch" and "medfedvqa.library.run_job" in sys.modules:
+                    os._exit(7)
+
+        sys.meta_path.insert(0, Ends())
+        from medfedvqa.cli import main
+        sys.argv = ["medfedvqa", "demo"]
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: three organ sites train 10 rounds")
+
+
+def test_after_make_demo_the_next_step_is_to_make_the_command_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`make` starts the program of an environment that is not active; where the shell knows the command, no line is."""
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
+    program = programs / "medfedvqa"
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert NEXT.format(out="runs/demo", activate=_activation()).splitlines()[2] == "  . .venv/bin/activate"
+    monkeypatch.setenv("PATH", str(programs))
+    assert _activation() == ""
+
+
+def test_the_next_steps_of_the_demo_end_well(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
+    """Typed after a run on one machine, `audit show` and `audit verify` find what they look for: the exit code is 0."""
+    out = tmp_path / "run"
+    quick = ("-O", "local_unit=batches", "-O", "local_baseline=false", "--rounds", "1", "--local-epochs", "1")
+    assert medfedvqa("run", "prompt_pfl", "--data", "phantom", *quick, "--quiet", "--out", str(out)).returncode == 0
+    lines = NEXT.format(out=out, activate="").splitlines()
+    typed = [
+        line.split()[1:] for line in lines if line.startswith(("  medfedvqa audit show", "  medfedvqa audit verify"))
+    ]
+    assert len(typed) == 2
+    for words in typed:
+        assert medfedvqa(*words).returncode == 0, words
 
 
 def test_without_a_baseline_nothing_is_expected_of_the_evaluation() -> None:
