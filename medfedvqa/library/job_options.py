@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from medfedvqa import plugins
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
 from medfedvqa.data.data_roots import PHANTOM
@@ -29,7 +30,8 @@ def checked_job(job: dict[str, Any]) -> JobSpec:
 
 def check_method(name: str) -> None:
     """Raises `ConfigError` for an unknown method."""
-    check_name("method", name, method_names(), "`medfedvqa methods` lists them")
+    if not plugins.check("methods", name, plugins.allowed()):
+        check_name("method", name, method_names(), "`medfedvqa methods` lists them")
 
 
 def check_options(method: str, options: dict[str, Any]) -> None:
