@@ -29,7 +29,7 @@ from audits import Refusal
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
-from medfedvqa.federation.flare.kit_contents import FILES, broken
+from medfedvqa.federation.flare.kit_contents import FILES, kit_problem
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.result_guard import check_questions
@@ -95,7 +95,7 @@ def doctor(kit: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 def test_a_fresh_kit_is_fit_to_join(kit: Path) -> None:
     """Nothing to do for the hospital but its own site.yml."""
-    assert broken(kit) is None
+    assert kit_problem(kit, "site") is None
     code, found = doctor(kit)
     assert (code, found["ok"]) == (0, True), found
 
@@ -105,7 +105,7 @@ def test_the_doctor_and_the_site_itself_see_what_is_broken_and_say_what_to_do(ki
     """One failing line each, and the site would not start."""
     change, line = BREAKS[name]
     change(kit)
-    reason = broken(kit)
+    reason = kit_problem(kit, "site")
     assert reason is not None and line in reason
     code, found = doctor(kit)
     failed = [check for check in found["checks"] if not check["ok"]]
@@ -118,7 +118,7 @@ def test_a_file_that_changed_since_provisioning_is_named_until_it_is_accepted(ki
     """A change that opens nothing, such as graphics cards."""
     path = kit / "local" / "resources.json.default"
     path.write_text(path.read_text().replace('"num_of_gpus": 0', '"num_of_gpus": 1'))
-    assert broken(kit) is None
+    assert kit_problem(kit, "site") is None
     code, found = doctor(kit)
     (failed,) = [check for check in found["checks"] if not check["ok"]]
     assert code == 1 and "resources.json.default" in failed["problem"]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import nvflare
@@ -24,13 +25,12 @@ from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.compare import differences, download, source_in
-from medfedvqa.federation.flare.kit_contents import broken, server_broken
-from medfedvqa.federation.flare.reach import resolve
+from medfedvqa.federation.flare.kit_contents import kit_problem
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for package in ("medfedvqa", "privacy", "audits") for path in sorted((ROOT / package).rglob("*.py"))]
 INSTALLED = Path(nvflare.__file__).parents[1]
-PARTIES = {"site": broken, "server": server_broken}
+PARTIES = ("site", "server")
 NAMES = {id(row): name for name, row in vars(patches).items() if isinstance(row, patches.Reach)}
 
 
@@ -43,7 +43,7 @@ def kits(site_kits: Path) -> dict[str, Path]:
 def test_the_installed_source_is_the_one_in_the_table(row: patches.Reach) -> None:
     """By the object in memory, by the file, and by the version that the table names for the digest."""
     place = row.source or row.target
-    text = inspect.getsource(resolve(place))
+    text = inspect.getsource(resolve_name(place))
     assert row.has_tested_source() and nvflare.__version__ in row.digests[hashlib.sha256(text.encode()).hexdigest()]
     assert source_in(INSTALLED, place) == text
 
@@ -180,7 +180,7 @@ def test_an_unknown_digest_refuses(
     """In the processes that have the code, with a sentence that says what to install."""
     others = tuple(other for other in patches.REACHES if other is not row)
     monkeypatch.setattr(patches, "REACHES", (*others, replace(row, digests={"0" * 64: patches.TESTED})))
-    reason = PARTIES[party](kits[party])
+    reason = kit_problem(kits[party], party)
     if party not in row.parties:
         assert reason is None
         return
@@ -200,11 +200,13 @@ def test_another_source_refuses_and_what_this_project_replaced_does_not(
     monkeypatch.setattr(CoreCell, "start", original)
     for _ in range(2):
         patches.START.replace(lambda cell: None)
-        assert patches.START.replaced() and patches.START.has_tested_source() and broken(kits["site"]) is None
+        assert (
+            patches.START.replaced() and patches.START.has_tested_source() and kit_problem(kits["site"], "site") is None
+        )
     monkeypatch.setattr(CoreCell, "start", start)
-    assert "CoreCell.start" in str(broken(kits["site"])) and not patches.START.replaced()
+    assert "CoreCell.start" in str(kit_problem(kits["site"], "site")) and not patches.START.replaced()
     monkeypatch.delattr(CoreCell, "start")
-    assert "CoreCell.start" in str(broken(kits["site"]))
+    assert "CoreCell.start" in str(kit_problem(kits["site"], "site"))
 
 
 @pytest.mark.parametrize("party", PARTIES)
@@ -213,7 +215,7 @@ def test_a_version_whose_reached_code_is_known_starts_and_the_doctor_says_that_i
 ) -> None:
     """So that a hospital can install FLARE's fixes at once, and knows what it relies on."""
     monkeypatch.setattr(patches, "TESTED", ("2.8.0",))
-    assert PARTIES[party](kits[party]) is None
+    assert kit_problem(kits[party], party) is None
     result = CliRunner().invoke(app, ["doctor", str(kits[party]), "--json"])
     checks = json.loads(result.stdout)["checks"]
     (check,) = [check for check in checks if check["name"] == "FLARE's version" and check["problem"]]

@@ -16,7 +16,7 @@ import pytest
 from nvflare.private.fed.server.job_runner import JobRunner
 
 from medfedvqa.federation.flare import server_guard
-from medfedvqa.federation.flare.kit_contents import SERVER_FILES, admin_kit, changed, server_broken, server_hardening
+from medfedvqa.federation.flare.kit_contents import SERVER_FILES, changed, kit_checks, kit_problem
 from medfedvqa.federation.flare.kits import prepare_kit
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 
@@ -73,8 +73,8 @@ ADMIN_BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def test_fresh_kits_of_server_and_administrator_are_fit(kit: Path, admin: Path) -> None:
     """Nothing is left to do by hand, and nothing differs from what provisioning wrote."""
-    assert server_broken(kit) is None and changed(kit).ok
-    assert all(check.ok for check in (*server_hardening(kit), *admin_kit(admin)))
+    assert kit_problem(kit, "server") is None and changed(kit).ok
+    assert all(check.ok for check in (*kit_checks(kit, "server"), *kit_checks(admin, "admin")))
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -82,9 +82,9 @@ def test_what_is_broken_in_a_servers_kit_is_named_with_a_remedy(kit: Path, name:
     """One failing line each, and the server would not start."""
     change, line = BREAKS[name]
     change(kit)
-    failed = [check for check in server_hardening(kit) if not check.ok]
+    failed = [check for check in kit_checks(kit, "server") if not check.ok]
     assert [check.name.startswith(line) for check in failed] == [True] and failed[0].remedy
-    assert (server_broken(kit) or "").startswith(failed[0].name)
+    assert (kit_problem(kit, "server") or "").startswith(failed[0].name)
 
 
 @pytest.mark.parametrize("name", ADMIN_BREAKS)
@@ -92,22 +92,22 @@ def test_what_others_could_misuse_in_an_administrators_kit_is_named(admin: Path,
     """Its key, keys that do not belong there, and a connection without certificates."""
     change, line = ADMIN_BREAKS[name]
     change(admin)
-    assert [check.name for check in admin_kit(admin) if not check.ok] == [line]
+    assert [check.name for check in kit_checks(admin, "admin") if not check.ok] == [line]
 
 
 def test_a_servers_file_that_changed_since_provisioning_is_named(kit: Path) -> None:
     """A change that opens nothing, such as the number of jobs at a time."""
     path = kit / "local" / "resources.json.default"
     path.write_text(path.read_text().replace('"max_jobs": 4', '"max_jobs": 2'))
-    assert server_broken(kit) is None and "resources.json.default" in str(changed(kit).problem)
+    assert kit_problem(kit, "server") is None and "resources.json.default" in str(changed(kit).problem)
 
 
 def test_a_servers_kit_that_others_made_is_hardened_afterwards(tmp_path: Path) -> None:
     """`medfedvqa kit` writes what provisioning with our builder would have written."""
     plain = provision(loopback_project(["chest"], 8002), [], tmp_path) / SERVER
-    assert server_broken(plain) is not None
+    assert kit_problem(plain, "server") is not None
     assert Path("local/guard__resources.json") in prepare_kit(plain)
-    assert server_broken(plain) is None and changed(plain).ok
+    assert kit_problem(plain, "server") is None and changed(plain).ok
 
 
 def test_nobody_runs_commands_or_brings_code_at_a_server() -> None:

@@ -1,8 +1,9 @@
-"""Which messages FLARE (2.9) and this project exchange between a site and the rest: the list, and nothing else."""
+"""The complete list of messages that FLARE (2.9) and this project exchange between a site and other parties."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.sfm.constants import Types
@@ -20,7 +21,7 @@ from audits.byte_ledger import Traffic
 
 CHANNEL = "medfedvqa_mail"
 PART, AGAIN = "part", "again"
-"""Mail between sites: a part of a sealed message, and a question for one that was lost."""
+"""Topics of the mail between sites: a part of a sealed message, and a request for a lost part."""
 
 RESULT = (CellChannel.SERVER_COMMAND, "submit_update")
 _AUX = CellChannel.AUX_COMMUNICATION
@@ -42,23 +43,23 @@ _OUT: Mapping[tuple[str, str], Traffic] = {
     (CHANNEL, PART): Traffic.MAIL,
     (CHANNEL, AGAIN): Traffic.MAIL,
 }
-"""Requests that a site sends, by channel and topic."""
+"""The requests that a site sends, by channel and topic."""
 
 JOB_REQUESTS = {(_AUX, "__end_run__"), (_AUX, "__abort_task__")}
-"""What a server may ask of a job's process."""
+"""The server's requests that a job's process answers."""
 
 _ANSWERED = {
     (CellChannel.CLIENT_MAIN, CellChannel.CLIENT_MAIN): Traffic.ADMIN,
     (CellChannel.CELLNET, CellChannelTopic.Bye): Traffic.PRESENCE,
 }
-"""Requests to a site whose replies leave it as single messages; of any other it says only that it refuses."""
+"""The requests to a site whose replies leave it as single messages. Any other request gets only a refusal."""
 
 _LIFE = {Types.HELLO, Types.READY, Types.PING, Types.PONG}
 
 
 @dataclass(frozen=True)
 class ClassifiedFrame:
-    """What a frame is: of which kind, for which job (None: for the site itself), and whether it leaves the site."""
+    """The kind of a frame, its job (None for the site itself), and whether it leaves the site."""
 
     traffic: Traffic
     job: str | None
@@ -66,9 +67,9 @@ class ClassifiedFrame:
 
 
 def classify(frame: Prefix, headers: Mapping[str, Any], site: str, job: str | None, far: str | None) -> ClassifiedFrame:
-    """What a frame is that the process of `job`, or (None) the site's own, sends to the cell `far`.
+    """Classify a frame that the process of `job`, or the site's own if that is None, sends to the cell `far`.
 
-    `far` is None before the cell at the other end has said its name, which it does with its first frame.
+    `far` is None until the first frame from the other end names its cell.
     """
     if frame.type in _LIFE:
         return ClassifiedFrame(Traffic.HANDSHAKE, None, leaves=job is None and not _belongs_to(far, site))
@@ -85,12 +86,20 @@ def classify(frame: Prefix, headers: Mapping[str, Any], site: str, job: str | No
     return ClassifiedFrame(_kind(headers), of, leaves=True)
 
 
+def is_job_id(name: object) -> bool:
+    """Whether a name is a job's id: a UUID as FLARE writes it."""
+    try:
+        return isinstance(name, str) and str(UUID(name)) == name
+    except ValueError:
+        return False
+
+
 def _belongs_to(cell: Any, site: str) -> bool:
     return cell == site or str(cell).startswith(f"{site}.")
 
 
 def subject(headers: Mapping[str, Any]) -> tuple[str, str]:
-    """Channel and topic of a message; of a part of a stream, those of the stream."""
+    """The channel and topic of a message; for a part of a stream, those of the stream."""
     channel, topic = headers.get(MessageHeaderKey.CHANNEL, ""), headers.get(MessageHeaderKey.TOPIC, "")
     if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC):
         return str(headers.get(StreamHeaderKey.CHANNEL, "")), str(headers.get(StreamHeaderKey.TOPIC, ""))

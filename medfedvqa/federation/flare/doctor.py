@@ -1,16 +1,16 @@
-"""Looks a startup kit over, a site's, a server's or an administrator's, without starting anything."""
+"""Checks the startup kit of a site, a server or an administrator, without starting anything."""
 
 from pathlib import Path
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.doctor_admin import examine_admin
-from medfedvqa.federation.flare.doctor_common import hardened, unreadable_files
+from medfedvqa.federation.flare.doctor_common import hardening_checks, unreadable_files
 from medfedvqa.federation.flare.doctor_server import examine_server
 from medfedvqa.federation.flare.doctor_site import examine_site
-from medfedvqa.federation.flare.kit_contents import Check, hardening, record_digests, server_hardening
+from medfedvqa.federation.flare.kit_contents import Check, record_digests
 
 SITE, SERVER, ADMIN = "fed_client.json", "fed_server.json", "fed_admin.json"
-"""The file in `startup/` by which a kit's kind is recognised."""
+"""The files in `startup/` that identify the kind of a kit."""
 
 
 def kind_of(kit: Path) -> str:
@@ -25,10 +25,10 @@ def kind_of(kit: Path) -> str:
 
 
 def examine(kit: Path, server: bool = False, running: bool = False) -> list[Check]:
-    """Everything about a kit that can be seen from outside.
+    """All checks of a kit that work from outside.
 
-    With `server`, also whether the server answers and has the same time; with `running`, whether the party runs.
-    Raises `ConfigError` if the folder is no startup kit, or `running` is asked of an administrator's.
+    With `server`, they include whether the server answers and has the same time; with `running`, whether the party
+    runs. Raises `ConfigError` if the folder is no startup kit, or for `running` with an administrator's kit.
     """
     try:
         return _examine(kit.resolve(), server, running)
@@ -50,13 +50,14 @@ def _examine(kit: Path, server: bool, running: bool) -> list[Check]:
 
 
 def accept_changes(kit: Path) -> None:
-    """Remember the files of a site's or server's kit as they are now. Raises `ConfigError` if the hardening fails."""
+    """Record the files of a site's or server's kit as they are now. Raises `ConfigError` if the hardening fails."""
     kit = kit.resolve()
     kind = kind_of(kit)
     if kind == ADMIN:
         raise ConfigError("an administrator's kit has no files to accept: leave --accept out")
-    look = hardening if kind == SITE else server_hardening
-    if unreadable_files(kit) or not all(check.ok for check in hardened(kit, look)):
+    if unreadable_files(kit) or not all(
+        check.ok for check in hardening_checks(kit, "site" if kind == SITE else "server")
+    ):
         raise ConfigError(
             "the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off"
         )

@@ -1,4 +1,4 @@
-"""`medfedvqa doctor` for an administrator: key, certificate and role, federation, server."""
+"""`medfedvqa doctor` for an administrator checks key, certificate, role, federation and server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,22 +18,22 @@ from medfedvqa.federation.flare.doctor_common import (
     closed_to_others,
     credentials,
     file_times,
-    hardened,
+    hardening_checks,
     subject_of,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
-from medfedvqa.federation.flare.kit_contents import Check, admin_kit, read_json
+from medfedvqa.federation.flare.kit_contents import Check, read_json
 
 _OPERATORS = ("project_admin", "org_admin", "lead")
-"""The roles whose jobs the sites' rights accept; `member` may look."""
+"""The roles whose jobs the sites accept; the role `member` may only view."""
 
 
 def examine_admin(kit: Path, server: bool) -> list[Check]:
-    """All that can be seen of an administrator's kit from outside."""
+    """All checks of an administrator's kit that work from outside."""
     startup = kit / "startup"
     settings = _settings(startup)
-    # The key has a line of its own, which says more.
-    checks = [check for check in hardened(kit, admin_kit) if check.name != KEY]
+    # `credentials` checks the key more closely.
+    checks = [check for check in hardening_checks(kit, "admin") if check.name != KEY]
     checks += [closed_to_others(kit), *credentials(startup, "client", settings.get("username"))]
     checks += [
         *_fingerprint(startup),
@@ -49,7 +49,7 @@ def examine_admin(kit: Path, server: bool) -> list[Check]:
 def _settings(startup: Path) -> dict[str, Any]:
     try:
         admin = read_json(startup / "fed_admin.json").get("admin")
-    except (ConfigError, RecursionError):
+    except ConfigError:
         return {}
     return admin if isinstance(admin, dict) else {}
 
@@ -62,14 +62,14 @@ def _address(settings: dict[str, Any]) -> Address | None:
 
 
 def _fingerprint(startup: Path) -> Iterator[KitFact]:
-    """By which a site's policy names the submitter, and its log the actor."""
+    """The fingerprint by which a site's policy names the submitter, and its log the actor."""
     certificate = certificate_of(startup / "client.crt")
     if certificate is not None:
         yield KitFact("fingerprint for sites' policies (submitters)", value=certificate.fingerprint(SHA256()).hex())
 
 
 def _role(startup: Path) -> Check:
-    """FLARE writes the role into the certificate's name, as `unstructuredName`."""
+    """Check the role, which FLARE writes into the certificate's subject as `unstructuredName`."""
     name = "role"
     role = subject_of(startup / "client.crt", NameOID.UNSTRUCTURED_NAME)
     if role in _OPERATORS:
@@ -80,7 +80,7 @@ def _role(startup: Path) -> Check:
 
 
 def _federation(startup: Path, project: Any) -> Check:
-    """FLARE names the root certificate after the project."""
+    """Check the federation, after whose project FLARE names the root certificate."""
     name = "federation"
     if not isinstance(project, str) or not project:
         return Check(name, "startup/fed_admin.json does not name it", NEW_KIT)

@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.kit_contents import Check, changed
+from medfedvqa.federation.flare.kit_contents import Check, Party, kit_checks
 
 SKEW = timedelta(minutes=5)
-"""How far two clocks may be apart."""
+"""The largest difference of two clocks."""
 
 ROOT = "rootCA.pem"
 KEY = "key for FLARE"
@@ -31,14 +31,14 @@ _SPACE = 1 << 30  # bytes
 _LEFT = timedelta(days=30)
 _NEW_CERTIFICATE = "ask the coordinator for a new certificate"
 _LARGEST = 1 << 20
-"""The most bytes that a settings, key or certificate file of a kit may have."""
+"""The most bytes of a settings, key or certificate file of a kit."""
 _READ = (".json", ".default", ".yml", ".crt", ".pem", ".key")
-"""Endings of the files that this command and the party's processes read whole."""
+"""Endings of the files that this command and the party's processes read completely."""
 
 
 @dataclass(frozen=True)
 class Caution(Check):
-    """Something that people should know, and that keeps no party from joining."""
+    """A problem that people should know of, and that keeps no party from joining."""
 
     @property
     def ok(self) -> bool:
@@ -48,29 +48,21 @@ class Caution(Check):
 
 @dataclass(frozen=True)
 class KitFact(Check):
-    """Something that people look up; nothing is wrong with it."""
+    """A fact about a kit that people look up; it is no problem."""
 
     value: str = ""
 
 
-def hardened(kit: Path, look: Callable[[Path], list[Check]]) -> list[Check]:
-    """What `look`, such as `checks.hardening`, says of a kit; one failing line if a file does not have its form."""
+def hardening_checks(kit: Path, party: Party) -> list[Check]:
+    """The checks of a party's kit, or a single failed one if a file does not have its form."""
     try:
-        return look(kit)
-    except (AttributeError, RecursionError, TypeError, ValueError):
+        return kit_checks(kit, party)
+    except (AttributeError, TypeError, ValueError):
         return [Check("hardening", "a file of the kit does not have the form that provisioning gave it", NEW_KIT)]
 
 
-def unchanged(kit: Path) -> Check:
-    """As `checks.changed`, also of a damaged record."""
-    try:
-        return changed(kit)
-    except (RecursionError, TypeError):
-        return Check("files as provisioned", "'local/hardening.json' is damaged", NEW_KIT)
-
-
 def untested_version() -> list[Check]:
-    """A caution if the installed FLARE is a version that this release was not tested with."""
+    """A caution if this release was not tested with the installed FLARE."""
     if patches.is_tested():
         return []
     problem = "it is newer than this release's tests, which know all the code of it that is reached into"
@@ -78,9 +70,9 @@ def untested_version() -> list[Check]:
 
 
 def unreadable_files(kit: Path) -> list[Check]:
-    """The kit's files that must not be read: no regular files, or larger than any settings are.
+    """The kit's files that must not be read, because they are no regular files or larger than any settings.
 
-    They are looked for before anything is read, since a link to a device never ends.
+    The search comes before any reading, since a link to a device never ends.
     """
     remedy = "put back the file that belongs there, or remove it"
     return [
@@ -92,9 +84,9 @@ def unreadable_files(kit: Path) -> list[Check]:
 
 
 def irregularity(path: Path, largest: int | None = None) -> str | None:
-    """Why a path that exists is no file to read, as the end of a sentence; None if it is one, or if nothing is there.
+    """Why an existing path must not be read, as the end of a sentence; None if it may be, or if it does not exist.
 
-    A link is followed. `largest` is in bytes.
+    The function follows links. `largest` is in bytes.
     """
     try:
         facts = path.stat()
@@ -126,12 +118,12 @@ def nearest(path: Path) -> Path:
 
 
 def folder_check(path: Path, label: str, private: bool = True) -> Check:
-    """Whether this process can write into a folder, or can make it; if `private`, no other account may look into it."""
+    """Whether this process can write into a folder or make it; if `private`, also whether it is closed to others."""
     place = nearest(path)
     if not place.is_dir():
         return Check(label, "a file stands in its place", "remove the file, or name another folder")
     try:
-        # What the file system says counts: `os.access` allows the superuser everything.
+        # Only a real write shows the file system's answer: `os.access` allows the superuser everything.
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
     except OSError as error:
@@ -143,7 +135,7 @@ def folder_check(path: Path, label: str, private: bool = True) -> Check:
 
 
 def listable(folder: Path) -> bool:
-    """Whether this process can look into a folder; True if there is none yet."""
+    """Whether this process can list a folder; True if it does not exist yet."""
     try:
         with os.scandir(folder):
             return True
@@ -154,12 +146,12 @@ def listable(folder: Path) -> bool:
 
 
 def open_to_others(folder: Path) -> bool:
-    """Whether every account of the machine has any right to a folder; False if it is not there."""
+    """Whether every account of the machine has any right to a folder; False if it does not exist."""
     return folder.exists() and bool(folder.stat().st_mode & stat.S_IRWXO)
 
 
 def space(places: Iterable[Path]) -> Check:
-    """Whether the disks of these folders have room; folders that cannot be written have lines of their own."""
+    """Whether the disks of these folders have room. Other checks report folders that cannot be written."""
     free = []
     for place in places:
         with contextlib.suppress(OSError):
@@ -172,7 +164,7 @@ def space(places: Iterable[Path]) -> Check:
 
 
 def private_file(path: Path, label: str, remedy: str, length: int | None = None) -> Check:
-    """Whether a key file is there, is for its owner only and has its length in bytes, if it has a fixed one."""
+    """Whether a key file exists, is readable by its owner only, and has `length` bytes where that is fixed."""
     if problem := irregularity(path, _LARGEST):
         return Check(label, f"it {problem}", remedy)
     if not path.exists():
@@ -186,7 +178,7 @@ def private_file(path: Path, label: str, remedy: str, length: int | None = None)
 
 
 def file_times(kit: Path, more: Iterable[Path] = ()) -> Check:
-    """Whether files are dated after this moment: then the clock was ahead before, or is behind now."""
+    """Whether files have dates in the future: then the clock was ahead before, or is behind now."""
     latest = (datetime.now(UTC) + SKEW).timestamp()
     for path in (*(kit / "startup").iterdir(), *(kit / "local").iterdir(), *more):
         with contextlib.suppress(OSError):
@@ -204,7 +196,7 @@ def certificate_of(path: Path) -> x509.Certificate | None:
 
 
 def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) -> str | None:
-    """The one value of a kind in the name that a certificate's file certifies; None if there is none, or several."""
+    """The value of a kind in the subject of a certificate's file; None if there is not exactly one."""
     certificate = certificate_of(path)
     try:
         values = certificate.subject.get_attributes_for_oid(kind) if certificate else []
@@ -214,7 +206,7 @@ def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) ->
 
 
 def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
-    """The key `STEM.key`, and the certificate `STEM.crt`, which must name `party`."""
+    """The checks of the key `STEM.key` and of the certificate `STEM.crt`, which must name `party`."""
     yield private_file(startup / f"{stem}.key", KEY, _NEW_CERTIFICATE)
     name, subject = "certificate for FLARE", subject_of(startup / f"{stem}.crt")
     certificate, root = certificate_of(startup / f"{stem}.crt"), certificate_of(startup / ROOT)

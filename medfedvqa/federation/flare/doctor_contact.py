@@ -1,6 +1,6 @@
-"""What `medfedvqa doctor` learns from a federation's server: that it answers, who it is, and what time it has.
+"""The checks that `medfedvqa doctor` makes of a federation's server: that it answers, its identity and its clock.
 
-FLARE (2.9) serves its connections by aiohttp, which answers any request for a page, behind mutual TLS, with a `Date`.
+FLARE (2.9) serves connections with aiohttp, which answers any request for a page, behind mutual TLS, with a `Date`.
 """
 
 import socket
@@ -18,16 +18,16 @@ from medfedvqa.federation.flare.kit_contents import Check
 
 _PATIENCE = 5.0  # seconds for the whole conversation
 _ANSWER = 1 << 14
-"""The most bytes of an answer that are read."""
+"""The most bytes that are read of an answer."""
 _NOT_YET_VALID, _EXPIRED = 9, 10
-"""OpenSSL's codes for a certificate that does not fit the time of this machine."""
+"""OpenSSL's codes for a certificate that is not valid at this machine's time."""
 
 SERVER, CLOCK = "server", "clock against the server"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is reached, and the name in its certificate."""
+    """The network address of a server, and the name in its certificate."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, target: Any, party: Any) -> "Address":
-        """From `host:port`. Raises `ValueError`."""
+        """The address in a text `host:port`. Raises `ValueError`."""
         if not isinstance(target, str) or not isinstance(party, str):
             raise ValueError("an address and a name are texts")
         host, _, port = target.rpartition(":")
@@ -46,11 +46,11 @@ class Address:
 
 
 class OtherParty(Exception):
-    """The certificate at the far end names another party."""
+    """The peer's certificate names another party."""
 
 
 def server_checks(startup: Path, stem: str, address: Address | None) -> Iterator[Check]:
-    """Whether the server answers this party (its key and certificate: `STEM.key`, `STEM.crt`), and has its time."""
+    """Whether the server answers this party, with key `STEM.key` and certificate `STEM.crt`, and has the same time."""
     remedy = "check that the network lets this machine reach the server's address in startup/, and that the server runs"
     if address is None:
         yield Check(SERVER, "the kit does not say where it is", "put back the file that provisioning wrote in startup/")
@@ -73,7 +73,7 @@ def server_checks(startup: Path, stem: str, address: Address | None) -> Iterator
 
 
 def ask(startup: Path, stem: str, address: Address) -> bytes:
-    """The head of the answer to a request that means nothing to FLARE.
+    """The head of the server's answer to a request that FLARE ignores.
 
     Raises `OtherParty`, `ssl.SSLError` or another `OSError`.
     """

@@ -1,4 +1,4 @@
-"""What `medfedvqa doctor` reads in a site's log and ledger: clock, budget, jobs that nobody closed."""
+"""The checks that `medfedvqa doctor` makes of a site's log and ledger: clock, budget and unclosed jobs."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -23,29 +23,28 @@ from privacy.ledger_folder import LEDGER_NAME
 from privacy.patient_keys import KEY_NAME
 
 _NAMED = 3
-"""At most this many jobs are named in a line."""
-
+"""The most jobs that a line names."""
 
 _BEGIN = (Event.ADMITTED, Event.OPEN)
-"""Events after which a job is open until it is closed."""
+"""The events that open a job."""
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """What one reading of a site's log gives."""
+    """The facts of one reading of a site's log."""
 
     begun: bool
     """Whether there is a log."""
     last: datetime | None
     """The time of the newest entry."""
     unclosed: tuple[str, ...]
-    """Jobs that were opened and not closed since, in the order of their opening."""
+    """The jobs that were opened and not closed since, in order."""
     problem: str | None = None
-    """Why the log cannot be read to its end."""
+    """The reason why the log cannot be read to its end."""
 
 
 def read_log(folder: Path) -> LogFacts:
-    """Reads the log of a site; a damaged one up to where it is damaged."""
+    """Read the log of a site, up to the first damage."""
     if problem := next((problem for path in _log_files(folder) if (problem := irregularity(path))), None):
         return LogFacts(True, None, (), f"one of its files {problem}")
     if not segments(folder):
@@ -71,13 +70,13 @@ def _log_files(folder: Path) -> list[Path]:
 
 
 def log_check(log: LogFacts) -> Check:
-    """Whether the log can be read: a site whose log is damaged answers nothing."""
+    """Whether the log can be read. A site with a damaged log answers nothing."""
     remedy = "run `medfedvqa audit verify` on it, keep the folder as it is, and tell the coordinator"
     return Check("audit log", log.problem, remedy if log.problem else "")
 
 
 def clock(kit: Path, config: SiteConfig, log: LogFacts) -> Check:
-    """Against the newest entry of the log, and the times of files."""
+    """Compare the clock with the newest entry of the log and with the times of files."""
     if log.last is not None and datetime.now(UTC) + SKEW < log.last:
         return Check("clock", "it is behind the newest entry of the audit log", SET_CLOCK)
     return file_times(kit, (path for folder in (config.audit, config.ledger) for path in _entries(folder)))
@@ -88,7 +87,7 @@ def _entries(folder: Path) -> Collection[Path]:
 
 
 def budget_and_jobs(config: SiteConfig, log: LogFacts, processes: LiveProcesses) -> Iterator[Check]:
-    """Whether the ledger can be used, whether it leaves room for a job, and whether jobs were left unclosed."""
+    """Whether the ledger is usable, whether it leaves room for a job, and whether all jobs are closed."""
     database, key = config.ledger / LEDGER_NAME, config.ledger / KEY_NAME
     accounts: tuple[Account, ...] = ()
     if os.path.lexists(key) and not (check := _key_check(key)).ok:
@@ -110,7 +109,7 @@ def _key_check(path: Path) -> Check:
 def _read_ledger(config: SiteConfig, database: Path, log: LogFacts) -> tuple[tuple[Account, ...], float]:
     """The accounts, and the smallest epsilon that any task has cost so far. Raises `PrivacyError`.
 
-    No ledger is made where there is none.
+    The function makes no ledger where there is none.
     """
     if problem := irregularity(database):
         raise PrivacyError(f"the ledger's file {problem}")

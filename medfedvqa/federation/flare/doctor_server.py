@@ -1,4 +1,4 @@
-"""`medfedvqa doctor` for a server: its kit, its store of jobs and results, its port."""
+"""`medfedvqa doctor` for a server checks its kit, its storage of jobs and results, and its port."""
 
 import socket
 from collections.abc import Iterator
@@ -12,30 +12,29 @@ from medfedvqa.federation.flare.doctor_common import (
     credentials,
     file_times,
     folder_check,
-    hardened,
+    hardening_checks,
     open_to_others,
     space,
     subject_of,
-    unchanged,
     untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, OtherParty, ask, server_checks
-from medfedvqa.federation.flare.kit_contents import Check, read_json, resources, server_hardening
+from medfedvqa.federation.flare.kit_contents import Check, changed, read_json, resources
 
 _AGAIN = "put back the file that provisioning wrote"
 _SHARED = Path("/tmp")
 
 
 def examine_server(kit: Path, server: bool, running: bool) -> list[Check]:
-    """All that can be seen of a server's kit from outside; `running`: it is to serve already."""
+    """All checks of a server's kit that work from outside. `running` says that it should serve already."""
     startup = kit / "startup"
     party = subject_of(startup / "server.crt")
     address, places = _address(startup, party), _store(kit)
-    # The key has a line of its own, which says more.
-    checks = [check for check in hardened(kit, server_hardening) if check.name != KEY]
+    # `credentials` checks the key more closely.
+    checks = [check for check in hardening_checks(kit, "server") if check.name != KEY]
     checks += [
         *untested_version(),
-        unchanged(kit),
+        changed(kit),
         closed_to_others(kit),
         *credentials(startup, "server", party),
         file_times(kit),
@@ -46,21 +45,21 @@ def examine_server(kit: Path, server: bool, running: bool) -> list[Check]:
 
 
 def _address(startup: Path, party: str | None) -> Address | None:
-    """On this machine: others may reach it by a name that is not known here."""
+    """The server's address on this machine; others may reach it by another name."""
     try:
         target = read_json(startup / "fed_server.json")["servers"][0]["service"]["target"]
         return Address("localhost", Address.parse(target, party).port, str(party))
-    except (ConfigError, LookupError, RecursionError, TypeError, ValueError):
+    except (ConfigError, LookupError, TypeError, ValueError):
         return None
 
 
 def _store(kit: Path) -> list[Path] | None:
-    """Where FLARE keeps jobs and snapshots; None if the kit does not say."""
+    """The folders in which FLARE keeps jobs and snapshots; None if the kit does not name them."""
     try:
         settings = resources(kit / "local")
         jobs = next(part for part in settings["components"] if part["id"] == "job_manager")["args"]["uri_root"]
         return [Path(jobs), Path(settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"])]
-    except (ConfigError, LookupError, RecursionError, StopIteration, TypeError):
+    except (ConfigError, LookupError, StopIteration, TypeError):
         return None
 
 
@@ -81,7 +80,7 @@ def _storage(places: list[Path] | None) -> Iterator[Check]:
 
 
 def _port(startup: Path, address: Address | None) -> Check:
-    """Whether the port can be listened on, or this server listens already."""
+    """Whether the server can listen on its port, or does so already."""
     name = "port"
     if address is None:
         return Check(name, "startup/fed_server.json does not say which", _AGAIN)

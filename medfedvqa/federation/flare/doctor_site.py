@@ -1,4 +1,4 @@
-"""`medfedvqa doctor` for a site: site.yml and all that it names, the hardening, log, ledger, clock and processes."""
+"""`medfedvqa doctor` for a site checks site.yml and what it names, hardening, log, ledger, clock and processes."""
 
 import os
 import re
@@ -18,16 +18,15 @@ from medfedvqa.federation.flare.doctor_common import (
     credentials,
     file_times,
     folder_check,
-    hardened,
+    hardening_checks,
     listable,
     private_file,
     space,
-    unchanged,
     untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
-from medfedvqa.federation.flare.kit_contents import Check, hardening, read_json
+from medfedvqa.federation.flare.kit_contents import Check, changed, read_json
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.plugins import PlugInRefused, allow, installed
@@ -37,10 +36,10 @@ _FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
 
 
 def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
-    """All that can be seen of a site's kit from outside."""
+    """All checks of a site's kit that work from outside."""
     startup, settings = kit / "startup", _settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
-    checks = [*hardened(kit, hardening), *untested_version(), unchanged(kit), closed_to_others(kit)]
+    checks = [*hardening_checks(kit, "site"), *untested_version(), changed(kit), closed_to_others(kit)]
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
     checks += [check, *credentials(startup, "client", name)]
     checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]
@@ -63,7 +62,7 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
 
 
 def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
-    """What log, ledger and byte ledger say; nothing of folders that are no folders, which have lines of their own."""
+    """The checks of log, ledger and byte ledger. Other checks report folders that cannot be listed."""
     if not listable(config.audit):
         yield file_times(kit)
         return
@@ -79,7 +78,7 @@ def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
 def _settings(kit: Path) -> dict[str, Any]:
     try:
         return read_json(kit / "startup" / "fed_client.json")
-    except (ConfigError, RecursionError):
+    except ConfigError:
         return {}
 
 
@@ -101,7 +100,7 @@ def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
 
 
 def _plug_ins(config: SiteConfig) -> Check:
-    """Whether every distribution that site.yml allows is installed with the code that it allows; imports nothing."""
+    """Whether every distribution that site.yml allows is installed with the allowed code, which is not imported."""
     digests = {plug_in.name: plug_in.sha256 for plug_in in installed()} if config.plugins else {}
     wrong = sorted(name for name, digest in config.plugins.items() if digests.get(name) != digest)
     if not wrong:
@@ -111,7 +110,7 @@ def _plug_ins(config: SiteConfig) -> Check:
 
 
 def _data(config: SiteConfig) -> Iterator[Check]:
-    """Reads the site's data as a job would. No line says anything of its rows."""
+    """Read the site's data as a job would. No check shows anything of its rows."""
     reader, root, organ = config.data.reader, config.data.root, config.data.organ
     try:
         allow(config.plugins)
@@ -167,7 +166,7 @@ def _device(device: str) -> Check:
     if parsed.type != "cuda":
         return Check(name, "sites do not train on such devices", "write cpu or cuda as `device` in local/site.yml")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CUDA warns of what the line below says
+        warnings.simplefilter("ignore")  # CUDA warns of the problem that is reported below
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         remedy = "install the card's driver, and a torch that is built for it, or write cpu as `device`"
@@ -178,7 +177,7 @@ def _device(device: str) -> Check:
 
 
 def _keys(config: SiteConfig) -> Iterator[Check]:
-    """Keys that the site makes itself: one that is not there yet is made at first use."""
+    """The checks of the keys that the site makes itself, each at its first use."""
     if os.path.lexists(config.identity) or config.peers or _on_shares(config):
         remedy = "`medfedvqa identity` makes it: tell the peers its fingerprint"
         yield private_file(config.identity, "key for secure aggregation", remedy, SECRET_BYTES)
@@ -198,7 +197,7 @@ def _peers(config: SiteConfig) -> Iterator[Check]:
     malformed = sorted(name for name, pin in config.peers.items() if not _FINGERPRINT.fullmatch(pin))
     others = {name: pin for name, pin in config.peers.items() if name != config.name}
     unpinned = sorted(set(policy.committee) - {config.name, *others})
-    # A job on shares has at least so many sites, and at least so many of them compute.
+    # A job on shares has at least `min_sites` sites, of which at least `min_committee` compute.
     enough = max(policy.min_sites, policy.min_committee) - 1
     if malformed:
         yield Check(label, f"no fingerprint of 64 hex digits: {', '.join(malformed)}", remedy)

@@ -1,13 +1,12 @@
-"""The guard of a site's processes: what FLARE (2.9) could send or answer besides the project's own messages, it cannot.
+"""The guard of a site's processes: they send and answer nothing but the project's own messages.
 
-FLARE's own settings are not enough. It asks a site's `authorization.json` only if the request wishes so, finds its
-settings by walking folders in which jobs leave files, and answers diagnostic questions of anybody. The guard therefore
-changes the running process: `SiteGuard` is made from `local/egress__resources.json`, before there is a connection.
+FLARE's (2.9) own settings are not enough. It consults a site's `authorization.json` only if the request asks for that,
+finds its settings by walking folders in which jobs leave files, and answers diagnostic requests from anybody. The guard
+therefore changes the running process: FLARE makes `SiteGuard` from `local/egress__resources.json`, before it connects.
 """
 
 import logging
 import os
-import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,14 +22,20 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL
 from nvflare.private import admin_defs
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
-from medfedvqa.federation.flare.allowed_messages import CHANNEL, JOB_REQUESTS, NOTICE, STREAM_TOPICS, subject
+from medfedvqa.federation.flare.allowed_messages import (
+    CHANNEL,
+    JOB_REQUESTS,
+    NOTICE,
+    STREAM_TOPICS,
+    is_job_id,
+    subject,
+)
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
@@ -47,7 +52,7 @@ ADMIN_TOPICS = frozenset(
         *(TrainingTopic.GET_SCOPES, SysCommandTopic.REPORT_VERSION),
     }
 )
-"""What the server may ask of a site: to run jobs, and whether it is there. No shell, no system facts, no logs."""
+"""The server's requests that a site answers: to run jobs, and to report its presence; no shell, no logs."""
 
 _COMMANDS = {"abort", "abort_task", "shutdown", "check_status"}
 _SERVER = "server"
@@ -55,13 +60,13 @@ _PUBLIC = {
     *(ReservedKey.RUN_NUM, ReservedKey.IDENTITY_NAME, ReservedKey.FQSN, ReservedKey.IS_LEAF),
     *(ReservedKey.CLIENT_NAME, ReservedKey.CURRENT_JOB_ID),
 }
-"""What FLARE's contexts may tell others of a site: its name and its job's id."""
+"""The properties of FLARE's contexts that may leave a site: its name and its job's id."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SiteGuard(FLComponent):
-    """Installs hardening and byte ledger in this process; ends the process with a sentence if it cannot."""
+    """Installs hardening and byte ledger in this process, or ends the process with a sentence."""
 
     def __init__(self, site: str) -> None:
         super().__init__()
@@ -71,7 +76,7 @@ class SiteGuard(FLComponent):
         self.site, self.job = site, arguments.job_id
         self.kit = Path(arguments.workspace)
         try:
-            if reason := kit_contents.broken(self.kit):
+            if reason := kit_contents.kit_problem(self.kit, "site"):
                 _refuse(reason)
             os.umask(0o077)
             folder, file = kit_contents.audit_places(self.kit)
@@ -96,20 +101,17 @@ class SiteGuard(FLComponent):
         address.install()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Before a site registers all is looked at once more; in a job's process, each class before it is made."""
+        """Check the guard again before a site registers, and in a job's process each class before it is made."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             if reason := _not_in_force(self.kit, fl_ctx):
                 _refuse(reason)
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
-            config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
-            if not isinstance(config, dict) or config.get("path") != kit_contents.EXECUTOR:
-                error = "the job brings a class that is not on this site's list"
-                fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
+            pinned_settings.refuse_other_classes(fl_ctx, kit_contents.EXECUTOR, "site")
 
 
 def require_guard() -> None:
-    """End this process unless it is guarded: whoever takes the guard out of a kit takes the site out."""
+    """End this process unless it is guarded: a site whose kit lacks the guard does not run."""
     if installed() is None:
         _refuse(f"guard: it is not installed; put back local/{kit_contents.GUARDED}, which provisioning wrote")
 
@@ -120,59 +122,52 @@ def _refuse(reason: str) -> NoReturn:
 
 def _pin(kit: Path) -> None:
     os.environ[SECURE_LOGGING_VAR_NAME] = "true"
-    # Weights come from the site's own disk; without this, huggingface_hub asks its server even for those that it has.
+    # Weights come from the site's own disk. Without this, huggingface_hub contacts its server even for cached ones.
     os.environ["HF_HUB_OFFLINE"] = "1"
     pinned_settings.pin_settings(kit)
     if missing := pinned_settings.not_pinned(kit):
         _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
-    # FLARE sends what a site's resources.json holds to the server, which tells all sites.
+    # FLARE sends the content of a site's resources.json to the server, which forwards it to all sites.
     patches.SITE_CONFIG.replace(lambda config_data: {})
     processors = ClientRequestProcessors.request_processors
     processors[:] = [processor for processor in processors if ADMIN_TOPICS.issuperset(processor.get_topics())]
 
 
 def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
-    """What of the hardening does not hold in this process, asked of what FLARE itself goes by."""
+    """The parts of the hardening that do not hold in this process, according to the objects that FLARE itself uses."""
     topics = {topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics()}
-    validators = getattr(AppAuthzService.app_validator, "validators", [])
     scopes = getattr(PrivacyService.get_manager(), "name_to_scopes", {})
     conditions = {
         "administrative commands": topics <= ADMIN_TOPICS,
-        "job validator": any(
-            f"{type(one).__module__}.{type(one).__name__}" == kit_contents.VALIDATOR for one in validators
-        ),
+        "job validator": pinned_settings.has_own_validator(),
         "one privacy scope": len(scopes) == 1,
         "secure logging": is_secure(),
         "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
         "byte ledger": installed() is not None,
     }
-    missing = (
-        pinned_settings.not_pinned(kit)
-        + patches.missing("site")
-        + [name for name, holds in conditions.items() if not holds]
-    )
+    missing = pinned_settings.not_in_force(kit, "site", conditions)
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None
 
 
 def _tell_nothing(site: str) -> None:
-    """Contexts of this site that go along with messages hold names and ids only."""
+    """Limit the contexts that travel with this site's messages to names and ids."""
     public = patches.PUBLIC_PROPS.current()
 
     def get_all_public_props(context: FLContext) -> dict[str, Any]:
         properties = public(context)
         if properties.get(ReservedKey.IDENTITY_NAME, site) != site:
-            return dict(properties)  # another party's
+            return dict(properties)  # the context is another party's
         return {name: value for name, value in properties.items() if name in _PUBLIC and isinstance(value, str | bool)}
 
     patches.PUBLIC_PROPS.replace(get_all_public_props)
 
 
 def _answer_only_what_is_listed(site: str, job: str | None) -> None:
-    """By the hook that all requests pass before they are even decoded, and once more for administration."""
+    """Refuse other requests before they are decoded, and check administrative ones again after that."""
 
     def unlisted(message: Message, cell: str) -> Message | None:
         if message.get_header(MessageHeaderKey.DESTINATION) != cell:
-            return None  # it is passed on, and the byte ledger looks at it
+            return None  # the site forwards it, and the byte ledger checks it
         if _listed(subject(message.headers), str(message.get_header(MessageHeaderKey.ORIGIN)), site, job):
             return None
         _logger.warning("a request that this site does not answer was refused")
@@ -194,7 +189,7 @@ def _answer_only_what_is_listed(site: str, job: str | None) -> None:
 
 
 def _listed(request: tuple[str, str], origin: str, site: str, job: str | None) -> bool:
-    """Whether a process takes this request from there."""
+    """Whether a process takes this request from this origin."""
     channel, topic = request
     if channel == STREAM_CHANNEL:
         return topic in STREAM_TOPICS
@@ -213,13 +208,6 @@ def _is_command(request: tuple[str, str], origin: str, site: str) -> bool:
 
 
 def _permitted(request: admin_defs.Message) -> bool:
-    """A job's id names a folder in the kit: one that is no id would name another, such as `local`."""
+    """The job id becomes a folder name in the kit, so only UUIDs are accepted: `local` would name the settings."""
     job = request.get_header(RequestHeader.JOB_ID)
-    return request.topic in ADMIN_TOPICS and (job is None or _is_id(job))
-
-
-def _is_id(job: object) -> bool:
-    try:
-        return isinstance(job, str) and str(uuid.UUID(job)) == job
-    except ValueError:
-        return False
+    return request.topic in ADMIN_TOPICS and (job is None or is_job_id(job))

@@ -1,11 +1,11 @@
-"""The two configuration files of an exported job, key by key.
+"""The schema of an exported job's two configuration files, key by key.
 
-Pydantic models without torch, for processes that check folders of jobs before anything of FLARE reads them. A method's
-own options are only bounded here; `JobSpec.from_dict` checks them in the job's process.
+The models need no torch: they serve processes that check the folders of jobs before FLARE reads them. A method's
+options are only bounded here; `JobSpec.from_dict` checks them in the job's process.
 """
 
 import json
-from collections.abc import Callable
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -25,7 +25,7 @@ from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 
 STATUS_JOB = {"method": "site_status"}
-"""`medfedvqa.federation.site_status.STATUS_JOB`, which takes torch to import."""
+"""A copy of `medfedvqa.federation.site_status.STATUS_JOB`, whose module imports torch."""
 
 _MOST_OPTIONS = 128
 _MOST_OPTION_NAME = 24
@@ -35,32 +35,18 @@ class _StrictSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def _is_single(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_name(key: str) -> bool:
-    return key.isidentifier() and key.islower() and len(key) <= _MOST_OPTION_NAME
-
-
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """Names with single values, lists of these, or tables by site of names with single values."""
-    if len(options) > _MOST_OPTIONS or not all(_is_name(key) and _is_option(value) for key, value in options.items()):
+def _option_name(name: str) -> str:
+    if not (name.isidentifier() and name.islower()):
         raise ValueError("the options are not those of a method")
-    return options
+    return name
 
 
-def _is_option(value: Any) -> bool:
-    if isinstance(value, list):
-        return len(value) <= MOST_ANSWERS and all(map(_is_single, value))
-    if isinstance(value, dict):
-        return len(value) <= MOST_SITES and all(map(_is_table, value.values()))
-    return _is_single(value)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_name(key) and _is_single(item) for key, item in value.items())
-
+_Scalar = bool | int | float | str | None
+_OptionName = Annotated[str, Field(max_length=_MOST_OPTION_NAME), AfterValidator(_option_name)]
+_Answers = Annotated[list[_Scalar], Field(max_length=MOST_ANSWERS)]
+_BySite = Annotated[dict[str, dict[_OptionName, _Scalar]], Field(max_length=MOST_SITES)]
+Options = Annotated[dict[_OptionName, _Scalar | _Answers | _BySite], Field(max_length=_MOST_OPTIONS)]
+"""Options by name: scalars, lists of scalars, or for each site a table of names and scalars."""
 
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 Sites = Annotated[list[SiteName], Field(max_length=MOST_SITES)]
@@ -69,7 +55,7 @@ Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 class SplitFields(_StrictSchema):
-    """`medfedvqa.data.Split`."""
+    """The fields of `medfedvqa.data.Split`."""
 
     kind: Literal["official", "patient"]
     seed: Seed
@@ -78,7 +64,7 @@ class SplitFields(_StrictSchema):
 
 
 class PrivacyFields(_StrictSchema):
-    """`privacy.DPSettings`, with the same bounds."""
+    """The fields of `privacy.DPSettings`, with the same bounds."""
 
     epsilon: Annotated[float, Field(gt=0, le=1e5)] | None
     noise: Annotated[float, Field(gt=0, le=1e6)] | None
@@ -94,7 +80,7 @@ class PrivacyFields(_StrictSchema):
 
 
 class TermsFields(_StrictSchema):
-    """`JobSpec.terms`: what makes a signed job fresh."""
+    """The fields of `medfedvqa.federation.job_terms.Terms`."""
 
     nonce: Annotated[str, Field(pattern=NONCE)]
     expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\z")]
@@ -103,10 +89,10 @@ class TermsFields(_StrictSchema):
 
 
 class JobFields(_StrictSchema):
-    """`medfedvqa.federation.job.JobSpec`, as `to_dict` writes it."""
+    """The fields of `medfedvqa.federation.job.JobSpec`, as `to_dict` writes them."""
 
     method: Identifier
-    options: Annotated[dict[str, Any], AfterValidator(_options)]
+    options: Options
     data: Identifier
     split: SplitFields
     backbone: BackboneName
@@ -126,13 +112,8 @@ def _job(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _exactly(path: str) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text != path:
-            raise ValueError("the class is not this project's")
-        return text
-
-    return check
+def _exactly(path: str) -> Any:
+    return Field(pattern=rf"^{re.escape(path)}\z")
 
 
 class _Arguments(_StrictSchema):
@@ -140,7 +121,7 @@ class _Arguments(_StrictSchema):
 
 
 class _Executor(_StrictSchema):
-    path: Annotated[str, AfterValidator(_exactly(EXECUTOR))]
+    path: Annotated[str, _exactly(EXECUTOR)]
     args: _Arguments
 
 
@@ -151,7 +132,7 @@ class _Tasks(_StrictSchema):
 
 class _Workflow(_StrictSchema):
     id: Literal["controller"]
-    path: Annotated[str, AfterValidator(_exactly(CONTROLLER))]
+    path: Annotated[str, _exactly(CONTROLLER)]
     args: _Arguments
 
 
@@ -160,7 +141,7 @@ class _Common(_StrictSchema):
     components: Empty
     task_data_filters: Empty
     task_result_filters: Empty
-    # Sites take no part in downloads: a job that sends arrays by reference would wait for ever.
+    # Sites take no part in downloads: a job that sends arrays by reference would wait forever.
     np_download_chunk_size: Literal[0]
     tensor_download_chunk_size: Literal[0]
 

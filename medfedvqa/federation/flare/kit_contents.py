@@ -1,6 +1,6 @@
-"""What must stand in a startup kit for FLARE (2.9) to do nothing but what this project's jobs need.
+"""The contents of a startup kit with which FLARE (2.9) does nothing but what this project's jobs need.
 
-`SiteBuilder` writes it; the processes of sites and servers read it when they start, and end if it is not so.
+`SiteBuilder` writes them. The processes of sites and servers check them when they start, and end if one is missing.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -30,10 +30,10 @@ DIGESTS = "hardening.json"
 LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 
 TRANSPORT = {"backbone_conn_gen": 1, "allow_adhoc_conns": False}
-"""A job's process has no connection but the one to its own site's, or server's, process."""
+"""With these settings, a job's process connects only to its own site's, or server's, process."""
 
 SCHEMES = {"http", "tcp"}
-"""Of FLARE's transports, those whose sockets Python opens, where `connections.PinnedAddress` sees them."""
+"""FLARE's transports whose sockets Python opens, so that `connections.PinnedAddress` sees them."""
 
 _RIGHTS = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 
@@ -58,7 +58,7 @@ FILES: Mapping[str, Mapping[str, Any]] = {
         "default_scope": "site",
     },
 }
-"""Files of a kit's `local/` folder that say the same at every site."""
+"""Files of a kit's `local/` folder that are the same at every site."""
 
 SERVER_FILES: Mapping[str, Mapping[str, Any]] = {
     "comm_config.json": TRANSPORT,
@@ -72,27 +72,28 @@ SERVER_FILES: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""Files of a server kit's `local/` folder. The rights are FLARE's own, but nobody runs commands or brings code."""
+"""Files of a server kit's `local/` folder. The rights are FLARE's defaults, but nobody runs commands or brings code."""
 
 SERVER_COMPONENTS: Mapping[str, Any] = {
     "format_version": 2,
     "components": [{"id": "server_guard", "path": SERVER_GUARD, "args": {}}],
 }
-"""What installs the guard in a server's processes."""
+"""The component that installs the guard in a server's processes."""
 
 
 def guarded(site: str) -> dict[str, Any]:
-    """What installs the guard in a site's processes, before they talk to anybody."""
+    """The component that installs the guard in a site's processes, before they send anything."""
     return {"format_version": 2, "components": [{"id": "site_guard", "path": GUARD, "args": {"site": site}}]}
 
 
-Look = Callable[[Path], str | None]
-"""Takes a kit's `local/` folder, and says what is wrong with it."""
+Party = Literal["site", "server", "admin"]
+Probe = Callable[[Path], str | None]
+"""Takes a kit's `local/` folder and returns what is wrong with it, or None."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `problem` is None if it is as it must be, else `remedy` says what to do."""
+    """The result of one check. `problem` is None if all is well; otherwise `remedy` says what to do."""
 
     name: str
     problem: str | None = None
@@ -105,43 +106,29 @@ class Check:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file. Raises `ConfigError`."""
+    """The JSON object in a file. Raises `ConfigError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise ConfigError(f"'{path.name}' is missing or holds no JSON object")
     return content
 
 
-def hardening(kit: Path) -> list[Check]:
-    """Whether a site's kit holds what keeps FLARE's other ways out shut."""
-    return [_checked(name, remedy, look, kit) for name, remedy, look in _LOOKS]
+def kit_checks(kit: Path, party: Party) -> list[Check]:
+    """The checks of a party's kit: the hardening of a site or server, or the secrets of an administrator."""
+    return [_checked(name, remedy, probe, kit) for name, remedy, probe in _PROBES[party]]
 
 
-def server_hardening(kit: Path) -> list[Check]:
-    """Whether a server's kit holds what keeps jobs from configuring the server."""
-    return [_checked(name, remedy, look, kit) for name, remedy, look in _SERVER_LOOKS]
-
-
-def admin_kit(kit: Path) -> list[Check]:
-    """What of an administrator's kit anybody could misuse who can read it."""
-    return [_checked(name, remedy, look, kit) for name, remedy, look in _ADMIN_LOOKS]
-
-
-def broken(kit: Path) -> str | None:
-    """Why a site must not start, in one sentence; None if it may."""
-    return _first(hardening(kit))
-
-
-def server_broken(kit: Path) -> str | None:
-    """Why a server must not start, in one sentence; None if it may."""
-    return _first(server_hardening(kit))
+def kit_problem(kit: Path, party: Party) -> str | None:
+    """Why a party must not start with its kit, in one sentence; None if it may."""
+    failed = next((check for check in kit_checks(kit, party) if not check.ok), None)
+    return f"{failed.name}: {failed.problem}; {failed.remedy}" if failed else None
 
 
 def server_url(kit: Path) -> str:
-    """Where the server of a site's kit is, as FLARE writes it. Raises `ConfigError`."""
+    """The address of the server in a site's kit, as FLARE writes it. Raises `ConfigError`."""
     try:
         service = read_json(kit / "startup" / "fed_client.json")["servers"][0]["service"]
         scheme, target = service["scheme"], service["target"]
@@ -152,33 +139,28 @@ def server_url(kit: Path) -> str:
     return f"{scheme}://{target}"
 
 
-def _first(checks: list[Check]) -> str | None:
-    failed = next((check for check in checks if not check.ok), None)
-    return f"{failed.name}: {failed.problem}; {failed.remedy}" if failed else None
-
-
-def _checked(name: str, remedy: str, look: Look, kit: Path) -> Check:
+def _checked(name: str, remedy: str, probe: Probe, kit: Path) -> Check:
     try:
-        problem = look(kit / "local")
+        problem = probe(kit / "local")
     except ConfigError as error:
         problem = str(error)
     return Check(name, problem, remedy if problem else "")
 
 
 def resources(local: Path) -> dict[str, Any]:
-    """What FLARE takes for a site's resources. Raises `ConfigError`."""
+    """The resources that FLARE reads. Raises `ConfigError`."""
     override = local / OWN_RESOURCES
     return read_json(override if override.exists() else local / RESOURCES)
 
 
-def _classes(allowed: str) -> Look:
-    def look(local: Path) -> str | None:
+def _classes(allowed: str) -> Probe:
+    def probe(local: Path) -> str | None:
         settings = resources(local)
         listed = settings.get("class_allow_list") == [allowed]
         enforced = settings.get("class_list_enforcement_mode", "enforce") == "enforce"
         return None if listed and enforced else "jobs may bring classes other than this project's"
 
-    return look
+    return probe
 
 
 def _streaming(local: Path) -> str | None:
@@ -194,28 +176,28 @@ def _validator(local: Path) -> str | None:
     return None if validator == {"path": VALIDATOR, "args": {}} else "jobs are not looked at before they are deployed"
 
 
-def _launcher(path: str) -> Look:
-    def look(local: Path) -> str | None:
+def _launcher(path: str) -> Probe:
+    def probe(local: Path) -> str | None:
         paths = {part.get("id"): part.get("path") for part in resources(local).get("components", [])}
         return None if paths.get("process_launcher") == path else "jobs are started by something else"
 
-    return look
+    return probe
 
 
-def _guard(name: str, path: str) -> Look:
-    def look(local: Path) -> str | None:
+def _guard(name: str, path: str) -> Probe:
+    def probe(local: Path) -> str | None:
         paths = [part.get("path") for part in read_json(local / name).get("components", [])]
         return None if paths == [path] else f"'{name}' does not install the guard"
 
-    return look
+    return probe
 
 
-def _others(name: str) -> Look:
-    def look(local: Path) -> str | None:
+def _others(name: str) -> Probe:
+    def probe(local: Path) -> str | None:
         files = (*local.glob("*_resources.json"), *local.parent.glob("startup/*_resources.json"))
         return "files add components to FLARE's processes" if any(path.name != name for path in files) else None
 
-    return look
+    return probe
 
 
 def _server(local: Path) -> str | None:
@@ -226,14 +208,14 @@ def _server(local: Path) -> str | None:
     return None
 
 
-def _key(name: str) -> Look:
-    def look(local: Path) -> str | None:
+def _key(name: str) -> Probe:
+    def probe(local: Path) -> str | None:
         path = local.parent / "startup" / name
         if not path.is_file():
             return "it is missing"
         return "other accounts may read it" if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) else None
 
-    return look
+    return probe
 
 
 def _other_keys(local: Path) -> str | None:
@@ -251,58 +233,62 @@ def _custom(local: Path) -> str | None:
     return "the kit brings code of its own" if (local / "custom").exists() else None
 
 
-def _same(name: str, files: Mapping[str, Mapping[str, Any]]) -> Look:
-    def look(local: Path) -> str | None:
+def _same(name: str, files: Mapping[str, Mapping[str, Any]]) -> Probe:
+    def probe(local: Path) -> str | None:
         return None if read_json(local / name) == files[name] else f"'{name}' is not as it was provisioned"
 
-    return look
+    return probe
 
 
+_Row = tuple[str, str, Probe]
 _AGAIN = "put back the file that provisioning wrote into local/"
 _VERSION = f"install nvflare {' or '.join(patches.TESTED)}, or a release of medfedvqa that was tested with it"
-_CODE = ("no code of the kit's own", "remove local/custom: all code comes from the installed package", _custom)
-_LOOKS: tuple[tuple[str, str, Look], ...] = (
-    ("FLARE's version", _VERSION, lambda local: patches.problem("site")),
-    ("class allow-list", _AGAIN, _classes(EXECUTOR)),
-    ("log streaming", _AGAIN, _streaming),
-    ("job validator", _AGAIN, _validator),
-    ("job launcher", _AGAIN, _launcher(LAUNCHER)),
-    ("guard", _AGAIN, _guard(GUARDED, GUARD)),
-    ("other components", f"remove every *_resources.json but {GUARDED} from local/ and startup/", _others(GUARDED)),
-    _CODE,
-    ("transport", _AGAIN, _same("comm_config.json", FILES)),
-    ("rights", _AGAIN, _same("authorization.json", FILES)),
-    ("one privacy scope", _AGAIN, _same("privacy.json", FILES)),
-    ("server's address", "ask the coordinator for a kit with scheme http, which is FLARE's default", _server),
-)
-_SERVER_LOOKS: tuple[tuple[str, str, Look], ...] = (
-    ("FLARE's version", _VERSION, lambda local: patches.problem("server")),
-    ("class allow-list", _AGAIN, _classes(CONTROLLER)),
-    ("log streaming", _AGAIN, _streaming),
-    ("job validator", _AGAIN, _validator),
-    ("job launcher", _AGAIN, _launcher(SERVER_LAUNCHER)),
-    ("guard", _AGAIN, _guard(SERVER_GUARDED, SERVER_GUARD)),
-    (
-        "other components",
-        f"remove every *_resources.json but {SERVER_GUARDED} from local/ and startup/",
-        _others(SERVER_GUARDED),
+
+
+def _hardening(
+    party: Party, allowed: str, launcher: str, file: str, guard: str, files: Mapping[str, Mapping[str, Any]]
+) -> tuple[_Row, ...]:
+    """The checks that the kits of sites and servers share; each row has a name, a remedy and a probe."""
+    return (
+        ("FLARE's version", _VERSION, lambda local: patches.problem(party)),
+        ("class allow-list", _AGAIN, _classes(allowed)),
+        ("log streaming", _AGAIN, _streaming),
+        ("job validator", _AGAIN, _validator),
+        ("job launcher", _AGAIN, _launcher(launcher)),
+        ("guard", _AGAIN, _guard(file, guard)),
+        (
+            "other components",
+            f"remove every *_resources.json but {file} from local/ and startup/",
+            _others(file),
+        ),
+        ("no code of the kit's own", "remove local/custom: all code comes from the installed package", _custom),
+        ("transport", _AGAIN, _same("comm_config.json", files)),
+        ("rights", _AGAIN, _same("authorization.json", files)),
+    )
+
+
+_PROBES: Mapping[Party, tuple[_Row, ...]] = {
+    "site": (
+        *_hardening("site", EXECUTOR, LAUNCHER, GUARDED, GUARD, FILES),
+        ("one privacy scope", _AGAIN, _same("privacy.json", FILES)),
+        ("server's address", "ask the coordinator for a kit with scheme http, which is FLARE's default", _server),
     ),
-    _CODE,
-    ("transport", _AGAIN, _same("comm_config.json", SERVER_FILES)),
-    ("rights", _AGAIN, _same("authorization.json", SERVER_FILES)),
-    ("key for FLARE", "run chmod 600 on startup/server.key, or get a fresh kit", _key("server.key")),
-)
-_ADMIN_LOOKS: tuple[tuple[str, str, Look], ...] = (
-    ("key for FLARE", "run chmod 600 on startup/client.key, or get a fresh kit", _key("client.key")),
-    ("no key of others", "keep every other key in a place of its own", _other_keys),
-    ("mutual TLS", "get a fresh kit", _authenticated),
-)
+    "server": (
+        *_hardening("server", CONTROLLER, SERVER_LAUNCHER, SERVER_GUARDED, SERVER_GUARD, SERVER_FILES),
+        ("key for FLARE", "run chmod 600 on startup/server.key, or get a fresh kit", _key("server.key")),
+    ),
+    "admin": (
+        ("key for FLARE", "run chmod 600 on startup/client.key, or get a fresh kit", _key("client.key")),
+        ("no key of others", "keep every other key in a place of its own", _other_keys),
+        ("mutual TLS", "get a fresh kit", _authenticated),
+    ),
+}
 
 
 def audit_places(kit: Path) -> tuple[Path, Path]:
-    """Where a site's `site.yml` puts the audit log and the key that signs it. Raises `ConfigError`.
+    """The paths of the audit log and of its signing key in a site's `site.yml`. Raises `ConfigError`.
 
-    Read without what needs seconds to import.
+    This does without `site_config`, whose imports take seconds.
     """
     path = kit / "local" / "site.yml"
     try:
@@ -314,13 +300,13 @@ def audit_places(kit: Path) -> tuple[Path, Path]:
 
 
 def record_digests(local: Path) -> None:
-    """Remember what provisioning wrote, for `changed`."""
+    """Record the digests of the files that provisioning wrote, for `changed`."""
     text = json.dumps(dict(_digests(local)), indent=2)
     (local / DIGESTS).write_text(f"{text}\n", encoding="utf-8")
 
 
 def changed(kit: Path) -> Check:
-    """Whether the files that provisioning wrote are as they were."""
+    """Whether the files that provisioning wrote are unchanged."""
     local, name = kit / "local", "files as provisioned"
     remedy = "put them back; if the change is your own and `doctor` finds nothing else, accept it by `doctor --accept`"
     try:

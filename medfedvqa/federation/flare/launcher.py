@@ -1,14 +1,13 @@
 """Starts a site's job process, and starts it again when something kills it.
 
-FLARE (2.9) takes a job process that dies by a signal for a failed job, and forgets the jobs of a client that
-is itself killed. Tasks here are answered from saved state when they come again, so neither has to end a job. Once a job
-is over, however it ended, the launcher has its budget settled and its log closed.
+FLARE (2.9) treats a job process that dies by a signal as a failed job, and forgets the jobs of a client that is itself
+killed. Here a repeated task is answered from saved state, so neither has to end a job. Once a job is over, however it
+ended, the launcher starts a process that settles its budget and closes its log.
 """
 
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -28,10 +27,11 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits.escaping import for_log
+from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.federation.flare.hardening import require_guard
 
 RELAUNCHES = 10
-"""How often one job process is started again before its death is reported as the job's failure."""
+"""The number of times that a job process is started again before its death counts as the job's failure."""
 
 _RECORD = "launch.json"
 _CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
@@ -41,33 +41,29 @@ _logger = logging.getLogger(__name__)
 
 
 class LaunchRecord:
-    """What a restarted client needs in order to take up a job again, in the job's run folder.
+    """A file in the job's run folder with what a restarted client needs to continue the job.
 
-    The server knows a job's sites by the session tokens that they had when it began. The file holds that
-    token: it is readable by the site's own account only, and is deleted when the job ends.
+    The server knows a job's sites by the session tokens that they had when it began. The file holds that token: only
+    the site's account can read it, and it is deleted when the job ends.
     """
 
     def __init__(self, run_folder: Path) -> None:
         self.path = run_folder / _RECORD
 
     def restore(self, arguments: dict[str, Any]) -> None:
-        """Put the credentials that the job began with in place of newer ones, if there is a record."""
+        """Replace newer credentials by those that the job began with, if there is a record."""
         if self.path.exists():
             saved = json.loads(self.path.read_text(encoding="utf-8"))["credentials"]
             arguments.update({name: tuple(option) for name, option in saved.items()})
 
     def write(self, arguments: dict[str, Any], pid: int) -> None:
-        """Remember credentials and process of a launch."""
+        """Record the credentials and the process of a launch."""
         record = {
             "credentials": {name: arguments[name] for name in _CREDENTIALS},
             "pid": pid,
             "created": psutil.Process(pid).create_time(),
         }
-        partial = self.path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(record, file)
-        partial.replace(self.path)
+        write_whole(self.path, json.dumps(record).encode(), PRIVATE)
 
     def end_orphan(self) -> None:
         """End the recorded process if it outlived the client that started it."""
@@ -79,12 +75,12 @@ class LaunchRecord:
                 process.wait()
 
     def delete(self) -> None:
-        """The job has ended."""
+        """Delete the record, once the job has ended."""
         self.path.unlink(missing_ok=True)
 
 
 class PersistentHandle(ProcessHandle):
-    """A job process that FLARE sees as one, however often it is started again."""
+    """A job process that looks like one process to FLARE, however often it is started again."""
 
     adapter: ProcessAdapter
 
@@ -101,7 +97,7 @@ class PersistentHandle(ProcessHandle):
             super().terminate()
 
     def wait(self) -> None:
-        """Until the process has ended by itself, was asked to end, or died too often."""
+        """Wait until the process has ended by itself or by request, or has died too often."""
         for left in reversed(range(RELAUNCHES + 1)):
             self.adapter.wait()
             code = self.adapter.poll()
@@ -114,7 +110,7 @@ class PersistentHandle(ProcessHandle):
 
 
 class SiteJobLauncher(ClientProcessJobLauncher):
-    """FLARE's launcher for client jobs, with processes that come back. Belongs in a site's resources.json."""
+    """FLARE's launcher for client jobs, with processes that are started again; a site's resources.json names it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +139,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         return PersistentHandle(start, ended)
 
     def _close_jobs(self, workspace: Workspace) -> None:
-        """Has the site's jobs that do not run any more closed, by a process of its own: it needs seconds to import."""
+        """Close the site's jobs that no longer run, in a separate process, since its imports take seconds."""
         command = [sys.executable, "-m", "medfedvqa.federation.flare.close_jobs", workspace.get_root_dir()]
 
         def close() -> None:
@@ -155,7 +151,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         threading.Thread(target=close, name="close-jobs").start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Besides launching: no client without its guard; once it is up, take up the jobs that its predecessor left."""
+        """Also require the guard when the client starts, and continue its predecessor's jobs once it is up."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             require_guard()
         super().handle_event(event_type, fl_ctx)

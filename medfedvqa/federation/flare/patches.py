@@ -1,4 +1,4 @@
-"""Every reach behind NVIDIA FLARE's documented interface, in one table, with what is held against a new version.
+"""Every reach behind NVIDIA FLARE's documented interface, in one table, with the digests that a new version must match.
 
 A reach is code of FLARE that a guarded process replaces, writes to, reads, or relies on. Each row holds the SHA-256 of
 that code's source in the tested versions. A site or server whose FLARE has another source does not start: nobody knows
@@ -274,43 +274,8 @@ DISPATCH = Reach(
     {"ceb8eb8a081cced46440909e0c2a857c64aedeaa0a4303a578eb2a0eb37377db": _ALL},
 )
 
-REACHES = (
-    UNPACK,
-    SECTION,
-    LOAD,
-    RECOMPOSE,
-    FORGET,
-    TIMER,
-    REMOVE,
-    INITIALIZE,
-    CONFIG_PATH,
-    ANY_VAR,
-    COMM_CONFIG,
-    UNZIP,
-    UNZIP_STAGED,
-    VALIDATE_APP,
-    DEPLOY_APP,
-    DEPLOY_JOB,
-    CLIENT_ACTIVE,
-    CLIENT_TASKS,
-    START,
-    RECEIVED,
-    REQUESTED,
-    TRY_CALL,
-    FIND,
-    SEND,
-    SEND_FRAME,
-    HEADERS,
-    SEND_BLOB,
-    ADD_CONNECTOR,
-    LOCAL_ADDRESS,
-    PUBLIC_PROPS,
-    SITE_CONFIG,
-    SUBMIT,
-    QUESTION,
-    PROCESSORS,
-    DISPATCH,
-)
+REACHES = tuple(row for row in list(globals().values()) if isinstance(row, Reach))
+"""All rows, in the order of this file."""
 
 PRIVATE_MODULES = frozenset(
     {

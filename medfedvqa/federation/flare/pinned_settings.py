@@ -1,4 +1,4 @@
-"""What the guards of sites and servers share: settings of FLARE (2.9) that no job, file or variable changes.
+"""What the guards of sites and servers share, above all settings of FLARE (2.9) that no job, file or variable changes.
 
 FLARE finds settings by walking a kit's whole folder, in which jobs leave files: a `comm_config.json` in one job
 configures the transport of all later ones. The guards therefore fix the settings in the running process, and limit
@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.kit_contents import TRANSPORT
+from medfedvqa.federation.flare.kit_contents import TRANSPORT, VALIDATOR
 
 SETTINGS: Mapping[str, Any] = {
     **TRANSPORT,
@@ -26,11 +29,11 @@ SETTINGS: Mapping[str, Any] = {
     "tensor_download_chunk_size": 0,
     "streaming_reliable": False,
 }
-"""Arrays travel in the message that they belong to, and processes connect as the kits say."""
+"""With these settings, arrays travel in the message that they belong to, and processes connect as the kits say."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads from a process's command line which kit it works in, and for which job."""
+    """A parser of a FLARE process's command line, which names its kit and its job."""
     arguments = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     arguments.add_argument("--workspace", "-m", required=True)
     arguments.add_argument("--job_id", "-n")
@@ -38,13 +41,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def stop(sentence: str) -> NoReturn:
-    """End this process at once, with a sentence for whoever started it."""
+    """End this process at once, with a sentence for the person who started it."""
     print(for_terminal(sentence, SENTENCE), file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def pin_settings(kit: Path) -> None:
-    """Fix FLARE's settings in this process, and where it looks for others; `not_pinned` says whether that worked."""
+    """Fix FLARE's settings in this process, and the folders in which it looks for more; `not_pinned` verifies it."""
     folders = _folders(kit)
     initialize = patches.INITIALIZE.current()
 
@@ -55,30 +58,49 @@ def pin_settings(kit: Path) -> None:
 
     patches.INITIALIZE.replace(in_kit)
     ConfigService.initialize({}, folders)
-    CommConfigurator.reset()  # it reads the file of the kit again, once
+    CommConfigurator.reset()  # FLARE then reads the kit's file again, once
     for name, value in SETTINGS.items():
         _setting(name, value)
 
 
 def not_pinned(kit: Path) -> list[str]:
-    """Which of the fixed settings do not hold, asked of what FLARE itself goes by."""
+    """The fixed settings that do not hold, according to the objects that FLARE itself uses."""
     comm = CommConfigurator()
     changed = {name for name, value in SETTINGS.items() if _setting(name, value + 1) != value}
-    holding = {
+    conditions = {
         "transport": comm.get_config() == TRANSPORT and not changed & TRANSPORT.keys(),
         "log streaming": "allow_log_streaming" not in changed,
         "arrays inside messages": not changed - TRANSPORT.keys() - {"allow_log_streaming"},
         "settings of the kit only": set(_folders(kit)).issuperset(ConfigService._config_path),
     }
-    return [name for name, holds in holding.items() if not holds]
+    return [name for name, holds in conditions.items() if not holds]
+
+
+def not_in_force(kit: Path, party: str, conditions: Mapping[str, bool]) -> list[str]:
+    """The settings, replaced functions and further conditions of a party's guard that do not hold."""
+    return not_pinned(kit) + patches.missing(party) + [name for name, holds in conditions.items() if not holds]
+
+
+def has_own_validator() -> bool:
+    """Whether FLARE asks this project's validator about jobs."""
+    validators = getattr(AppAuthzService.app_validator, "validators", [])
+    return any(f"{type(validator).__module__}.{type(validator).__name__}" == VALIDATOR for validator in validators)
+
+
+def refuse_other_classes(fl_ctx: FLContext, allowed: str, party: str) -> None:
+    """Stop FLARE from making a job's component, unless it is of the class `allowed`."""
+    config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
+    if not isinstance(config, dict) or config.get("path") != allowed:
+        error = f"the job brings a class that is not on this {party}'s list"
+        fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
 
 
 def _folders(kit: Path) -> list[str]:
-    """Where no job writes."""
+    """The folders of a kit in which no job writes."""
     return [str(kit / "local"), str(kit / "startup")]
 
 
 def _setting(name: str, value: int) -> int:
-    """The value that FLARE goes by if a file asks for this one. FLARE keeps the first: a later one changes nothing."""
+    """The value that FLARE uses if a file sets this one. FLARE keeps the first value, and ignores later ones."""
     read = ConfigService.get_bool_var if isinstance(SETTINGS[name], bool) else ConfigService.get_int_var
     return int(read(name, {name: value}))

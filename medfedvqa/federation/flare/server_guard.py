@@ -1,7 +1,7 @@
 """The guard of a server's processes: no job configures the server, and a refused job leaves no file there.
 
-A server is not trusted with anything; a hostile one runs without this guard. It protects an honest server, and the
-jobs of everybody who uses it, from what one job brings. `ServerGuard` is made from `local/guard__resources.json`.
+Nobody has to trust a server, and a hostile one runs without this guard. The guard protects an honest server, and the
+jobs of everybody who uses it, from a single job. FLARE makes `ServerGuard` from `local/guard__resources.json`.
 """
 
 import shutil
@@ -15,7 +15,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
-from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
@@ -24,19 +23,19 @@ from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
 _STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
-"""Types that FLARE decodes from the server's own files."""
+"""The types that FLARE decodes from the server's own files."""
 
 _installed: list["ServerGuard"] = []
 
 
 class ServerGuard(FLComponent):
-    """Pins FLARE's settings in this process; ends the process with a sentence if it cannot."""
+    """Pins FLARE's settings in this process, or ends the process with a sentence."""
 
     def __init__(self) -> None:
         super().__init__()
         arguments = pinned_settings.parser().parse_known_args()[0]
         self.kit = Path(arguments.workspace)
-        if reason := kit_contents.server_broken(self.kit):
+        if reason := kit_contents.kit_problem(self.kit, "server"):
             _refuse(reason)
         pinned_settings.pin_settings(self.kit)
         self._require(pinned_settings.not_pinned(self.kit))
@@ -47,16 +46,15 @@ class ServerGuard(FLComponent):
         _installed.append(self)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Before the server takes jobs all is looked at once more; in a job's process, each class before it is made."""
+        """Check the guard again before the server takes jobs, and in a job's process each class before it is made."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            self._require(not_in_force(self.kit, fl_ctx))
+            secure = bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False))
+            conditions = {"job validator": pinned_settings.has_own_validator(), "mutual TLS": secure}
+            self._require(pinned_settings.not_in_force(self.kit, "server", conditions))
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             self._require(pinned_settings.not_pinned(self.kit))
-            config = fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)
-            if not isinstance(config, dict) or config.get("path") != kit_contents.CONTROLLER:
-                error = "the job brings a class that is not on this server's list"
-                fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
+            pinned_settings.refuse_other_classes(fl_ctx, kit_contents.CONTROLLER, "server")
 
     def _require(self, missing: list[str]) -> None:
         if missing:
@@ -64,10 +62,10 @@ class ServerGuard(FLComponent):
 
 
 class ServerJobLauncher(ServerProcessJobLauncher):
-    """FLARE's launcher for the server's job processes. Belongs in a server's resources.json."""
+    """FLARE's launcher for the server's job processes; a server's resources.json names it."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Besides launching: no server without its guard."""
+        """Also require the guard when the server starts."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             require_server_guard()
         super().handle_event(event_type, fl_ctx)
@@ -77,23 +75,6 @@ def require_server_guard() -> None:
     """End this process unless it is guarded."""
     if not _installed:
         _refuse(f"guard: it is not installed; put back local/{kit_contents.SERVER_GUARDED}, which provisioning wrote")
-
-
-def not_in_force(kit: Path, fl_ctx: FLContext) -> list[str]:
-    """What of the hardening does not hold in the server's own process, asked of what FLARE itself goes by."""
-    validators = getattr(AppAuthzService.app_validator, "validators", [])
-    conditions = {
-        "job validator": any(
-            f"{type(validator).__module__}.{type(validator).__name__}" == kit_contents.VALIDATOR
-            for validator in validators
-        ),
-        "mutual TLS": bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False)),
-    }
-    return (
-        pinned_settings.not_pinned(kit)
-        + patches.missing("server")
-        + [name for name, holds in conditions.items() if not holds]
-    )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -1,12 +1,11 @@
-"""Which jobs a site, or a server, takes: this project's two configuration files as this version exports them.
+"""Lets a site or server take only jobs of this project's two configuration files, as this version exports them.
 
-Runs in the parent processes, which never load torch. Whatever is wrong with a job, all that goes back is a code of
-`Refusal` with its sentence; a site's audit log has an entry of it.
+The check runs in the parent processes, which never load torch. A refused job gets only a code of `Refusal` with its
+sentence; a site's audit log has an entry for it.
 """
 
 import io
 import logging
-import uuid
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -17,17 +16,18 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from audits import JobRefused, LogError, Refusal
 from audits.escaping import for_log
 from medfedvqa.federation.flare import patches
+from medfedvqa.federation.flare.allowed_messages import is_job_id
 from medfedvqa.federation.flare.frame_counts import installed
 from medfedvqa.federation.flare.job_folder import check_folder, definition
 
 MOST_FILES, MOST_UNPACKED = 16, 1 << 23
-"""Of an app's archive, folders included; and the bytes that it may unpack to."""
+"""The most files of an app's archive, folders included, and the most bytes that it may unpack to."""
 
 _logger = logging.getLogger(__name__)
 
 
 class ConfigurationOnly(AppValidator):
-    """Belongs in `resources.json` as `app_validator`; asked before FLARE parses anything of a job, and deploys it."""
+    """The `app_validator` in `resources.json`, which FLARE calls before it parses or deploys a job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ConfigurationOnly(AppValidator):
         patches.UNZIP_STAGED.replace(_unzip)
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """A code with its sentence, or an empty text, and no properties: see FLARE's `AppValidator`."""
+        """A code with its sentence, or an empty text, without properties: see FLARE's `AppValidator`."""
         app = Path(app_folder)
         try:
             check_folder(app)
@@ -46,7 +46,7 @@ class ConfigurationOnly(AppValidator):
 
 
 class OwnFirst(AppValidator):
-    """FLARE (2.9) asks its own validator first, which parses JSON, HOCON with includes, or YAML: whichever is there."""
+    """Calls FLARE's (2.9) own validator last, since it parses JSON, YAML, or HOCON with includes."""
 
     def __init__(self, validators: list[AppValidator]) -> None:
         """`validators`: in FLARE's order."""
@@ -54,7 +54,7 @@ class OwnFirst(AppValidator):
         self.validators = validators[::-1]
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """The first error, or the properties that all found: see FLARE's `AppValidator`."""
+        """The first error, or the properties of all validators: see FLARE's `AppValidator`."""
         properties: dict[str, Any] = {}
         for validator in self.validators:
             error, added = validator.validate(app_folder)
@@ -65,7 +65,7 @@ class OwnFirst(AppValidator):
 
 
 def ask_own_validator_first() -> None:
-    """From now on a job is refused by `ConfigurationOnly` before FLARE parses anything of it."""
+    """Make `ConfigurationOnly` refuse a job before FLARE parses anything of it."""
     flares = AppAuthzService.app_validator
     if not isinstance(flares, OwnFirst):
         AppAuthzService.initialize(OwnFirst(flares.validators))
@@ -75,7 +75,7 @@ _flares_unzip = patches.UNZIP.current()
 
 
 def _unzip(content: bytes, folder: str) -> None:
-    """FLARE (2.9) unpacks before it checks a signature, however much it is."""
+    """Unpack a bounded archive. FLARE (2.9) unpacks any size before it checks a signature."""
     try:
         with ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
@@ -90,8 +90,8 @@ def _unzip(content: bytes, folder: str) -> None:
 
 
 def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
-    """In the process's log, and, at a site, in its audit log."""
-    _logger.warning("%s", for_log(str(error)))  # the error itself would keep what was parsed in its frames
+    """Record a refusal in the process's log and, at a site, in the audit log."""
+    _logger.warning("%s", for_log(str(error)))  # the error itself would keep the parsed text in its frames
     ledger = installed()
     if ledger is None:
         return
@@ -102,9 +102,6 @@ def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
 
 
 def _job_id(app: Path) -> str | None:
-    """FLARE names the folder above an app's by the job's id."""
+    """The id of an app's job, by which FLARE names the folder above."""
     name = app.absolute().parent.name
-    try:
-        return name if str(uuid.UUID(name)) == name else None
-    except ValueError:
-        return None
+    return name if is_job_id(name) else None
