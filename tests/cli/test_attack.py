@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 
 Command = Callable[..., Any]
 JOB = [
-    "prompt_pfl", "--data", "phantom", "--site", "site-001", "--site", "site-002", "-O", "rounds=2", "-O", "hidden=8",
+    "prompt_pfl", "--data", "phantom", "--site", "site-001", "--site", "site-002", "-O", "hidden=8",
     "-O", "local_epochs=1", "-O", "local_unit=batches", "-O", "blocks=1", "-O", "local_baseline=false",
     "-O", "optimizer=sgd", "--rows", "24",
 ]  # fmt: skip
 PRIVATE = [
-    "--canaries", "48", "--dp", "noise=8", "--dp", "count_noise=60", "--dp", "sample_rate=1.0",
+    "-O", "rounds=2", "--canaries", "48", "--dp", "noise=8", "--dp", "count_noise=60", "--dp", "sample_rate=1.0",
     "--dp", "patient_rows=24", "-O", "answers=closed",
 ]  # fmt: skip
 """Everybody takes part in both steps: as little chance as possible for an attack to fail by bad luck."""
