@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -79,8 +80,11 @@ class TestSurface:
                 assert not home.startswith("medfedvqa.library") or annotation.__name__ in mv.__all__, name
 
     def test_the_version_is_that_of_the_code(self) -> None:
-        """`__version__` is the version in pyproject.toml."""
-        assert f'version = "{mv.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        """`__version__` stands in the file from which packaging takes the version."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        assert project["project"]["dynamic"] == ["version"]
+        source = ROOT / project["tool"]["hatch"]["version"]["path"]
+        assert f'VERSION = "{mv.__version__}"\n' in source.read_text(encoding="utf-8")
 
     def test_an_unknown_name_is_an_attribute_error(self) -> None:
         """The lazy import invents no name."""

@@ -12,7 +12,7 @@ from test_verifier import BLANK, sealed
 from tiers import examples
 
 from audits import LogError
-from audits.entry import parse_line
+from audits.entry import parse_any
 from audits.exchange import canonical
 from audits.fast_lines import read_line
 
@@ -51,12 +51,16 @@ def accepted(read: Any, line: bytes) -> Any:
 
 
 def alike(line: bytes) -> bool:
-    """Both readers refuse the line, or both take the same from it; whether they take it."""
-    slow, fast = accepted(parse_line, line), accepted(read_line, line)
+    """Both readers refuse the line, or both take the same from it; whether it is an entry of a known format."""
+    slow, fast = accepted(parse_any, line), accepted(read_line, line)
     assert (slow is None) == (fast is None)
     if slow is None or fast is None:
         return False
-    assert (fast.seq, fast.prev_hash, fast.leaf_hash) == (slow["seq"], slow["prev_hash"], slow["leaf_hash"])
+    record, newer = slow
+    assert fast.newer == newer
+    assert (fast.seq, fast.prev_hash, fast.leaf_hash) == (record["seq"], record["prev_hash"], record["leaf_hash"])
+    if newer:
+        return False
     for name in (
         "event",
         "outcome",
@@ -70,9 +74,9 @@ def alike(line: bytes) -> bool:
         "tensors",
         "time",
     ):
-        assert getattr(fast, name) == canonical(slow[name])
+        assert getattr(fast, name) == canonical(record[name])
     for name in ("wire", "expiry"):
-        assert getattr(fast, name) == (canonical(slow[name]) if name in slow else None)
+        assert getattr(fast, name) == (canonical(record[name]) if name in record else None)
     return True
 
 
@@ -104,6 +108,12 @@ def test_a_text_holds_no_byte_that_json_escapes(byte: int) -> None:
     line = sealed(BLANK | PLACE | {"format": 1, "reason": "some text"})
     assert alike(line)
     assert not alike(rehashed(line.replace(b"some text", b"some%c text" % byte)))
+
+
+def test_a_line_of_a_higher_format_is_newer_to_both_readers() -> None:
+    """It is no entry that this version knows, and no damage either."""
+    line = rehashed(sealed(BLANK | PLACE | {"format": 1}).replace(b'"format":1,', b'"format":10,'))
+    assert not alike(line) and accepted(read_line, line).newer
 
 
 def rehashed(line: bytes) -> bytes:

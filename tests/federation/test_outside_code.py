@@ -23,7 +23,7 @@ from medfedvqa.report import render
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import load_site_config
-from privacy.report import read_report, report_of, written
+from privacy.report import read_report, report_bytes, report_of
 
 sys.path.insert(0, sys.argv[2])
 import acme_federated
