@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--data", default="phantom", help="vqa-rad, slake or phantom")
     parser.add_argument("--data-root", type=Path)
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("the first round, which also loads, is left out: give --rounds at least 2")
     options = {"rounds": arguments.rounds, "local_epochs": 1, "local_baseline": False}
     facts = {"method": "prompt_pfl", "data": arguments.data, "options": options}
     job = JobSpec.from_dict({**facts, "backbone": bundled_for(arguments.data)})

@@ -66,6 +66,8 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(arguments.sites[0], arguments.one)))
         return
+    if len(set(arguments.sites)) < 2:
+        parser.error("growth needs two sizes: give --sites at least two different numbers")
     rows = {}
     for count in arguments.sites:
         with tempfile.TemporaryDirectory() as folder:

@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 5])
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("the first round, which also loads, is left out: give --rounds at least 2")
     print("| sites | | s a round | of these beyond training | bytes up per site | bytes down per site |")
     print("|---|---|---:|---:|---:|---:|")
     for count in arguments.sites:

@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5])
     arguments = parser.parse_args()
+    if arguments.repeats < 2:
+        parser.error("uploads are compared in pairs: give --repeats at least 2")
     backbone = load_backbone("medclip-slake", {}, "cpu")
     for epochs in arguments.epochs:
         options = {"rounds": 1, "local_epochs": epochs, "batch_rows": 16, "weighting": "uniform"}
