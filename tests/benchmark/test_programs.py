@@ -23,7 +23,6 @@ SMALLEST = {
     "ingest": "--workers 1 --images 4 --junk 5",
     "ledger": "--entries 3 --frames 2",
     "long_job": "--rounds 1 --kinds 'in clear'",
-    "mail": "--sites 3 --count 1",
     "noise": "--parameters 1000 --repeats 2",
     "scale": "--sites 2 3",
     "secure_aggregation": "--rounds 2 --sites 3",
@@ -34,6 +33,8 @@ SMALLEST = {
     "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
 """Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""
+LONG = {"dp_accuracy", "trojan"}
+"""Programs that train whole federations to the end."""
 
 
 def test_every_program_is_tried() -> None:
@@ -41,7 +42,9 @@ def test_every_program_is_tried() -> None:
     assert {path.stem for path in PROGRAMS.glob("*.py")} == SMALLEST.keys()
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.release) if name in LONG else name for name in SMALLEST]
+)
 def test_a_program_runs_to_its_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """It ends without an error and prints a result."""
     data = request.getfixturevalue("data_folder") if "{data}" in SMALLEST[name] else None

@@ -168,4 +168,4 @@ def test_only_who_has_the_ledgers_folder_can_test_a_patient(hospital) -> None:
     file, patient = hashlib.sha256((hospital.dicom / "0.dcm").read_bytes()).hexdigest(), "SECRET-0"
     for check, known in ((first, True), (other, False)):
         [marks] = map(Pseudonyms, check.mark_keys)
-        assert check._own.knows([file], []) is check._own.knows([], [marks.mark(patient)]) is known
+        assert check._ledger.knows([file], []) is check._ledger.knows([], [marks.mark(patient)]) is known
