@@ -29,6 +29,7 @@ from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVoca
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
+from medfedvqa.near_miss import suggestion
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
@@ -142,7 +143,8 @@ def _configuration(architecture: str) -> dict[str, Any]:
     except Exception as error:  # the hub's client raises a dozen kinds
         raise BackboneError(f"'{architecture}' cannot be read from the hub ({type(error).__name__})") from None
     if configuration is None:
-        raise BackboneError(f"open_clip has no architecture '{architecture}'; `open_clip.list_models()` lists them")
+        hint = suggestion(architecture, open_clip.list_models()) or "`open_clip.list_models()` lists them"
+        raise BackboneError(f"open_clip has no architecture '{architecture}': {hint}")
     return configuration
 
 

@@ -38,6 +38,7 @@ MISTAKES = [
         "there is no option 'learning_rat' of 'prompt_pfl': did you mean 'learning_rate'?",
     ),
     ((*RUN, "--data", "phantm"), "unknown data 'phantm': did you mean 'phantom'?"),
+    ((*DRAWN, "--backbone", "ViT-B-33/openai"), "no architecture 'ViT-B-33': did you mean 'ViT-B-32'"),
     ((*DRAWN, "--backbone", "medclip-slak"), "unknown backbone 'medclip-slak': did you mean 'medclip-slake'"),
     ((*DRAWN, "--round", "3"), "there is no option '--round': did you mean '--rounds'?"),
     ((*DRAWN, "--engine", "simulater"), "did you mean 'simulator'?"),
