@@ -16,25 +16,25 @@ endif
 
 # The tests come in three tiers; tests/README.md says what each holds.
 # A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
 
-# Every claim once: under ten minutes on two cores.
+# Every claim once: under ten minutes on two cores. While two processes wait for federations, a third one works.
 test: $(VENV)/ready
 	$(MAKE) --jobs=2 lint wheel-test
-	$(PYTEST) -m "not slow and not release"
+	$(PYTEST) -n 3 -m "not slow and not release"
 
 # The whole matrix: also the slow tests, and the property tests with all their examples.
 test-all: test
-	$(PYTEST) -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
+	$(PYTEST) -n 2 -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
 
 # Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
 test-release: $(VENV)/ready verify-wheel-test
-	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -m release --hypothesis-profile=full
+	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -n 2 -m release --hypothesis-profile=full
 
 # Counts by tier, and the claims that `make test` leaves to the other tiers.
 tiers: $(VENV)/ready

@@ -19,7 +19,6 @@ from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, runn
 from medfedvqa.core import registry
 from medfedvqa.installed_code import imports, owner_of, without_type_imports
 
-pytestmark = pytest.mark.xdist_group("plug-in")
 OURS = ("acme", "bare")
 
 

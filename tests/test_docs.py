@@ -46,7 +46,7 @@ REMOTE = re.compile(r"""(?:src|href|srcset|data)\s*=\s*["']?\s*(?:https?:)?//"""
 REMOTE_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
 
 by_name = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-slow = [pytest.mark.slow, pytest.mark.xdist_group("docs")]
+slow = [pytest.mark.slow]
 
 
 def commands(code: str) -> Iterator[list[str]]:

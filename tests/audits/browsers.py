@@ -15,7 +15,6 @@ FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 browsed = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
-    pytest.mark.xdist_group("browser"),
 ]
 """Marks of tests that need it."""
 

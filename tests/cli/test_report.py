@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
 Command = Callable[..., Any]
 SITES = ("abdomen", "chest", "head")
 MARKS = ("complies", "complian")

@@ -263,7 +263,6 @@ def test_a_kit_of_two_kinds_is_no_kit(kits: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flare-one")
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning")
 def test_all_kits_of_a_running_federation_pass_until_the_site_is_killed(tmp_path: Path) -> None:

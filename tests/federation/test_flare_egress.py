@@ -24,7 +24,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
-    pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

@@ -21,7 +21,6 @@ from privacy import Ledger
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(1800),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

@@ -15,7 +15,6 @@ from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

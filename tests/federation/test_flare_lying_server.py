@@ -23,7 +23,6 @@ from privacy.secagg import Identity
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(1200),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

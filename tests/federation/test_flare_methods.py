@@ -26,7 +26,6 @@ from privacy import DPSettings
 from privacy.secagg import Identity
 
 pytestmark = [
-    pytest.mark.xdist_group("flare-one"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

@@ -21,7 +21,6 @@ from medfedvqa.federation.site_config import site_yaml
 __all__ = ["here", "pictures", "target"]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-one"),
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

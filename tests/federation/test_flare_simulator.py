@@ -21,7 +21,6 @@ from privacy import DPSettings
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-one"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
 ]
 

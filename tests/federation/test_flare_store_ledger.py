@@ -17,7 +17,6 @@ from privacy import Ledger, spent
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("flare-two"),  # more than two federations at a time overload a small machine
     pytest.mark.timeout(900),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),

@@ -18,7 +18,7 @@ from audits import Outcome, read, verify
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from privacy import Ledger
 
-pytestmark = [pytest.mark.release, pytest.mark.xdist_group("flare-two"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8")

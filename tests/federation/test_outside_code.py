@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from plug_in import LOOSE, NAME, VERSION, installed, sources
 
-pytestmark = pytest.mark.xdist_group("plug-in")
 PROGRAM = """
 import json, sys
 from pathlib import Path

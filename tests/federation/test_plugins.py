@@ -25,7 +25,6 @@ from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import load_backbone, shape_of
 
-pytestmark = pytest.mark.xdist_group("plug-in")
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "own_method"
 NAME, METHOD, READER = "own-method", "own_method", "png-folder"

@@ -40,7 +40,6 @@ from privacy.report.measured import NOT_COVERED
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, model_schema
 from privacy.report.wording import differences
 
-pytestmark = pytest.mark.xdist_group("report")  # the run that is reported is made once
 SITE = "chest"
 PAGES = {HTML: b"<p>page</p>", PDF: b"%PDF-paper"}
 
