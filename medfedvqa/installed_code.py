@@ -217,14 +217,14 @@ def normalised(name: str) -> str:
 
 def distributions() -> Mapping[str, Distribution]:
     """All that Python finds, by normalised name."""
-    return _distributions(_places())
+    return _distributions(places_of_imports())
 
 
 Places = tuple[tuple[Path, int], ...]
 """Folders that modules are imported from, each with the time when something was last added to it."""
 
 
-def _places() -> Places:
+def places_of_imports() -> Places:
     folders = (Path(place or os.curdir).absolute() for place in sys.path)
     return tuple((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir())
 
@@ -240,7 +240,7 @@ def _distributions(places: Places) -> Mapping[str, Distribution]:
 
 def owner_of(root: Path) -> Distribution | None:
     """The distribution that installed a package or module, also as a link to its sources; None if none did."""
-    return _owner_of(root, _places())
+    return _owner_of(root, places_of_imports())
 
 
 @lru_cache(maxsize=4096)

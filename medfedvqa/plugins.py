@@ -7,6 +7,7 @@ given its name together with the digest of its code, as `medfedvqa plugins` prin
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +17,20 @@ import yaml
 from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.code_identity import remember
 from medfedvqa.errors import ConfigError
-from medfedvqa.installed_code import digest_of_files, distributions, modules_below, normalised, root_of
+from medfedvqa.installed_code import (
+    Places,
+    digest_of_files,
+    distributions,
+    modules_below,
+    normalised,
+    places_of_imports,
+    root_of,
+)
 
 Group = Literal["methods", "readers", "backbones"]
 GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones")
 """Each is an entry point group `medfedvqa.GROUP`; the name of an entry point is the name that jobs and sites use."""
+Offer = tuple[Group, EntryPoint]
 LIST_FILE = "plugins.yml"
 """In the folder `local` of a server's kit: the distributions that its job processes may load."""
 
@@ -50,15 +60,28 @@ class PlugIn:
 
 def installed() -> tuple[PlugIn, ...]:
     """All distributions that offer anything, by name. Nothing of them is imported."""
-    points: dict[str, list[tuple[Group, EntryPoint]]] = {}
+    return tuple(_plug_in(name, offers) for name, offers in _offers().items())
+
+
+def _offers() -> Mapping[str, tuple[Offer, ...]]:
+    """What each installed distribution offers, by its name."""
+    return _offers_at(places_of_imports())
+
+
+@lru_cache
+def _offers_at(places: Places) -> Mapping[str, tuple[Offer, ...]]:
+    # It reads a file of each installed distribution, which takes longer than all else that a site checks of a job.
+    points: dict[str, tuple[Offer, ...]] = {}
+    everything = entry_points()
     for group in GROUPS:
-        for point in entry_points(group=f"medfedvqa.{group}"):
+        for point in everything.select(group=f"medfedvqa.{group}"):
             if point.dist is not None:
-                points.setdefault(normalised(point.dist.name), []).append((group, point))
-    return tuple(_plug_in(name, offers) for name, offers in sorted(points.items()) if name in distributions())
+                name = normalised(point.dist.name)
+                points[name] = (*points.get(name, ()), (group, point))
+    return {name: points[name] for name in sorted(points) if name in distributions()}
 
 
-def _plug_in(name: str, offers: list[tuple[Group, EntryPoint]]) -> PlugIn:
+def _plug_in(name: str, offers: tuple[Offer, ...]) -> PlugIn:
     distribution = distributions()[name]
     files = distribution.modules()
     for root in {root for _, point in offers if (root := root_of(point.module))}:
@@ -157,7 +180,9 @@ def load(group: Group, name: str) -> Any:
 
 
 def _offering(group: Group, name: str) -> Iterator[PlugIn]:
-    return (plug_in for plug_in in installed() if (group, name) in plug_in.offers)
+    for distribution, offers in _offers().items():
+        if any((group, name) == (kind, point.name) for kind, point in offers):
+            yield _plug_in(distribution, offers)
 
 
 def _what(group: Group, name: str) -> str:
