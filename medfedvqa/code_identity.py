@@ -66,9 +66,8 @@ def check_unchanged(root: object) -> None:
 
 
 def _outside(root: object) -> frozenset[CodePart]:
-    modules = set(_modules_of(root))
-    needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
-    return frozenset(_Outside(set(needed)).parts(modules))
+    # What any part of the project needs is no part from outside, also where a reader's base is none of its classes.
+    return frozenset(_Outside(set(_dependencies(frozenset(_project_modules())))).parts(set(_modules_of(root))))
 
 
 def _is_project(module: str) -> bool:
@@ -180,9 +179,7 @@ def _needed(owners: frozenset[Distribution]) -> dict[Distribution, CodePart]:
 
 def _imported(modules: frozenset[str]) -> set[str]:
     """What the project's modules, and those of the project that they import, import from elsewhere."""
-    files = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()
-    }
+    files = _project_modules()
     todo, seen, outside = list(modules), set[str](), set[str]()
     while todo:
         module = todo.pop()
@@ -196,3 +193,9 @@ def _imported(modules: frozenset[str]) -> set[str]:
             else:
                 outside.add(name)
     return outside
+
+
+def _project_modules() -> dict[str, Path]:
+    """The file of each of the project's modules, by dotted name."""
+    files = dict(project_files())
+    return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): files[name] for name in files}

@@ -101,6 +101,7 @@ def test_the_date_of_the_citation_is_that_of_the_changelog(release: Path) -> Non
     assert f"write 'date-released: {TODAY}'" in check(release, "source").stderr
 
 
+@pytest.mark.slow
 def test_the_distributions_hold_every_committed_file_under_this_version(release: Path, tmp_path: Path) -> None:
     """Wheel and source distribution are built; without bills of materials the check fails and names the command."""
     out = tmp_path / "dist"

@@ -257,6 +257,7 @@ def test_method_and_reader_of_the_example_run_in_process(
         assert config.plugins == plugins.pinned(NAME) and config.data.reader == READER
 
 
+@pytest.mark.slow
 def test_a_module_of_the_folder_is_for_a_trial_in_process_only(random_backbone: Path, tmp_path: Path) -> None:
     """`-m` imports it, no distribution needed; another engine is refused with a sentence."""
     method = (EXAMPLE / "own_method" / "momentum.py").read_text()
