@@ -23,7 +23,7 @@ from medfedvqa.federation.flare.server_side import RESULTS
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.plugins import write_list
 
-_START_TIMEOUT = 120.0  # seconds, for a machine that is busy with other things
+_START_TIMEOUT = 300.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
 
 _LAST_WORD = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "30"}
