@@ -31,6 +31,8 @@ from medfedvqa.installed_code import (
 from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files
 
 PROJECT = "medfedvqa"
+METHODS = "medfedvqa.core.method"
+"""The module of the base of all methods."""
 MOST_BYTES = 1 << 25
 """Of a distribution's modules, to be read: a larger one is named by its version and RECORD, as a dependency is."""
 
@@ -66,8 +68,10 @@ def check_unchanged(root: object) -> None:
 
 
 def _outside(root: object) -> frozenset[CodePart]:
-    # What any part of the project needs is no part from outside, also where a reader's base is none of its classes.
-    return frozenset(_Outside(set(_dependencies(frozenset(_project_modules())))).parts(set(_modules_of(root))))
+    modules = set(_modules_of(root))
+    # A method takes part in every job. What it needs is no part from outside of a reader, which has no base there.
+    needed = _dependencies(frozenset({METHODS, *(name for name in modules if _is_project(name))}))
+    return frozenset(_Outside(set(needed)).parts(modules))
 
 
 def _is_project(module: str) -> bool:
@@ -179,7 +183,9 @@ def _needed(owners: frozenset[Distribution]) -> dict[Distribution, CodePart]:
 
 def _imported(modules: frozenset[str]) -> set[str]:
     """What the project's modules, and those of the project that they import, import from elsewhere."""
-    files = _project_modules()
+    files = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()
+    }
     todo, seen, outside = list(modules), set[str](), set[str]()
     while todo:
         module = todo.pop()
@@ -193,9 +199,3 @@ def _imported(modules: frozenset[str]) -> set[str]:
             else:
                 outside.add(name)
     return outside
-
-
-def _project_modules() -> dict[str, Path]:
-    """The file of each of the project's modules, by dotted name."""
-    files = dict(project_files())
-    return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): files[name] for name in files}

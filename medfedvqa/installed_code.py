@@ -225,6 +225,7 @@ Places = tuple[tuple[Path, int], ...]
 
 
 def places_of_imports() -> Places:
+    """The folders of `sys.path` as they are now."""
     folders = (Path(place or os.curdir).absolute() for place in sys.path)
     return tuple((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir())
 

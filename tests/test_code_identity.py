@@ -252,3 +252,10 @@ def test_the_projects_own_folder_owns_nothing_else(place: Path) -> None:
 
     owner = owner_of(Path(numpy.__file__))
     assert owner is not None and owner.name == "numpy"
+
+
+def test_what_every_method_needs_is_no_part_of_a_reader_from_outside(place: Path) -> None:
+    """A function without a base in the project that imports numpy is remembered by its own distribution alone."""
+    written(place / "acme_federated" / "rates.py", f"import numpy\n{FUNCTION}")
+    rates = importlib.import_module("acme_federated.rates")
+    assert {part.name for part in code_identity._outside(rates.rate)} == {NAME, None}

@@ -130,6 +130,22 @@ def test_code_that_changes_after_it_was_allowed_is_not_imported(
     assert METHOD not in sys.modules
 
 
+def test_a_distribution_that_is_installed_after_the_first_look_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked up is remembered only until a folder of imports changes."""
+    os.utime(tmp_path, (0, 0))  # so that its time changes, however coarse the clock of the file system is
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not plugins.check("methods", "late_method", {})
+    late = tmp_path / "own_late-1.0.dist-info"
+    late.mkdir()
+    (late / "METADATA").write_text("Metadata-Version: 2.1\nName: own-late\nVersion: 1.0\n")
+    (late / "RECORD").write_text("")
+    (late / "entry_points.txt").write_text("[medfedvqa.methods]\nlate_method = os:path\n")
+    with pytest.raises(plugins.PlugInRefused, match="'own-late', which is not allowed here"):
+        plugins.check("methods", "late_method", {})
+
+
 def test_two_distributions_that_offer_one_name_are_both_refused(here: Path, tmp_path: Path, monkeypatch) -> None:
     """Nobody can say which is meant."""
     other = tmp_path / "own_other-1.0.dist-info"
