@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from audits.escaping import NAME, for_markdown
-from medfedvqa.benchmark.grid import FREE, Grid, RunOutcome
+from medfedvqa.benchmark.grid import FREE, Grid
+from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.printed import PRINTED, PrintedTable
 from medfedvqa.benchmark.statistics import Summary, average, by_site, holm, p_value
 
@@ -68,9 +69,9 @@ def _facts(grid: Grid) -> str:
 def _reading(reference: str) -> str:
     return (
         "Accuracy on closed questions: mean over seeds, its standard deviation, and the 95 % interval of that mean on "
-        "these test rows (sites: Wilson; average: variance recovery). p: paired permutation test over patients against "
-        f"{reference}, the best of the baselines, corrected after Holm for all rows. Bytes per site and round; s are "
-        "processor seconds per round, of all sites together, without decoding pictures."
+        "these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). p: paired "
+        f"permutation test over patients against {reference}, the best of the baselines, corrected after Holm for all "
+        "rows. Bytes per site and round; s are processor seconds per round, of all sites together, without decoding pictures."
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import Site
 from medfedvqa.core.local_training import Alone
@@ -77,25 +78,6 @@ class Grid:
         return self.out / "runs" / f"{system.folder}-{seed}"
 
 
-@dataclass(frozen=True)
-class RunOutcome:
-    """The outcome of one run, by site. It stays on the machine that runs the benchmark."""
-
-    right: dict[str, list[bool]]
-    """Whether each test row is answered right."""
-    validated: dict[str, list[float]]
-    """The accuracy on validation rows after each round; empty if the method does not measure it."""
-    patients: dict[str, list[int]]
-    """The patient of each test row, numbered within the site."""
-    bytes_up: float
-    """Bytes per site and round."""
-    bytes_down: float
-    seconds: float
-    """Processor seconds per round, with evaluation and without decoding pictures."""
-    parameters: int
-    """The number of parameters that a site trains; 0 without training."""
-
-
 def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     """Run what is missing, in `workers` processes at a time; yields each run as it ends.
 
@@ -118,14 +100,44 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
 
 def outcomes(grid: Grid) -> dict[str, list[RunOutcome]]:
     """The outcomes of each seed, by label; first those of answers without training."""
-    data = [_data(grid, seed) for seed in range(grid.seeds)]
-    by_label = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
+    seeds = range(grid.seeds)
+    by_label = {label: [_free(grid, seed, right) for seed in seeds] for label, right in FREE.items()}
     for system in grid.systems:
-        files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
-        by_label[system.label] = [
-            RunOutcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files
-        ]
+        by_label[system.label] = [_saved(grid, system, seed) for seed in seeds]
     return by_label
+
+
+def _saved(grid: Grid, system: System, seed: int) -> RunOutcome:
+    """The outcome of a run that has ended. Version 0.2.0 numbered patients otherwise and wrote no cohort."""
+    record = json.loads((grid.folder(system, seed) / OUTCOME).read_text(encoding="utf-8"))["outcome"]
+    patients = {site: numbered_patients(rows) for site, rows in record["patients"].items()}
+    return RunOutcome(**{**record, "patients": patients, "seed": seed, "cohort": _cohort(grid, seed)})
+
+
+def _cohort(grid: Grid, seed: int) -> int:
+    """The first seed whose test rows are those of this one: a set may publish them, or a seed may draw them."""
+    mine = _test_rows(grid, seed)
+    return next(other for other in range(seed + 1) if _test_rows(grid, other) == mine)
+
+
+def _test_rows(grid: Grid, seed: int) -> dict[str, list[tuple[str, str]]]:
+    """The patient's key and the question of each test row, by site."""
+    job = grid.job(grid.systems[0], seed)
+    return _read_test_rows(grid.reader, grid.root, grid.sites, job.split, seed)
+
+
+@lru_cache
+def _read_test_rows(
+    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int
+) -> dict[str, list[tuple[str, str]]]:
+    by_site = {site: load_site(reader, root, site, split, seed) for site in sites}
+    return {
+        site: [
+            (data.patients[patient], question)
+            for patient, question in zip(data.test.patients.tolist(), data.test.questions, strict=True)
+        ]
+        for site, data in by_site.items()
+    }
 
 
 def _is_done(grid: Grid, system: System, seed: int) -> bool:
@@ -207,13 +219,14 @@ def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: fl
     )
 
 
-def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> RunOutcome:
+def _free(grid: Grid, seed: int, right: Callable[[SiteData], torch.Tensor]) -> RunOutcome:
+    data = _data(grid, seed)
     by_site = {site: right(each).tolist() for site, each in data.items()}
-    return RunOutcome(by_site, {}, _patients(data), 0.0, 0.0, 0.0, 0)
+    return RunOutcome(by_site, {}, _patients(data), 0.0, 0.0, 0.0, 0, seed=seed, cohort=_cohort(grid, seed))
 
 
 def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
-    return {site: each.test.patients.tolist() for site, each in data.items()}
+    return {site: numbered_patients(each.test.patients.tolist()) for site, each in data.items()}
 
 
 def _data(grid: Grid, seed: int) -> dict[str, SiteData]:

@@ -7,8 +7,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
+from medfedvqa.evaluation.patient_intervals import effective_rows
 
 FLIPS = 10_000
 
@@ -21,7 +22,7 @@ class Summary:
     deviation: float
     """Standard deviation over seeds; 0 for one seed."""
     interval: Interval
-    """The 95 % interval of the mean as a proportion of the test rows: it does not shrink with the number of seeds."""
+    """The 95 % interval of the mean as a share of the test rows, by patient: it does not shrink with more seeds."""
 
 
 def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
@@ -64,20 +65,21 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _parts(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:
-    """What each patient adds to the difference. If seeds draw different patients, each seed has entries of its own."""
-    fixed = all(outcome.patients == first[0].patients for outcome in first)
+    """What each patient adds to the difference. A patient who is tested in several seeds has a single entry."""
     parts: defaultdict[tuple[object, ...], float] = defaultdict(float)
-    for seed, (mine, theirs) in enumerate(zip(first, second, strict=True)):
+    for mine, theirs in zip(first, second, strict=True):
         for site, patients in mine.patients.items():
             share = 1 / (len(first) * len(mine.patients) * len(patients))
             for patient, a, b in zip(patients, mine.right[site], theirs.right[site], strict=True):
-                parts[(site, patient) if fixed else (seed, site, patient)] += share * (a - b)
+                parts[mine.cohort, site, patient] += share * (a - b)
     return dict(parts)
 
 
 def _proportion(outcomes: Sequence[RunOutcome], site: str) -> Proportion:
+    """The mean over seeds as a share of the rows of one seed."""
     rows = round(fmean(len(outcome.right[site]) for outcome in outcomes))
-    return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows)
+    effective = fmean(effective_rows(outcome.right[site], outcome.patients[site]) for outcome in outcomes)
+    return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows, effective)
 
 
 def _deviation(values: Sequence[float]) -> float:

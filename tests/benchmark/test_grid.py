@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from medfedvqa.benchmark.benchmark_table import best_baseline, markdown
-from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _centralised, outcomes, run
+from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _centralised, _cohort, outcomes, run
 from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.systems import SYSTEMS, System, systems_named
 from medfedvqa.core import create, method_names
@@ -49,6 +49,14 @@ def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Gri
     assert best_baseline(grid, results) != "AS2"
     changed = Grid("phantom", None, grid.out, PAIR, 1, {**BUDGET, "hidden": 9}, grid.sites)
     assert len(list(run(changed, 1))) == 2
+
+
+def test_seeds_of_a_published_test_share_a_cohort_and_drawn_sets_do_not(data_folder: Path, tmp_path: Path) -> None:
+    """VQA-RAD's test rows are the same in every seed, though its validation rows are not; a phantom is drawn anew."""
+    published = Grid("vqa-rad", data_folder / "vqa-rad", tmp_path, PAIR, 3, BUDGET, ("head", "chest"))
+    phantoms = Grid("phantom", None, tmp_path, PAIR, 3, BUDGET, ("site-001", "site-002"))
+    assert [_cohort(published, seed) for seed in range(3)] == [0, 0, 0]
+    assert [_cohort(phantoms, seed) for seed in range(3)] == [0, 1, 2]
 
 
 def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> None:
