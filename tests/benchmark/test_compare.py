@@ -62,10 +62,10 @@ def test_rows_of_one_patient_count_together() -> None:
 def test_a_patient_counts_once_over_seeds_that_test_the_same_rows() -> None:
     """Five patients, all better: the smallest p is that of 5 signs, 2 of 32, however many seeds there are."""
     patients = {"a": [0, 0, 1, 2, 3, 4]}
-    good = [outcome(patients, {"a": [True] * 6}) for _ in range(6)]
-    bad = [outcome(patients, {"a": [False] * 6}) for _ in range(6)]
+    good = [replace(outcome(patients, {"a": [True] * 6}), seed=seed) for seed in range(6)]
+    bad = [replace(outcome(patients, {"a": [False] * 6}), seed=seed) for seed in range(6)]
     assert p_value(good, bad) == pytest.approx(1 / 16, abs=0.01)
-    drawn_anew = [replace(each, cohort=seed) for seed, each in enumerate(good)]
+    drawn_anew = [replace(each, cohort=each.seed) for each in good]
     assert p_value(drawn_anew, bad) < 0.001
 
 
