@@ -29,7 +29,7 @@ from medfedvqa.federation.launch import Launch, plan, write_sites
 from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
-from medfedvqa.models import bundled_for, load_backbone, seen_by
+from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
 
 OUTCOME = "outcome.json"
 UNION = "all sites"
@@ -54,6 +54,13 @@ class Grid:
     budget: Mapping[str, Any]
     sites: tuple[str, ...]
     backbone: str = ""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
+
+    @property
+    def store(self) -> FeatureStore | None:
+        """The store in that folder. Raises `ConfigError`."""
+        return None if self.cache is None else FeatureStore(self.cache)
 
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
@@ -159,7 +166,7 @@ def _federated(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
         return data[site]
 
     began = time.process_time()
-    with closing(LocalEngine(sites, job, "benchmark", load_data=load)) as engine:
+    with closing(LocalEngine(sites, job, "benchmark", load_data=load, store=grid.store)) as engine:
         results = serve_job(job, grid.sites, engine.call, folder, "local")
     return _outcome(grid, launch, results, time.process_time() - began, seed)
 
@@ -170,10 +177,9 @@ def _centralised(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
     if not isinstance(method, Alone):
         raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
     data = _data(grid, seed)
-    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
-    state, began = method.setup(everywhere), time.process_time()
-    for number in range(1, method.config.rounds + 1):
-        state, _ = method.train(everywhere, state, {}, number)
+    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone).storing(grid.store), "cpu", seed)
+    began = time.process_time()
+    state = method.trained_alone(everywhere, method.config.rounds)
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
     seconds = (time.process_time() - began) / method.config.rounds
     right = state[RIGHT].split([len(each.test) for each in data.values()])
