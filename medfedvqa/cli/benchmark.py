@@ -45,6 +45,10 @@ def benchmark(
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
     ] = "",
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
         "benchmark"
     ),
@@ -53,6 +57,7 @@ def benchmark(
 ) -> None:
     """Compare systems on the same data, backbone, budget and statistics. Stop at any time; it resumes."""
     from medfedvqa.cli.run import announced
+    from medfedvqa.cli.tune import chosen
 
     progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
     from medfedvqa.atomic_files import write_whole
@@ -62,7 +67,7 @@ def benchmark(
     from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_backbone
+    from medfedvqa.library.job_options import backbone_for, check_backbone
 
     check_folder(out)
     reader, root = find_root(data, data_root)
@@ -72,13 +77,14 @@ def benchmark(
         check_backbone(backbone)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     check_budget(systems, changes)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(backbone, reader))
     settings = BUDGET | changes
     if scale:
-        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone)
+        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone, cache)
         path = _scale(progress, numbers(scale), grid, workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
-    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone)
+    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone, cache)
     _complete(progress, grid, workers)
     results = outcomes(grid)
     write_whole(out / TABLE, markdown(grid, results).encode())
