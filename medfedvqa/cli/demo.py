@@ -61,9 +61,22 @@ def demo(
     if as_json or quiet:
         return
     console = Terminal()
-    for text in explained(results):
+    for text in (training_length(results), *explained(results)):
         console.print(sentence(text), highlight=False, soft_wrap=True)
     typer.echo(NEXT.format(out=out, activate=activation()))
+
+
+def training_length(results: dict[str, Any]) -> str:
+    """How many rounds the demo trained for, and which of them had the best mean validation accuracy."""
+    from statistics import fmean
+
+    from medfedvqa.evaluation.accuracy import percent
+    from medfedvqa.evaluation.flatness import rounds_since_best
+
+    curve = [fmean(record["accuracy"].values()) for record in results["rounds"]]
+    best = len(curve) - rounds_since_best(curve)
+    rounds = f"{len(curve)} of at most {results['rounds_planned']} rounds"
+    return f"Training ended after {rounds}; round {best} was best on validation rows, {percent(max(curve))} right."
 
 
 def activation() -> str:

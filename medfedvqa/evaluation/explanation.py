@@ -26,11 +26,11 @@ def explained(results: Mapping[str, Any]) -> list[str]:
     if alone:
         sentences.append(
             f"What training alone gives: each site's model, trained without the others, is right in {_cell(alone)}, "
-            f"{_gain(alone, free)} over what is free{_judged(alone, free)}."
+            f"{_gain(alone, free)} against what is free{_judged(alone, free)}."
         )
     against, of = (alone, "training alone") if alone else (free, "what is free")
     sentences.append(
-        f"What sharing adds: {results['method']} is right in {_cell(average)}, {_gain(average, against)} over {of}"
+        f"What sharing adds: {results['method']} is right in {_cell(average)}, {_gain(average, against)} against {of}"
         f"{_judged(average, against)}."
     )
     return sentences

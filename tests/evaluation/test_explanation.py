@@ -27,20 +27,20 @@ def test_each_sentence_has_its_figures_and_says_where_a_difference_is_not_shown(
     assert (
         free.startswith("What is free: the most frequent answer to the same question") and "60.0 % [55.1, 64.7]" in free
     )
-    assert "80.0 % [75.8, 83.6]" in alone and "+20.0 points [13.7, 26.1] over what is free." in alone
-    assert "81.0 %" in shared and "over training alone, which these test rows do not tell apart from none." in shared
+    assert "80.0 % [75.8, 83.6]" in alone and "+20.0 points [13.7, 26.1] against what is free." in alone
+    assert "81.0 %" in shared and "against training alone, which these test rows do not tell apart from none." in shared
 
 
 def test_a_loss_is_called_one() -> None:
     """With its sign, and without the words that there is no difference."""
     *_, shared = explained(results(240, 320, 200))
-    assert "-30.0 points" in shared and shared.endswith("over training alone.")
+    assert "-30.0 points" in shared and shared.endswith("against training alone.")
 
 
 def test_missing_figures_give_no_sentence() -> None:
     """Without training alone, sharing is compared with what is free; with scores that stay at the sites, nothing is."""
     two = explained(results(240, None, 324))
-    assert len(two) == 2 and "over what is free." in two[1]
+    assert len(two) == 2 and "against what is free." in two[1]
     assert explained(results(240, 320, None)) == []
     assert "the most frequent answer, which" in explained(results(240, 320, 324, majority=250))[0]
 
