@@ -10,7 +10,7 @@ from medfedvqa.cli.run import announced, finish, watched
 
 METHOD = "prompt_pfl"
 DEMO_OPTIONS: dict[str, Any] = {
-    "rounds": 20, "local_epochs": 2, "batch_rows": 32, "learning_rate": 0.003, "decay": 0.3, "decay_every": 8,
+    "rounds": 30, "local_epochs": 2, "batch_rows": 32, "learning_rate": 0.003, "decay": 0.3, "decay_every": 8,
     "blocks": 2, "keep": "best",
 }  # fmt: skip
 """Prompts in the last two blocks: what lies below is computed once. The paper's prompts in all blocks and 30 rounds of
