@@ -23,7 +23,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
-from medfedvqa.models import bundled_for, load_backbone, seen_by
+from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
@@ -48,6 +48,13 @@ class Grid:
     budget: Mapping[str, Any]
     sites: tuple[str, ...]
     backbone: str = ""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
+
+    @property
+    def store(self) -> FeatureStore | None:
+        """The store in that folder. Raises `ConfigError`."""
+        return None if self.cache is None else FeatureStore(self.cache)
 
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
@@ -184,7 +191,10 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     data = _data(grid, seed, system.pictures)
-    outcome = centralised(job, data, seed) if system.centralised else federated(job, grid.root, folder, data)[0]
+    if system.centralised:
+        outcome = centralised(job, data, seed, grid.store)
+    else:
+        outcome = federated(job, grid.root, folder, data, grid.store)[0]
     content = {
         "version": code_version(),
         "job": job.to_dict(),

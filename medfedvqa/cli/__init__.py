@@ -9,11 +9,12 @@ from medfedvqa.cli.lazy import NAMES_OF_HELP, Source, group_of
 from medfedvqa.cli.missing import SENTENCE, is_missing_extra
 
 COMMANDS = {
-    "demo": Source("run", "demo"),
+    "demo": Source("demo", "demo"),
     "run": Source("run", "run"),
     "methods": Source("methods", "methods"),
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),
+    "tune": Source("tune", "tune"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest"),
     "pretrain": Source("pretrain", "pretrain"),

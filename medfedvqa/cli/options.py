@@ -100,6 +100,14 @@ OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep outputs of the frozen backbone in this folder, for later runs on this machine. They are as personal "
+        "as the pictures.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")

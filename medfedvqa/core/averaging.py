@@ -102,6 +102,11 @@ class Averaging(Alone[Config]):
         return self._shares_head or self.config.tuning != "classifier"
 
     @property
+    def silent(self) -> bool:
+        """See `Alone.silent`."""
+        return not self.shares
+
+    @property
     def on_shares(self) -> Mapping[str, OnShares]:
         """See `Method.on_shares`: every training task ends in a mean."""
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)

@@ -25,6 +25,9 @@ from privacy.secagg import MINIMUM
 State = dict[str, Any]
 """A site's state between tasks: tensors and plain values, nested in dicts."""
 
+Handler = Callable[[Site, State, Tensors, int], tuple[State, Tensors]]
+"""Maps a site, its state, the received message and the round to the new state and the reply."""
+
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
 """Travels with every message that costs epsilon. It follows from the job's settings alone."""
 
@@ -226,8 +229,12 @@ class Method(ABC, Generic[Config]):
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Runs the handler of a declared task: it maps state and message to state and message."""
-        handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
-        return handler(site, state, received, round)
+        return self.handler(task, site)(site, state, received, round)
+
+    def handler(self, task: TaskSpec, site: Site) -> Handler:
+        """The handler of a declared task at this site: the method of that name."""
+        handler: Handler = getattr(self, task.name)
+        return handler
 
 
 def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:

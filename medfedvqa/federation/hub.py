@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,8 @@ class TaskAnswer:
     task: str
     site: str | None
     """The site that answered; None if the task was sent."""
+    accuracy: float | None = None
+    """With a task that was sent: the released validation accuracy of the last round, mean over sites; None without."""
 
 
 class ServerHub:
@@ -156,7 +159,7 @@ class ServerHub:
         def answered(site: str) -> None:
             self._watch(TaskAnswer(self._round, self._planned, task, site))
 
-        self._watch(TaskAnswer(self._round, self._planned, task, None))
+        self._watch(TaskAnswer(self._round, self._planned, task, None, self._last_accuracy()))
         audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
         replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes))
         replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
@@ -165,6 +168,11 @@ class ServerHub:
         for site, reply in replies.items():
             self._tally.received(site, reply)
         return replies
+
+    def _last_accuracy(self) -> float | None:
+        """The mean over sites of the accuracies that they released in the last finished round, if all of them did."""
+        last = self.history.rounds[-1].accuracy if self.history.rounds else {}
+        return fmean(last.values()) if last.keys() == {*self.sites} else None
 
     def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
         """The answer if it is as the job declares it; None if the job continues without it. Both get a receipt."""

@@ -13,7 +13,7 @@ from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
-from medfedvqa.models import Backbone, load_backbone
+from medfedvqa.models import Backbone, FeatureStore, load_backbone
 from privacy.secagg import InProcessRelay
 
 
@@ -30,7 +30,9 @@ class LocalEngine:
         job_id: str,
         resident: int = 128,
         load_data: LoadData = load_site,
+        store: FeatureStore | None = None,
     ) -> None:
+        """`store`: where outputs of the frozen backbone are kept for other runs of this machine, if anywhere."""
         self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
         # Sites that exchange messages must all stay in memory.
         self._resident = max(resident, len(sites)) if job.secagg else resident
@@ -38,6 +40,7 @@ class LocalEngine:
         self._together = {name for task, how in shared.items() for name in how.joint(task)}
         self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
+        self._store = store
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
@@ -77,7 +80,7 @@ class LocalEngine:
     def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:
         key = name, files.get(name), device
         if key not in self._backbones:
-            self._backbones[key] = load_backbone(name, files, device)
+            self._backbones[key] = load_backbone(name, files, device).storing(self._store)
         return self._backbones[key]
 
     def close(self) -> None:

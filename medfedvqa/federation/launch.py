@@ -19,7 +19,7 @@ from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
-from medfedvqa.models import load_backbone
+from medfedvqa.models import FeatureStore, load_backbone
 from medfedvqa.plugins import allowed
 from privacy import LedgerError
 from privacy.secagg import Identity
@@ -43,6 +43,8 @@ class Launch:
     """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
     ledger: Path | None = None
     """The folder of the ledger for a store's patients; None means the ledger beside the store."""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone for other runs of this machine, for the engine `local` only."""
 
     def ledger_of(self, site: str) -> Path:
         """The folder of a site's ledger. All sites of a store share one."""
@@ -73,6 +75,7 @@ def plan(
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
     device: str = "cpu",
+    cache: Path | None = None,
 ) -> Launch:
     """Check everything that can be checked without training, and write nothing.
 
@@ -89,7 +92,7 @@ def plan(
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, cache)
     if job.dp is not None and job.data == "store" and root is not None:
         try:
             check_binding(root, launch.ledger_of(sites[0]))
@@ -148,7 +151,8 @@ def run(
         receipts = ServerReceipts(
             launch.job.exchange(), launch.out.name, launch.sites, launch.out / SERVER_KEYS, launch.out
         )
-        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(receipts):
+        store = None if launch.cache is None else FeatureStore(launch.cache)
+        with closing(LocalEngine(sites, launch.job, launch.out.name, store=store)) as local, closing(receipts):
             results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, receipts)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.

@@ -106,7 +106,7 @@ class FedDAT(Averaging[FedDATConfig]):
             trainer.step([shared, head], student, draw)
             for other in others:
                 trainer.step([local, head] if config.head_update == "both" else [local], tutor, other)
-        return {"values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
+        return {**state, "values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
 
     def teacher(self, frozen: Values, local: Values) -> Values:
         """The Dual-Adapter Teacher (Eq. 4). Values of `local` outside of its adapter pass through unchanged."""

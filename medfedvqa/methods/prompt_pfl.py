@@ -104,6 +104,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
     config_type = PromptPFLConfig
 
     @property
+    def silent(self) -> bool:
+        """No: every round releases an accuracy, even where no prompts travel."""
+        return False
+
+    @property
     def least_sites(self) -> int:
         """Two sites at least, if they share prompts."""
         return max(super().least_sites, 2 if self.config.sharing else 1)

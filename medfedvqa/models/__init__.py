@@ -14,6 +14,7 @@ from medfedvqa.models.backbone import (
 )
 from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
@@ -38,6 +39,7 @@ __all__ = [
     "Contrast",
     "Depth",
     "EnhancedAttention",
+    "FeatureStore",
     "HeadConfig",
     "NetworkConfig",
     "PairedModel",

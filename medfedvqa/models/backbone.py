@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.prompts import JoinedPrompts
 
 Features = Literal["concat", "product"]
@@ -232,6 +233,10 @@ class Backbone(ABC):
 
         Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
         """
+
+    def storing(self, store: FeatureStore | None) -> "Backbone":
+        """The same backbone, whose caches keep outputs of its frozen part in the store; itself if it keeps none."""
+        return self
 
     @abstractmethod
     def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:

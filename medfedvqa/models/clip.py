@@ -1,7 +1,7 @@
 """CLIP as a backbone: two towers. Each distinct input goes through its tower once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.towers import ImageTower, TextTower
 from privacy import owned
@@ -65,6 +66,8 @@ class ClipBackbone(Backbone):
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
+    store: FeatureStore | None = None
+    """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
 
     @property
     def device(self) -> torch.device:
@@ -77,6 +80,19 @@ class ClipBackbone(Backbone):
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, pictures, questions)
+
+    def storing(self, store: FeatureStore | None) -> "ClipBackbone":
+        return replace(self, store=store)
+
+    def stored(self, tower: str, depth: int, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` returns for these inputs of a tower's frozen part at this depth, from the store if there is one.
+
+        At a depth beyond the last block, the inputs themselves are what is returned, and nothing is kept.
+        """
+        if self.store is None or _raw(self.shape.towers[tower].layers, depth):
+            return make()
+        part = f"{self.digest} {self.mean} {self.std} {tower} {depth} {self.device}"
+        return self.store.recall(part, inputs, make).to(self.device)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         return tuning.call(_features, self.clip, batch, tuning, join)
@@ -156,11 +172,18 @@ class ClipCache:
         self._distinct = DistinctQuestions(questions, backbone.tokenize)
         tokens = self._distinct.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
-        with torch.no_grad():
-            self._pictures = torch.cat(
-                [_picture_start(backbone, image, depth[IMAGE], grey) for grey in torch.split(pictures, CHUNK)]
-            )
-            self._questions = _question_start(text, depth[TEXT], tokens, self._beginnings)
+
+        @torch.no_grad()
+        def picture_starts() -> torch.Tensor:
+            parts = torch.split(pictures, CHUNK)
+            return torch.cat([_picture_start(backbone, image, depth[IMAGE], grey) for grey in parts])
+
+        @torch.no_grad()
+        def question_starts() -> torch.Tensor:
+            return _question_start(text, depth[TEXT], tokens, self._beginnings)
+
+        self._pictures = backbone.stored(IMAGE, depth[IMAGE], pictures, picture_starts)
+        self._questions = backbone.stored(TEXT, depth[TEXT], tokens, question_starts)
 
     @property
     def nbytes(self) -> int:

@@ -31,7 +31,7 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
+from medfedvqa.core.method import Handler, MethodConfig, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import public_pairs
@@ -193,13 +193,18 @@ class CreamFL(Averaging[CreamFLConfig]):
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
         return {**super().setup(site), "projection": projection}
 
-    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Raises `ConfigError` for a task of a modality that the site's model does not see."""
+    @property
+    def silent(self) -> bool:
+        """No: representations go up in every round."""
+        return False
+
+    def handler(self, task: TaskSpec, site: Site) -> Handler:
+        """See `Method.handler`. Raises `ConfigError` for a task of a modality that the site's model does not see."""
         if task.name == "evaluate":
-            return self.evaluate(site, state, received, round)
+            return self.evaluate
         if task.name != _task(self.config.of(site.name).sees):
             raise ConfigError("the server asked for a modality that this site's model does not see: end the job")
-        return self.train(site, state, received, round)
+        return self.train
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Private steps and contrast with the server's representations. The site's representations go up."""
