@@ -125,6 +125,11 @@ CommitteeOption = Annotated[
 GatherOption = Annotated[
     GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
 ]
+MinSitesOption = Annotated[int, typer.Option(help="The job neither begins nor continues with fewer sites.", min=1)]
+WaitForOption = Annotated[
+    int | None,
+    typer.Option(help="A round ends with the answers of this many sites. Default: it waits for all.", min=1),
+]
 MostNormOption = Annotated[
     float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
 ]

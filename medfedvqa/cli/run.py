@@ -92,6 +92,14 @@ def run(
     committee: options.CommitteeOption = None,
     gather: options.GatherOption = "mean",
     most_norm: options.MostNormOption = None,
+    min_sites: options.MinSitesOption = 1,
+    wait_for: options.WaitForOption = None,
+    round_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a round goes on without the sites that are late. Default: no limit.", min=1
+        ),
+    ] = None,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = 1,
     ledger: Annotated[
@@ -122,6 +130,9 @@ def run(
         committee=options.parsed_committee(committee),
         gather=gather,
         most_norm=most_norm,
+        min_sites=min_sites,
+        wait_for=wait_for,
+        round_timeout=round_timeout,
         split=split,
         seed=seed,
         backbone=backbone,

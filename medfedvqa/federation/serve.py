@@ -45,6 +45,7 @@ def serve_job(
         seed=job.seed,
         engine=engine,
         sites=sites,
+        expected=job.terms.sites if job.terms else (),
         rounds_planned=method.config.rounds,
         secagg=job.secagg,
         dp=_privacy(job.dp, method) if job.dp else None,
@@ -54,9 +55,8 @@ def serve_job(
         write_results(out, facts, history, None)
 
     exchange = method.final_exchange(shape_of(job.backbone))
-    hub = _hub(
-        job, method, sites, call, exchange, watch, stop, ended, job.seed, job.backbone, receipts, method.gathering
-    )
+    context = (job.seed, job.backbone, receipts, method.gathering, job.quorum_rule())
+    hub = _hub(job, method, sites, call, exchange, watch, stop, ended, *context)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:

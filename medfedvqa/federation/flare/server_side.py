@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ class _Heartbeats:
 
 
 class _Caller:
-    """Sends tasks through a FLARE controller and waits for all answers, except those of sites without heartbeats."""
+    """Sends tasks through a FLARE controller and waits for a call's quorum, and for no site without heartbeats."""
 
     def __init__(
         self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heartbeats: _Heartbeats | None
@@ -105,7 +105,7 @@ class _Caller:
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Engine`."""
-        answers = _TaskAnswers(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
+        answers = _TaskAnswers(call, partial(self._not_waited_for, call.excused))
         tasks = {
             site: answers.task(call.task, site, pack(call.round, tensors, call.audit_bytes.get(site, b"")))
             for site, tensors in call.messages.items()
@@ -131,22 +131,30 @@ class _Caller:
 class _TaskAnswers:
     """The answers to one task, which arrive on FLARE's threads."""
 
-    def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
+    def __init__(self, call: TaskCall, excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
-        self._waiting, self._answered, self._excused = waiting, answered, excused
+        self._waiting, self._answered, self._excused = set(call.messages), call.answered, excused
+        self._quorum, self._began = call.quorum, time.monotonic()
+        self._taken, self._dead = set[str](), set[str]()
+        """Sites that took the task, and those that FLARE has given up."""
         self._failure: FederationError | None = None
         self._closed = False
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
         """A FLARE task whose answer arrives here."""
-        done = partial(self._done, site)
-        task = Task(name=name, data=message, result_received_cb=self._received, task_done_cb=done)
+        taken, done = partial(self._took, site), partial(self._done, site)
+        task = Task(
+            name=name, data=message, after_task_sent_cb=taken, result_received_cb=self._received, task_done_cb=done
+        )
         task.client_tasks = _UniqueAssignments()
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait at most `seconds` for all answers but the excused. Raises `FederationError` as soon as a site fails."""
+        """Wait at most `seconds` for the quorum, or all answers but the excused.
+
+        Raises `FederationError` as soon as a site fails.
+        """
         with self._change:
             self._change.wait_for(lambda: self._failure or self._enough(), seconds)
             if self._failure:
@@ -160,7 +168,15 @@ class _TaskAnswers:
             return sorted(self._waiting)
 
     def _enough(self) -> bool:
-        return self._waiting <= set(self._excused(self.replies))
+        seconds = time.monotonic() - self._began
+        if self._quorum.reached(len(self.replies), seconds):
+            return True
+        excused = self._quorum.excused(self._taken, seconds)
+        return self._waiting <= {*self._excused(self.replies), *excused, *self._dead}
+
+    def _took(self, site: str, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        with self._change:
+            self._taken.add(site)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
@@ -185,7 +201,11 @@ class _TaskAnswers:
             self._change.notify_all()
 
     def _done(self, site: str, task: Task, fl_ctx: FLContext) -> None:
-        if task.completion_status not in (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED):
+        if task.completion_status == TaskCompletionStatus.CLIENT_DEAD:
+            with self._change:
+                self._dead.add(site)
+                self._change.notify_all()
+        elif task.completion_status not in (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED):
             self._fail(f"site '{site}' did not answer: {task.completion_status.value}")
 
     def _fail(self, reason: str) -> None:
