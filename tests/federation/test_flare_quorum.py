@@ -1,6 +1,7 @@
 """A provisioned federation that loses a site and gets it back: real kits, mutual TLS, real kills."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,3 +90,22 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: LoopbackFeder
     assert first["seconds"] < TIMEOUT + 15 and first["accuracy"] == {}
     sent = {e.round for e in read(log) if e.job == job_id and e.outcome == "sent"}
     assert max(missed) + 1 in sent and all(verify(federation.kits / name / "audit").ok for name in SITES)
+
+
+def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: LoopbackFederation, tmp_path: Path) -> None:
+    """The server's process is halted while its status is asked for; the job finishes as if it had not been."""
+    options = {**JOB.options, "rounds": 2}
+    export_job(JOB.model_copy(update={"options": options, "seed": 1, "round_timeout": 300.0}), tmp_path / "job")
+    job_id = federation.submit(tmp_path / "job")
+    (server,) = federation.processes("localhost", job=False)
+    server.suspend()
+    resume = threading.Timer(20.0, server.resume)
+    resume.start()
+    try:
+        began = time.monotonic()
+        assert federation.status(job_id)
+        assert time.monotonic() - began > 10
+    finally:
+        resume.join()
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    assert json.loads((federation.results(job_id) / "results.json").read_text())["status"] == "finished"
