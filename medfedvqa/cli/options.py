@@ -62,6 +62,14 @@ MethodArgument = Annotated[
         help="The name of a method; `medfedvqa methods` lists them.", autocompletion=method_words, show_default=False
     ),
 ]
+OptionalMethodArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a method; `medfedvqa methods` lists them. Only --resume does without.",
+        autocompletion=method_words,
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     str,
     typer.Option(

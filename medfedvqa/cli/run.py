@@ -9,8 +9,10 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
+from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import Terminal
     from medfedvqa.federation.launch import Launch
 
@@ -65,7 +67,7 @@ def _activation() -> str:
 
 
 def run(
-    method: options.MethodArgument,
+    method: options.OptionalMethodArgument = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
     engine: Annotated[
@@ -108,10 +110,19 @@ def run(
     out: options.OutOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Continue a run of the engine local whose process was killed."),
+    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
+    if resume is not None:
+        _resume(method, resume, plugin, module, as_json, quiet)
+        return
+    if not method:
+        raise ConfigError("name a method, as in `medfedvqa run fedavg`; `medfedvqa methods` lists them")
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root
@@ -154,6 +165,24 @@ def run(
     _finish(launch, results, as_json, quiet)
 
 
+def _resume(
+    method: str, folder: Path, plugin: list[str] | None, module: list[str] | None, as_json: bool, quiet: bool
+) -> None:
+    """Continue the run in a folder."""
+    if method:
+        raise ConfigError("the folder of --resume says what is run: leave out the method and its options")
+    progress = announced(f"medfedvqa run --resume {folder}: loading PyTorch", quiet)
+    from medfedvqa.federation.launch import Launch
+    from medfedvqa.federation.launch import resume as resume_launch
+
+    allow_plugins(plugin)
+    import_modules(module, "local")
+    launch = Launch.read(folder)
+    with _stages(launch, progress) as (stages, stop):
+        results = resume_launch(folder, stages.watch, stop)
+    _finish(launch, results, as_json, quiet)
+
+
 def announced(text: str, quiet: bool) -> "Terminal":
     """The console for progress. Its first line is printed before anything slow is imported."""
     from importlib.util import find_spec
@@ -169,7 +198,6 @@ def announced(text: str, quiet: bool) -> "Terminal":
 
 def _watched(launch: "Launch", engine: options.EngineName, progress: "Terminal") -> dict[str, Any]:
     """Run the launch while its stages are shown, and return its results."""
-    from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import plain
     from medfedvqa.federation.launch import run as run_launch
 
@@ -179,10 +207,20 @@ def _watched(launch: "Launch", engine: options.EngineName, progress: "Terminal")
     progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
-    config = job.build().config
-    baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
-    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+    with _stages(launch, progress) as (stages, stop):
         return run_launch(launch, engine, stages.watch, stop)
+
+
+@contextmanager
+def _stages(launch: "Launch", progress: "Terminal") -> Iterator[tuple["Stages", Callable[[], bool]]]:
+    """Shows the stages of a launch; also yields whether the user has asked to stop."""
+    from medfedvqa.cli.progress import Stages
+
+    config = launch.job.build().config
+    baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
+    count = len(launch.sites)
+    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+        yield stages, stop
 
 
 def _finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:

@@ -11,6 +11,7 @@ from audits import Exchange, MessageRefused
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
+from medfedvqa.federation.journal import Journal, RecordedCall
 from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts
 from privacy import AggregationError, Gathering, Reliability, mix
@@ -84,19 +85,21 @@ class ServerHub:
         receipts: ServerReceipts | None = None,
         gathering: Gathering = MEAN,
         rule: QuorumRule = ALL_ANSWER,
+        journal: Journal | None = None,
     ) -> None:
         """`exchange` declares what travels in the job; every answer is checked against it before anything is computed.
 
         The hub calls `watch` with each event of progress, `stop` between rounds, and `ended` with the history after
         each round. `seed` is the job's and `backbone` the name of its backbone. `receipts` logs what sites send and
         passes on their audit checkpoints. `gathering` is the rule by which means are taken, and `rule` says what
-        becomes of sites that do not answer.
+        becomes of sites that do not answer. `journal` holds the calls of the process that this one continues.
         """
         self.sites, self.seed = sites, seed
         self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
         self._receipts, self._exchange, self._gathering, self._quorum_rule = receipts, exchange, gathering, rule
+        self._journal, self._recalled = journal or Journal(), 0.0
         self._absent: set[str] = set()
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
@@ -108,12 +111,12 @@ class ServerHub:
         """Rounds 1 to `count`, each recorded when it ends. No round begins once `stop` returns true."""
         self._planned = count
         for number in range(1, count + 1):
-            if self._stop():
+            if self._stop() and not self._journal.recalls:
                 return
-            self._round, self._tally = number, _Tally(self.sites)
+            self._round, self._tally, self._recalled = number, _Tally(self.sites), 0.0
             began = time.monotonic()
             yield number
-            self._record(time.monotonic() - began)
+            self._record(time.monotonic() - began + self._recalled)
             self._tally = _Tally(self.sites)
             self.history.closing_up, self.history.closing_down = self._tally.up, self._tally.down
             self.history.closing_missing = self._tally.missing
@@ -197,10 +200,27 @@ class ServerHub:
         excused: Excused = excuse_none,
         quorum: Quorum = NOBODY_MISSES,
     ) -> dict[str, Reply]:
-        """Call one task, report progress, and check and count the answers.
+        """Call one task, report progress, and check, count and record the answers.
 
-        Raises `FederationError` naming a site whose answer is refused.
+        A call that the journal holds is not made again. Raises `FederationError` naming a site whose answer is refused.
         """
+        if recorded := self._journal.recall(task, self._round, messages):
+            replies = {site: Reply(*answer) for site, answer in recorded.answers.items()}
+            self._recalled += recorded.seconds
+        else:
+            began = time.monotonic()
+            replies = self._asked(task, messages, excused, quorum)
+            answers = {site: (reply.tensors, reply.seconds) for site, reply in replies.items()}
+            call = RecordedCall(answers, time.monotonic() - began)
+            self._journal.record(task, self._round, messages, call)
+        for site, message in messages.items():
+            self._tally.sent(site, message)
+        for site, reply in replies.items():
+            self._tally.received(site, reply)
+        return replies
+
+    def _asked(self, task: str, messages: Mapping[str, Tensors], excused: Excused, quorum: Quorum) -> dict[str, Reply]:
+        """The checked answers of the sites that answer."""
 
         def answered(site: str) -> None:
             self._watch(TaskAnswer(self._round, self._planned, task, site))
@@ -208,12 +228,7 @@ class ServerHub:
         self._watch(TaskAnswer(self._round, self._planned, task, None))
         audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
         replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes, quorum))
-        replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
-        for site, message in messages.items():
-            self._tally.sent(site, message)
-        for site, reply in replies.items():
-            self._tally.received(site, reply)
-        return replies
+        return {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
 
     def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
         """The answer if it is as the job declares it; None if the job continues without it. Both get a receipt."""

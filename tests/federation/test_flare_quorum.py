@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from audits import Event, read, verify
+from audits import Event, VerdictState, examine, read, verify
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
@@ -109,3 +109,27 @@ def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: Loopback
         resume.join()
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert json.loads((federation.results(job_id) / "results.json").read_text())["status"] == "finished"
+
+
+def test_a_job_whose_server_process_is_killed_goes_on(federation: LoopbackFederation, tmp_path: Path) -> None:
+    """SIGKILL of the server's process of the job, in round 2 and again in round 4: another one continues from the
+    journal, no round is lost or done twice, and the sites' logs agree with the server's receipts."""
+    options = {**JOB.options, "rounds": 6}
+    export_job(JOB.model_copy(update={"options": options, "seed": 2, "round_timeout": 120.0}), tmp_path / "job")
+    job_id = federation.submit(tmp_path / "job")
+    for number in (2, 4):
+        wait_for(lambda number=number: len(rounds(federation, job_id)) >= number)
+        (process,) = federation.processes("localhost", job=True)
+        process.kill()
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    out = federation.results(job_id)
+    results = json.loads((out / "results.json").read_text())
+    assert results["status"] == "finished" and [record["round"] for record in results["rounds"]] == [1, 2, 3, 4, 5, 6]
+    assert not any(record["missing"] for record in results["rounds"]) and results["missing_at_end"] == []
+    for name in SITES:
+        entries = [e for e in read(federation.kits / name / "audit") if e.job == job_id]
+        trained = [e.round for e in entries if e.event is Event.RECEIVE and e.task != "evaluate"]
+        assert sorted(set(trained)) == [1, 2, 3, 4, 5, 6]
+        others = [federation.kits / other / "audit" for other in SITES if other != name]
+        verdicts = examine(federation.kits / name / "audit", name, [out, *others]).verdicts()
+        assert {title: verdict.state for title, verdict in verdicts}["consistency"] is VerdictState.SHOWN

@@ -22,9 +22,10 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
-from medfedvqa.federation.flare.progress import write_event
+from medfedvqa.federation.flare.progress import has_events, write_event
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
@@ -65,9 +66,15 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
+    if spec.secagg and has_events(out):
+        # An attempt's randomness must not serve twice, so that there is no journal to continue from.
+        controller.system_panic("the server's process died in a job on shares: submit the job anew", fl_ctx)
+        return
+    journal = Journal(out / JOURNAL) if engine == "provisioned" and not spec.secagg else None
     try:
         with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
-            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, receipts)
+            watch = partial(write_event, out)
+            serve_job(spec, sites, caller.call, out, engine, watch, _stop_asked, receipts, journal)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
