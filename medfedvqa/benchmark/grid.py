@@ -70,6 +70,7 @@ class Grid:
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,
+                "round_timeout": None,
             }
         )
 

@@ -27,6 +27,10 @@ KIT = {
     "prepare": Source("kit", "prepare_command"),
     "root": Source("kit", "root_command"),
 }
+PEERS = {
+    "add": Source("peers", "add_command"),
+    "verify": Source("peers", "verify_command"),
+}
 AUDIT = {
     "verify": Source("audit", "verify_command"),
     "show": Source("audit", "show_command"),
@@ -54,6 +58,7 @@ PRIVACY = {
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, and keys that stay."),
+    "peers": (PEERS, "Other sites' keys for secure aggregation: pinned, and compared by phone."),
     "audit": (AUDIT, "What left each site, and whether its log is whole."),
     "privacy": (PRIVACY, "What jobs cost, and what each site has spent of its patients' privacy."),
 }

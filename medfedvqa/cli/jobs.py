@@ -29,7 +29,11 @@ def export_command(
     committee: options.CommitteeOption = None,
     gather: options.GatherOption = "mean",
     most_norm: options.MostNormOption = None,
-    min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
+    min_sites: options.MinSitesOption = 1,
+    wait_for: options.WaitForOption = None,
+    round_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a round goes on without the sites that have not answered.", min=1)
+    ] = 600.0,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
@@ -59,6 +63,8 @@ def export_command(
         "gather": gather,
         "most_norm": most_norm,
         "min_sites": min_sites,
+        "wait_for": wait_for,
+        "round_timeout": round_timeout,
     }
     spec = checked_job(job)
     if kit or site:

@@ -62,6 +62,14 @@ MethodArgument = Annotated[
         help="The name of a method; `medfedvqa methods` lists them.", autocompletion=method_words, show_default=False
     ),
 ]
+OptionalMethodArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a method; `medfedvqa methods` lists them. Only --resume does without.",
+        autocompletion=method_words,
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     str,
     typer.Option(
@@ -132,6 +140,11 @@ CommitteeOption = Annotated[
 ]
 GatherOption = Annotated[
     GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
+]
+MinSitesOption = Annotated[int, typer.Option(help="The job neither begins nor continues with fewer sites.", min=1)]
+WaitForOption = Annotated[
+    int | None,
+    typer.Option(help="A round ends with the answers of this many sites. Default: it waits for all.", min=1),
 ]
 MostNormOption = Annotated[
     float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")

@@ -9,14 +9,16 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
+from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import Terminal
     from medfedvqa.federation.launch import Launch
 
 
 def run(
-    method: options.MethodArgument,
+    method: options.OptionalMethodArgument = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
     engine: Annotated[
@@ -43,6 +45,14 @@ def run(
     committee: options.CommitteeOption = None,
     gather: options.GatherOption = "mean",
     most_norm: options.MostNormOption = None,
+    min_sites: options.MinSitesOption = 1,
+    wait_for: options.WaitForOption = None,
+    round_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a round goes on without the sites that are late. Default: no limit.", min=1
+        ),
+    ] = None,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = 1,
     cache: options.CacheOption = None,
@@ -52,10 +62,19 @@ def run(
     out: options.OutOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Continue a run of the engine local whose process was killed."),
+    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
+    if resume is not None:
+        _resume(method, resume, plugin, module, as_json, quiet)
+        return
+    if not method:
+        raise ConfigError("name a method, as in `medfedvqa run fedavg`; `medfedvqa methods` lists them")
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root
@@ -74,6 +93,9 @@ def run(
         committee=options.parsed_committee(committee),
         gather=gather,
         most_norm=most_norm,
+        min_sites=min_sites,
+        wait_for=wait_for,
+        round_timeout=round_timeout,
         split=split,
         seed=seed,
         backbone=backbone,
@@ -93,6 +115,24 @@ def run(
     if not data and root is None:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)
     results = watched(launch, engine, progress)
+    finish(launch, results, as_json, quiet)
+
+
+def _resume(
+    method: str, folder: Path, plugin: list[str] | None, module: list[str] | None, as_json: bool, quiet: bool
+) -> None:
+    """Continue the run in a folder."""
+    if method:
+        raise ConfigError("the folder of --resume says what is run: leave out the method and its options")
+    progress = announced(f"medfedvqa run --resume {folder}: loading PyTorch", quiet)
+    from medfedvqa.federation.launch import Launch
+    from medfedvqa.federation.launch import resume as resume_launch
+
+    allow_plugins(plugin)
+    import_modules(module, "local")
+    launch = Launch.read(folder)
+    with _stages(launch, progress) as (stages, stop):
+        results = resume_launch(folder, stages.watch, stop)
     finish(launch, results, as_json, quiet)
 
 
@@ -117,7 +157,6 @@ def watched(
     `patience`: the rounds without a better released validation accuracy, mean over sites, after which no new round
     begins; None trains for all rounds.
     """
-    from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import plain
     from medfedvqa.federation.launch import run as run_launch
 
@@ -127,11 +166,21 @@ def watched(
     progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
-    config = job.build().config
-    baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
-    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+    with _stages(launch, progress) as (stages, stop):
         ended = stop if patience is None else lambda: stop() or stages.is_flat(patience)
         return run_launch(launch, engine, stages.watch, ended)
+
+
+@contextmanager
+def _stages(launch: "Launch", progress: "Terminal") -> Iterator[tuple["Stages", Callable[[], bool]]]:
+    """Shows the stages of a launch; also yields whether the user has asked to stop."""
+    from medfedvqa.cli.progress import Stages
+
+    config = launch.job.build().config
+    baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
+    count = len(launch.sites)
+    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+        yield stages, stop
 
 
 def finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:

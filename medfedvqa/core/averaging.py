@@ -118,6 +118,11 @@ class Averaging(Alone[Config]):
         return self.shares
 
     @property
+    def rejoins(self) -> bool:
+        """See `Method.rejoins`: a site starts each round from the mean, unless its first round differs from others."""
+        return type(self).start is Averaging.start
+
+    @property
     def bystanders(self) -> int:
         """The number of sites that only test."""
         return len(self.config.unseen)

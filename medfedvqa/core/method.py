@@ -85,6 +85,13 @@ class Method(ABC, Generic[Config]):
         return False
 
     @property
+    def rejoins(self) -> bool:
+        """Whether a site that missed rounds may take part in the next: every task's message holds all that it needs of
+        them, and the server keeps nothing for each site. A site that misses a round of another method is left out for
+        the rest of the job."""
+        return False
+
+    @property
     def bystanders(self) -> int:
         """The number of the job's sites that upload nothing."""
         return 0

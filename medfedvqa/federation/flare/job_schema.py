@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from medfedvqa.bounds import (
     FINGERPRINT,
     MOST_ANSWERS,
+    MOST_SECONDS,
     MOST_SEED,
     MOST_SITES,
     MOST_WEIGHT,
@@ -100,6 +101,8 @@ class JobFields(_StrictSchema):
     dp: PrivacyFields | None
     secagg: bool
     min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
+    wait_for: Annotated[int, Field(ge=1, le=MOST_SITES)] | None = None
+    round_timeout: Annotated[float, Field(ge=1, le=MOST_SECONDS)] | None = None
     committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
     terms: TermsFields | None = None
     gather: Literal["mean", "trimmed", "median"] = "mean"
