@@ -148,6 +148,10 @@ class Table:
         """Whether the column has a word that is long enough to be broken anywhere."""
         return any(len(word) > LONG_WORD for row in self.rows for word in words(row.cells[column]).split())
 
+    def signed(self, column: int) -> bool:
+        """Whether people write into the column by hand."""
+        return any(row.cells[column] == ("",) for row in self.rows)
+
     def title(self, column: int) -> str:
         return self.columns[column].removeprefix("#")
 
@@ -221,6 +225,11 @@ class Document:
 
 def cell(content: Content) -> Cell:
     return content if isinstance(content, tuple) else (content,)
+
+
+def stack(*contents: Content) -> Cell:
+    """Several contents in one cell, each on a line of its own."""
+    return tuple(part for content in contents for part in (Break(), *cell(content)))[1:]
 
 
 def row(*contents: Content, anchor: str | None = None) -> TableRow:

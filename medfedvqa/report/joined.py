@@ -20,6 +20,7 @@ from medfedvqa.report.blocks import (
     figure,
     moment,
     row,
+    stack,
     table,
     words,
 )
@@ -59,14 +60,12 @@ def _claims(joined: JoinedReport) -> Section:
         joined.sites,
         {
             "Site": lambda site: site.site,
-            "Claim": lambda site: "made" if site.claimed else "not made",
-            "#Epsilon": lambda site: at_most(site.epsilon),
-            "#Delta": lambda site: figure(site.delta),
+            "Claim, job": lambda site: stack("made" if site.claimed else "not made", site.state),
+            "#Epsilon, delta": lambda site: stack(at_most(site.epsilon), figure(site.delta)),
             "#GDP mu": lambda site: figure(site.mu),
             "Aggregation": lambda site: site.aggregation,
             "#Attacks prove": lambda site: at_least(site.lower_bound),
             "State": lambda site: state("broken" if site.broken else "not shown" if site.not_shown else "shown"),
-            "Job": lambda site: site.state,
         },
         "No site reports.",
     )

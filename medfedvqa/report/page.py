@@ -119,7 +119,8 @@ class _Page:
         columns = range(len(table.columns))
         looks = [_look(table, column) for column in columns]
         heads = (tag("th", _text(table.title(column)), scope="col", class_=looks[column]) for column in columns)
-        rows = (self._row(row, looks) for row in table.rows)
+        titles = [table.title(column) for column in columns]
+        rows = (self._row(row, titles, looks) for row in table.rows)
         whole = tag(
             "table",
             _line("caption", _text(table.caption), id=name),
@@ -129,15 +130,15 @@ class _Page:
         scrolls = "long scroll" if len(table.rows) > LONG_TABLE else "scroll"
         return _line("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
 
-    def _row(self, row: TableRow, looks: Sequence[str | None]) -> Html:
+    def _row(self, row: TableRow, titles: Sequence[str], looks: Sequence[str | None]) -> Html:
+        """A row; on a phone it becomes a card, in which each cell has its column's title before it."""
         first, *others = (self._cell(cell) for cell in row.cells)
+        cells = [
+            tag("td", *cell, class_=look, data_title=_text(title))
+            for cell, title, look in zip(others, titles[1:], looks[1:], strict=True)
+        ]
         head = tag("th", *first, scope="row", class_=looks[0])
-        return _line(
-            "tr",
-            head,
-            *(tag("td", *cell, class_=look) for cell, look in zip(others, looks[1:], strict=True)),
-            id=row.anchor and _text(row.anchor),
-        )
+        return _line("tr", head, *cells, id=row.anchor and _text(row.anchor))
 
     def _cell(self, cell: Cell) -> list[Child]:
         return [self._inline(part) for part in cell]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
+from pypdf.generic import ArrayObject
 
 from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
@@ -294,19 +295,52 @@ def test_the_pdf_has_a_title_bookmarks_and_the_claim(report: Report, reader: Pdf
     assert list(bookmarks)[:13] == HEADINGS
     first = reader.pages[0].extract_text()
     assert " ".join(report.sections.claim.sentence.split()) in " ".join(first.split())
-    assert all(re.search(rf"{re.escape(name)}\s+{sheet}\b", first) for name, sheet in bookmarks.items())
+    assert all(re.search(rf"{re.escape(name)}[\s.]+{sheet}\b", first) for name, sheet in bookmarks.items())
     whole = "\n".join(sheet.extract_text() for sheet in reader.pages)
     assert f"{len(reader.pages)} / {len(reader.pages)}" in whole
     assert report.sections.identity.log_root in whole and "Attacks on synthetic patients" in whole
 
 
 def test_links_of_the_pdf_lead_to_their_rows(reader: PdfReader) -> None:
-    """Every link has a place, and that of a log entry is in the table of them."""
-    links = (annotation.get_object() for sheet in reader.pages for annotation in sheet.get("/Annots", []))
-    names = {str(link["/Dest"]) for link in links}
-    assert names <= set(reader.named_destinations) and {"entry-2", "record-4", "E"} <= names
-    sheet = reader.get_destination_page_number(reader.named_destinations["entry-2"])
-    assert "Leaf" in reader.pages[sheet].extract_text()
+    """Every link has a place: a section by its name, a row of the log's table by its page."""
+    links = [annotation.get_object()["/Dest"] for sheet in reader.pages for annotation in sheet.get("/Annots", [])]
+    names = {str(link) for link in links if not isinstance(link, ArrayObject)}
+    assert names <= set(reader.named_destinations) and "E" in names
+    places = [link[0].get_object() for link in links if isinstance(link, ArrayObject)]
+    text = {sheet.indirect_reference.idnum: sheet.extract_text() for sheet in reader.pages if sheet.indirect_reference}
+    led_to = [text[place.indirect_reference.idnum] for place in places]
+    assert any("Leaf" in found for found in led_to) and any("withheld" in found for found in led_to)
+
+
+def test_the_pdf_is_tagged_for_screen_readers(reader: PdfReader) -> None:
+    """It says that it is PDF/UA-1, every table has a row of heads, every plot a description."""
+    root = reader.trailer["/Root"]
+    about = root["/Metadata"].get_data().decode()
+    assert root["/MarkInfo"]["/Marked"] and "<pdfuaid:part>1</pdfuaid:part>" in about
+    elements = list(_elements(root["/StructTreeRoot"]))
+    tables = [[str(part["/S"]) for part in _elements(table)] for table in elements if table["/S"] == "/Table"]
+    assert len(tables) > 20 and all("/TH" in parts for parts in tables)
+    figures = [element for element in elements if element["/S"] == "/Figure"]
+    assert len(figures) == 5 and all(len(figure["/Alt"]) > 20 for figure in figures)
+    assert {"/H1", "/H2", "/Link", "/L"} <= {str(element["/S"]) for element in elements}
+
+
+def test_no_text_of_the_pdf_is_smaller_than_nine_points(reader: PdfReader) -> None:
+    """Text inside plots is part of their pictures."""
+    sizes = set[float]()
+    for sheet in reader.pages:
+        sheet.extract_text(visitor_text=lambda text, _, matrix, font, size: sizes.add(round(abs(matrix[3]) * size, 1)))
+    assert min(sizes - {0.0}) >= 9
+
+
+def _elements(parent: Any) -> Iterator[Any]:
+    """The structure elements below one."""
+    children = parent.get("/K", ())
+    for child in children if isinstance(children, list) else [children]:
+        element = child.get_object()
+        if isinstance(element, dict) and "/S" in element:
+            yield element
+            yield from _elements(element)
 
 
 def _flat(outline: Any) -> Iterator[Any]:
