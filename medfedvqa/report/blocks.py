@@ -200,26 +200,41 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """The sentence under the title, and its tone."""
+
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
 class Document:
     """A whole report, before it becomes HTML or PDF."""
 
     kind: str
     title: str
-    claim: str
-    claimed: bool
+    question: str | None
+    """The heading of the page; none: the title."""
+    lead: Lead
     created: str
     cards: tuple[Card, ...]
+    front: tuple[Section, ...]
+    """The first page, which stands before the list of sections."""
     sections: tuple[Section, ...]
     foot: str
+
+    @property
+    def heading(self) -> str:
+        return self.question or self.title
 
     @property
     def anchors(self) -> frozenset[str]:
         """All anchors that a link can lead to."""
         rows = (row.anchor for table in self.tables() for row in table.rows if row.anchor)
-        return frozenset([*rows, *(section.anchor for section in self.sections)])
+        return frozenset([*rows, *(section.anchor for section in (*self.front, *self.sections))])
 
     def tables(self) -> Iterator[Table]:
-        for section in self.sections:
+        for section in (*self.front, *self.sections):
             yield from (block for block in section.blocks if isinstance(block, Table))
 
 

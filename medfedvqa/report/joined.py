@@ -9,6 +9,7 @@ from medfedvqa.report.blocks import (
     Code,
     Document,
     Facts,
+    Lead,
     Section,
     Table,
     Text,
@@ -43,10 +44,11 @@ def compose_joined(joined: JoinedReport) -> Document:
     return Document(
         kind="Joined privacy-budget reports",
         title=f"Job {bounded(joined.job, NAME)} ({bounded(joined.method, NAME)}) at {len(joined.sites)} sites",
-        claim=joined.sentence,
-        claimed=joined.epsilon is not None,
+        question=None,
+        lead=Lead(joined.sentence, "open" if joined.epsilon is not None else "bad"),
         created=joined.created,
         cards=cards,
+        front=(),
         sections=(*sections, omitted, appendix.digests(sections)),
         foot=f"Format {joined.format}, newest report of {words([moment(joined.created)])} UTC. "
         "A joined report is not signed: "

@@ -60,25 +60,24 @@ class _Setting:
         return {
             "title": f"{title} · {_safe(document.kind)}",
             "running": title,
-            "subject": _safe(document.claim),
+            "subject": _safe(document.lead.text),
             "lang": "en",
             "kind": _safe(document.kind),
-            "claim": _breakable(document.claim),
-            "claimed": document.claimed,
+            "heading": _breakable(document.heading),
+            "lead": _breakable(document.lead.text),
+            "tone": document.lead.tone,
             "cards": [
                 {"title": _safe(card.title), "value": self._cell(card.value), "remark": self._cell(card.remark)}
                 for card in document.cards
             ],
             "foot": _safe(document.foot),
-            "sections": [
-                {
-                    "anchor": section.anchor,
-                    "title": _safe(section.heading),
-                    "blocks": [self._block(block) for block in section.blocks],
-                }
-                for section in document.sections
-            ],
+            "front": [self._section(section) for section in document.front],
+            "sections": [self._section(section) for section in document.sections],
         }
+
+    def _section(self, section: blocks.Section) -> dict[str, Any]:
+        content = [self._block(block) for block in section.blocks]
+        return {"anchor": section.anchor, "title": _safe(section.heading), "blocks": content}
 
     def _block(self, block: Block) -> dict[str, Any]:
         match block:

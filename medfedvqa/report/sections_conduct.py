@@ -294,14 +294,9 @@ def verdicts(report: Report) -> Section:
         tuple(row(e.verdict, e.part, state(e.state), with_links(e.said)) for e in report.evidence.examined),
         "The log was not examined.",
     )
-    signs = Table(
-        "Sign-off, by hand",
-        ("Role", "Confirms", "Name", "Date and signature"),
-        tuple(row(s.role, s.confirms, "", "") for s in section.sign_off),
-        "Nobody is asked to sign.",
-    )
-    worst = Text(("The worst of the rules: ", state(section.state)))
-    return Section("L", "Verdicts and sign-off", (worst, rules, examined, signs))
+    first = Link("first page", "signatures")
+    worst = Text(("The worst of the rules: ", state(section.state), ". Signatures are on the ", first, "."))
+    return Section("L", "Verdicts and sign-off", (worst, rules, examined))
 
 
 def never(report: Report) -> Section:

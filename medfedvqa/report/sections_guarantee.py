@@ -59,22 +59,30 @@ def identity(report: Report) -> Section:
     section = report.sections.identity
     logged = links_to("entry", _seqs(report))
     ledger = Link("ledger", "ledger")
-    run = Link("D", "D") if report.evidence.run else NONE
-    named = (section.backbone, section.backbone_digest and Digest(section.backbone_digest))
-    backbone = [part for part in named if part]
     about = [
-        fact("Report", Digest(section.report), "SHA-256 of the evidence in report.json"),
         fact("Made, UTC", moment(section.created), "the site's clock"),
         fact("Job", f"{section.job} ({section.method}), {section.state}", logged),
         fact("Site", section.site, logged),
         fact("Sites of the job", ", ".join(section.sites) or NONE, "as far as the site knows them"),
-        fact("Signer", Code(section.signer), "the site's verifier key"),
         fact("Log", (section.log_origin, ", ", count(section.log_entries), " entries"), Link("H", "H")),
-        fact("Log root", digest(section.log_root), ("signed checkpoint, ", Link("H", "H"))),
         fact("Ledger", (count(section.ledger_records), " records"), ledger),
-        fact("Ledger head", digest(section.ledger_head), ledger),
+        fact("Digests, keys and code", Link("at the end", "code")),
     ]
-    code = [
+    return Section("A", "Identity", (Facts("What it is of", tuple(about)),))
+
+
+def code(report: Report) -> Section:
+    """The digests of section A, which nobody reads first."""
+    section = report.sections.identity
+    logged, ledger = links_to("entry", _seqs(report)), Link("ledger", "ledger")
+    run = Link("D", "D") if report.evidence.run else NONE
+    named = (section.backbone, section.backbone_digest and Digest(section.backbone_digest))
+    backbone = [part for part in named if part]
+    facts = [
+        fact("Report", Digest(section.report), "SHA-256 of the evidence in report.json"),
+        fact("Signer", Code(section.signer), "the site's verifier key"),
+        fact("Log root", digest(section.log_root), ("signed checkpoint, ", Link("H", "H"))),
+        fact("Ledger head", digest(section.ledger_head), ledger),
         fact("Report's tool", (section.tool, ", code ", Digest(section.tool_code)), "this installation"),
         fact("Code of the job", _both(section.code_versions, section.code_digests), logged),
         fact("Backbone", with_commas(backbone), logged),
@@ -89,8 +97,8 @@ def identity(report: Report) -> Section:
         "No tensor was released.",
     )
     parts = _parts(section.code_parts) if section.code_parts else ()
-    blocks = (Facts("What it is of", tuple(about)), Facts("Code and settings", tuple(code)), *parts, adapter)
-    return Section("A", "Identity", blocks)
+    blocks = (Facts("What identifies it", tuple(facts)), *parts, adapter)
+    return Section("code", "Digests, keys and code", blocks)
 
 
 def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:

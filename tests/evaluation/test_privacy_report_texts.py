@@ -31,7 +31,7 @@ LACKED = st.sampled_from("漢字かな한")
 def bare(*texts: str) -> Document:
     """A report whose only section has a table of these texts."""
     table = Table("Texts", ("Text",), tuple(row(text) for text in texts), "none")
-    return replace(COMPOSED, sections=(Section("texts", "Texts", (table,)),), cards=())
+    return replace(COMPOSED, sections=(Section("texts", "Texts", (table,)),), front=(), cards=())
 
 
 def numbered(text: str) -> str:
@@ -93,7 +93,7 @@ def renamed(name: str) -> Document:
     identity |= {"job": name, "site": name, "sites": [name], "method": name}
     identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
     whole = compose(Report.model_validate_json(json.dumps(told)))
-    return replace(whole, title=name, sections=whole.sections[:2])
+    return replace(whole, title=name, front=(), sections=whole.sections[:2])
 
 
 def test_the_size_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_square() -> None:
@@ -109,7 +109,7 @@ def test_a_report_with_thousands_of_rows_is_set_in_time_that_grows_with_them() -
     cells = [f"tensor{place}" for place in range(7)]
     rows = tuple(row(*cells, anchor=f"entry-{number}") for number in range(5_000))
     sections = (Section("H", "Egress", (Table("Releases", tuple("abcdefg"), rows, "none"),)),)
-    pages = PdfReader(BytesIO(pdf_bytes(replace(COMPOSED, sections=sections, cards=())))).pages
+    pages = PdfReader(BytesIO(pdf_bytes(replace(COMPOSED, sections=sections, front=(), cards=())))).pages
     assert len(pages) > 80 and "tensor6" in pages[-1].extract_text()
 
 
