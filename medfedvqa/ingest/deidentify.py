@@ -48,8 +48,6 @@ TYPE_2 = (
     "SeriesNumber", "InstanceNumber", "Modality",
 )  # fmt: skip
 """Attributes that a secondary capture image must have, even if they are empty."""
-IDENTIFYING = ("PatientID", "OtherPatientIDs", "AccessionNumber", "StudyID", "PatientBirthDate")
-NAMES = ("PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName")
 OLDEST = "090Y"
 """Ages above 89 years are stored as 090Y."""
 Rules = dict[tuple[int, ...], Callable[..., None]]
@@ -90,23 +88,6 @@ def organ(original: Dataset) -> str:
     regions = original.get("AnatomicRegionSequence") or ()
     coded = (CODES.get(str(region.get("CodeValue", ""))) for region in regions)
     return named or next(filter(None, coded), "others")
-
-
-def identifiers(original: Dataset) -> frozenset[str]:
-    """Case-folded texts that identify the patient or the visit: IDs, the birth date, and parts of names.
-
-    Texts of fewer than 3 letters are left out.
-    """
-    texts = {text for name in IDENTIFYING for text in _values(original, name)}
-    for name in NAMES:
-        for value in _values(original, name):
-            texts |= {part for part in re.split(r"[\^=\s,.\-]+", value) if len(part) > 2}
-    for date in _values(original, "PatientBirthDate"):
-        if re.fullmatch(r"\d{8}", date):
-            year, month, day = date[:4], date[4:6], date[6:]
-            orders = ((year, month, day), (month, day, year), (day, month, year))
-            texts |= {mark.join(order) for mark in "./-" for order in orders}
-    return frozenset(text for text in texts if len(text) > 2)
 
 
 def _listed(original: Dataset, options: Options) -> Dataset:
@@ -213,12 +194,3 @@ def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
     dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-
-
-def _values(dataset: Dataset, keyword: str) -> list[str]:
-    """An attribute's values as case-folded texts; an empty list if it is absent."""
-    value = dataset.get(keyword)
-    if value is None:
-        return []
-    several = hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and keyword not in NAMES
-    return [text for part in (value if several else [value]) if (text := str(part).strip("\0 ").casefold())]

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 1
+RECIPE = 2
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
+TEXT_POLICIES = ("leave-out", "replace")
 RETAINABLE = ("characteristics", "dates")
 
 BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
@@ -34,6 +35,8 @@ class Options:
     """MiB of address space that a worker may use, at least 1536: text recognition alone takes most of that."""
     seconds: int = 120
     """The most time for one file."""
+    identifiers: str = "leave-out"
+    """What becomes of a question that holds an identifier: `leave-out`, or `replace` it by a placeholder."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -42,6 +45,8 @@ class Options:
             raise ConfigError(f"the frame is one of: {', '.join(FRAMES)}")
         if set(self.retain) - set(RETAINABLE):
             raise ConfigError(f"what can be retained is: {', '.join(RETAINABLE)}")
+        if self.identifiers not in TEXT_POLICIES:
+            raise ConfigError(f"the policy for identifiers in questions is one of: {', '.join(TEXT_POLICIES)}")
         if self.max_pixels < 2**16 or self.memory < 1536 or self.seconds < 5:
             raise ConfigError("limits are at least 65536 pixels, 1536 MiB and 5 seconds")
 
@@ -61,6 +66,7 @@ class Options:
         return tuple(codes)
 
     def recipe(self, versions: dict[str, str]) -> str:
-        """A digest of all that decides the outcome for a file: options and versions of tools, hex."""
-        facts = json.dumps([RECIPE, asdict(self), versions], sort_keys=True)
+        """A digest of all that decides the outcome for an image: options and versions of tools, hex."""
+        options = {name: value for name, value in asdict(self).items() if name != "identifiers"}
+        facts = json.dumps([RECIPE, options, versions], sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -239,7 +239,8 @@ def _publish(
 ) -> Manifest:
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
-    rows, omitted = Resolver(survey.paths, records, keys).rows(questions)
+    resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
+    rows, omitted = resolver.rows(questions)
     images = [record.image for record in records.values() if record.image is not None]
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
@@ -252,6 +253,7 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "rows": len(rows),
+        "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
         "patients": len({image.patient for image in images}),
     }

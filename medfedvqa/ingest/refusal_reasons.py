@@ -45,7 +45,7 @@ class RowReason(_WithMeaning):
     IMAGE_QUARANTINED = "image_quarantined", "the image is in quarantine"
     IDENTIFIER_IN_TEXT = (
         "identifier_in_text",
-        "question or answer holds the patient's name, ID, birth date or accession number",
+        "question or answer holds an identifier from the headers of the patient, or a date, an address or the like",
     )
 
 

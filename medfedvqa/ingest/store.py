@@ -73,6 +73,7 @@ class StoreOptions(StrictModel):
     max_pixels: int
     memory: int
     seconds: int
+    identifiers: str = "leave-out"
 
 
 class Counts(StrictModel):
@@ -84,6 +85,7 @@ class Counts(StrictModel):
     quarantined: dict[Reason, Count]
     redacted: Count
     rows: Count
+    rows_replaced: Count = 0
     rows_left_out: dict[RowReason, Count]
     patients: Count
 

@@ -19,8 +19,9 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.burned_in_text import TextFinder
-from medfedvqa.ingest.deidentify import deidentified, identifiers, organ, patient_id
+from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
 from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
+from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
@@ -58,12 +59,13 @@ class Worker:
             names = names_of(dataset, self._keys)
             if not named and not self._names & set(names):
                 return {"verdict": "unasked", "found": names}
+            forms = known_forms(dataset)
             image = self._store(dataset, source)
         except Quarantined as quarantined:
             return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
         except MemoryError:
             return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names}
-        secrets = sorted({self._keys.digest("secret", secret) for secret in identifiers(dataset)})
+        secrets = sorted({self._keys.digest("secret", form) for form in forms})
         marks = [register.mark(patient_id(dataset)) for register in self._registers]
         return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
 
@@ -96,6 +98,14 @@ def names_of(dataset: Dataset, keys: Pseudonyms) -> list[str]:
     """Keyed digests of the names that a questions file may use for the image, beside its file name."""
     texts = [str(dataset.get(name) or "").strip("\0 ") for name in ("SOPInstanceUID", "AccessionNumber")]
     return [keys.digest("name", text) for text in texts if text]
+
+
+def known_forms(dataset: Dataset) -> frozenset[str]:
+    """The forms of what identifies the patient. Raises `Quarantined` if an element cannot be parsed."""
+    try:
+        return header_forms(dataset)
+    except Exception:  # pydicom raises errors of many kinds for elements that it cannot parse
+        raise Quarantined(Reason.UNREADABLE) from None
 
 
 def main() -> None:
