@@ -16,7 +16,7 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_options import CLEAN_PIXELS, Code, Options
 from medfedvqa.ingest.organs import CODES, PARTS, organ_of
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
@@ -53,16 +53,19 @@ OLDEST = "090Y"
 Rules = dict[tuple[int, ...], Callable[..., None]]
 
 
-def deidentified(original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options) -> Dataset:
+def deidentified(
+    original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options, is_clean: bool = True
+) -> Dataset:
     """A new secondary capture image of `grey`, uint8 [rows, columns], with the attributes that may stay.
 
+    `is_clean`: no mark in the pixels waits for a person's decision; only then the header says that they are clean.
     Raises `Quarantined` if the original names no patient, or cannot be read.
     """
     try:
         patient = patient_id(original)
         dataset = _listed(original, options)
         anonymize_dataset(dataset, _option_rules(patient, keys, options), True, lambda: _profile(keys))
-        _add_codes(dataset, options)
+        _add_codes(dataset, options.codes(is_clean), "dates" in options.retain)
         _add_picture(dataset, grey, organ(original))
         for keyword in TYPE_2:
             if keyword not in dataset:
@@ -165,17 +168,18 @@ def _tag(keyword: str) -> tuple[int, int]:
     return tag >> 16, tag & 0xFFFF
 
 
-def _add_codes(dataset: Dataset, options: Options) -> None:
+def _add_codes(dataset: Dataset, codes: tuple[Code, ...], keeps_dates: bool) -> None:
     """Record what was done to the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
     dataset.PatientIdentityRemoved = "YES"
-    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in options.codes]
+    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in codes]
     dataset.DeidentificationMethodCodeSequence = []
-    for value, meaning in options.codes:
+    for value, meaning in codes:
         code = Dataset()
         code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning[:64]
         dataset.DeidentificationMethodCodeSequence.append(code)
-    dataset.LongitudinalTemporalInformationModified = "MODIFIED" if "dates" in options.retain else "REMOVED"
-    dataset.BurnedInAnnotation = "NO"
+    dataset.LongitudinalTemporalInformationModified = "MODIFIED" if keeps_dates else "REMOVED"
+    if CLEAN_PIXELS in codes:
+        dataset.BurnedInAnnotation = "NO"
 
 
 def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:

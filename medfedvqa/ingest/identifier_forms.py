@@ -106,8 +106,8 @@ def folded(word: str) -> str:
 
 def _element_forms(keyword: str, vr: str, text: str) -> set[str]:
     if vr == "PN":
-        words = re.split(r"[\^=\s,.\-]+", text)
-        return {form for word in (*words, text.replace("-", "")) for form in _all_name_forms(word, LEAST_NAME)}
+        parts = re.split(r"[\^=\s,.\-]+", text)
+        return {form for word in (*parts, text.replace("-", "")) for form in _all_name_forms(word, LEAST_NAME)}
     if vr == "DA":
         return {f"date:{day:%Y%m%d}" for _, _, day in dates_in(text)}
     if vr == "DT":

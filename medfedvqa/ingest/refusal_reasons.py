@@ -33,7 +33,7 @@ class Reason(_WithMeaning):
     TOO_SMALL = "too_small", "fewer than 16 pixels high or wide"
     BLANK = "blank", "all pixels have the same grey"
     TEXT_NOT_FOUND = "text_not_found", "the header says that text is burned in, and none was found"
-    TEXT_REMAINS = "text_remains", "text is still found after three times of blanking"
+    TEXT_REMAINS = "text_remains", "text is still found after four searches"
     MOSTLY_TEXT = "mostly_text", "text covers more than a quarter of the picture"
 
 
