@@ -13,7 +13,8 @@ from medfedvqa.models.backbone import (
     Tuning,
 )
 from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
-from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
+from medfedvqa.models.clip import ClipBackbone
+from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
