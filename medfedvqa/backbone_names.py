@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +35,7 @@ HUB, FOLDER = "hf-hub:", "local-dir:"
 
 _LABEL = r"[A-Za-z0-9][\w.\-]*"
 _FORMS = (
-    rf"(?P<architecture>[^@/:\\]+)(?P<kind>[@/])(?P<label>{_LABEL})",
+    rf"(?P<architecture>[A-Za-z0-9][^@/:\\]*)(?P<kind>[@/])(?P<label>{_LABEL})",
     rf"(?P<architecture>hf-hub:[\w.\-]+/[\w.\-]+)(?:(?P<kind>@)(?P<label>{_LABEL}))?",
     rf"(?P<architecture>local-dir:[\w.\-]+)(?P<kind>@)(?P<label>{_LABEL})",
 )
@@ -168,6 +169,15 @@ def _reasons(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         ),
     )
     yield "its pictures are not square", not isinstance(vision.get("image_size", 224), int)
+
+
+def check(name: str) -> None:
+    """Raises `BackboneError` for a name that cannot be used, as far as the name and open_clip's files say it."""
+    # Whether a distribution's architecture is allowed, `medfedvqa.plugins` decides.
+    outside = tuple(point.name for point in entry_points(group="medfedvqa.backbones"))
+    parsed = parse(name, outside)
+    if parsed.architecture not in outside:
+        check_architecture(parsed)
 
 
 def takes_prompts(configuration: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ FLOORS = [
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
+        "medfedvqa.shape_cards",
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},

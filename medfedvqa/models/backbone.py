@@ -82,6 +82,8 @@ class BackboneShape:
     """Builds the module with arbitrary weights, for its names and shapes."""
     aside: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that features do not depend on."""
+    listed: Mapping[str, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
+    """The shapes of the parameters where a shape card says them, and there is nothing to build."""
 
     @property
     def width(self) -> int:
@@ -91,6 +93,8 @@ class BackboneShape:
     @cached_property
     def parameters(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the parameters that features depend on, by name."""
+        if self.listed is not None:
+            return self.listed
         with torch.device("meta"):
             module = self.build()
         return {name: tuple(p.shape) for name, p in module.named_parameters() if name not in self.aside}

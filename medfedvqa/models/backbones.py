@@ -102,7 +102,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     model, layout = _loaded(parsed, files)
     model = model.to(device).float().eval().requires_grad_(False)
     return ClipBackbone(
-        name, model, layout.tokenize, layout.mean, layout.std, layout.shape(), seen_by(name), digest(model)
+        name, model, layout.tokenize, layout.mean, layout.std, layout.shape, seen_by(name), digest(model)
     )
 
 
@@ -110,7 +110,7 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
     """A model with its weights, and what else its files say. Raises `BackboneError`."""
     if name.is_folder:
         layout = layout_of(name.full, files[name.full])
-        return _filled(name, layout.build, weights_in(name.full, files[name.full])), layout
+        return _filled(name, layout.shape.build, weights_in(name.full, files[name.full])), layout
     configured = _configuration(name)
     shape = _shape(name.full, configured)
     if name.full in BUNDLED:
@@ -124,7 +124,7 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
         model = _from_open_clip(name)
     folder = files[name.full] if name.label is not None and files[name.full].is_dir() else None
     tokenize = tokenizer_of(name.full, folder, configured) if folder else _tokenizer(name.architecture)
-    return model, Layout(shape.build, lambda: shape, tokenize, *_normalisation(name.architecture, model))
+    return model, Layout(shape, tokenize, *_normalisation(name.architecture, model))
 
 
 def _configuration(name: BackboneName) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,9 +43,7 @@ Tokenize = Callable[[list[str]], torch.Tensor]
 class Layout:
     """What the files of a model say beside its weights."""
 
-    build: Callable[[], nn.Module]
-    """Makes the model with arbitrary weights."""
-    shape: Callable[[], BackboneShape]
+    shape: BackboneShape
     tokenize: Tokenize
     """Questions to token ids, int64 [questions, context]."""
     mean: tuple[float, ...]
@@ -56,19 +55,18 @@ def layout_of(name: str, folder: Path) -> Layout:
     """What the files of this folder say. Raises `BackboneError`; no message holds a path."""
     if not folder.is_dir():
         raise BackboneError(f"the backbone '{name}' is a folder, and this machine gives none for it: check its path")
-    if (folder / "open_clip_config.json").is_file():
-        return _open_clip_layout(name, folder)
-    if (folder / "config.json").is_file():
-        return _transformers_layout(name, folder)
-    raise BackboneError(f"the folder of the backbone '{name}' has neither open_clip_config.json nor config.json")
-
-
-def shape_in(name: str, folder: Path) -> BackboneShape:
-    """The shape of the model in a folder, from its configuration alone. Raises `BackboneError`."""
-    if (folder / "open_clip_config.json").is_file():
-        configured = _open_clip_configuration(name, folder)
-        return _open_clip_shape(configured)
-    return _transformers_shape(*_transformers_configuration(name, folder))
+    file = next((file for file in LAYOUTS if (folder / file).is_file()), None)
+    if file is None:
+        raise BackboneError(f"the folder of the backbone '{name}' has neither {' nor '.join(LAYOUTS)}")
+    weights_in(name, folder)
+    try:
+        return LAYOUTS[file](name, folder)
+    except BackboneError:
+        raise
+    except Exception as error:  # whatever a library raises for a configuration that makes no sense to it
+        raise BackboneError(
+            f"{file} of the backbone '{name}' does not describe a model that can be built ({type(error).__name__})"
+        ) from None
 
 
 def weights_in(name: str, folder: Path) -> Path:
@@ -109,9 +107,7 @@ def _open_clip_layout(name: str, folder: Path) -> Layout:
     preprocessing = _json(name, folder / "open_clip_config.json").get("preprocess_cfg") or {}
     mean, std = preprocessing.get("mean", OPENAI_MEAN), preprocessing.get("std", OPENAI_STD)
     tokenize = tokenizer_of(name, folder, configured)
-    return Layout(
-        partial(build, configured), partial(_open_clip_shape, configured), tokenize, _channels(mean), _channels(std)
-    )
+    return Layout(_open_clip_shape(configured), tokenize, _channels(mean), _channels(std))
 
 
 def tokenizer_of(name: str, folder: Path, configured: Mapping[str, Any]) -> Tokenize:
@@ -190,15 +186,20 @@ def _transformers_shape(kind: str, facts: Mapping[str, Any]) -> BackboneShape:
 
 def _transformers_layout(name: str, folder: Path) -> Layout:
     kind, facts = _transformers_configuration(name, folder)
-    make = partial(_transformers_model, kind, facts)
     shape = _transformers_shape(kind, facts)
     file = folder / "preprocessor_config.json"
     pictures = _json(name, file) if file.is_file() else {}
     usual = (HALF, HALF) if kind == "siglip" else (OPENAI_MEAN, OPENAI_STD)
     mean, std = pictures.get("image_mean", usual[0]), pictures.get("image_std", usual[1])
     tokenize = _folder_tokenizer(name, folder, shape.context)
-    return Layout(make, lambda: shape, tokenize, _channels(mean), _channels(std))
+    return Layout(shape, tokenize, _channels(mean), _channels(std))
 
 
 def _channels(numbers: Any) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers)
+
+
+LAYOUTS: Mapping[str, Callable[[str, Path], Layout]] = MappingProxyType(
+    {"open_clip_config.json": _open_clip_layout, "config.json": _transformers_layout}
+)
+"""What reads a folder, by the file that says its layout."""
