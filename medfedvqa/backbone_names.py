@@ -119,7 +119,9 @@ def _hint(name: str) -> str:
 def _files() -> Mapping[str, Path]:
     """open_clip's configurations by architecture; its own listing would take seconds to import."""
     spec = find_spec("open_clip")
-    folder = Path(spec.origin).parent / "model_configs" if spec and spec.origin else Path()
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'open_clip'", name="open_clip")
+    folder = Path(spec.origin).parent / "model_configs"
     return MappingProxyType({path.stem: path for path in sorted(folder.glob("*.json"))})
 
 
