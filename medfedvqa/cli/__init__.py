@@ -7,6 +7,7 @@ import typer
 
 from medfedvqa.cli.lazy import NAMES_OF_HELP, Source, group_of
 from medfedvqa.cli.missing import SENTENCE, is_missing_extra
+from medfedvqa.errors import BackboneError
 
 COMMANDS = {
     "demo": Source("demo", "demo"),
@@ -55,8 +56,14 @@ PRIVACY = {
     "spent": Source("privacy", "spent_command"),
     "ledger": Source("privacy", "ledger_command"),
 }
+BACKBONE = {
+    "list": Source("backbone", "list_command"),
+    "check": Source("backbone", "check_command"),
+    "card": Source("backbone", "card_command"),
+}
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),
+    "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, and keys that stay."),
     "peers": (PEERS, "Other sites' keys for secure aggregation: pinned, and compared by phone."),
     "audit": (AUDIT, "What left each site, and whether its log is whole."),
@@ -102,6 +109,8 @@ def main() -> None:
         from medfedvqa.cli.usage import explained
 
         code = _failed(explained(error), 2)
+    except BackboneError as error:
+        code = _failed(str(error), 1)
     except Exception as error:
         # The modules that define the errors take longer to import than most commands take to run.
         from medfedvqa.cli.usage import place_of

@@ -36,7 +36,11 @@ def benchmark(
     data_root: options.RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
     backbone: Annotated[
-        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+        str,
+        typer.Option(
+            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
+            callback=options.checked_backbone,
+        ),
     ] = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, canonical
 from audits.policy import Offer
+from medfedvqa.backbone_names import parse
 from medfedvqa.bounds import MOST_SECONDS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.core import Method, checked, create
 from medfedvqa.data import Split
@@ -15,7 +16,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.quorum import QuorumRule
-from medfedvqa.models import shape_of
+from medfedvqa.models import BackboneShape, shape_of, shape_on
+from medfedvqa.shape_cards import ShapeCard
 from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
@@ -60,7 +62,18 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
     )
     most_norm: float | None = Field(None, gt=0, le=MOST_WEIGHT, description="largest L2 norm of an upload")
+    card: ShapeCard | None = Field(
+        None, description="shape of a backbone that only sites have, by `medfedvqa backbone card`"
+    )
     terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
+
+    @field_validator("card")
+    @classmethod
+    def _check_card(cls, card: ShapeCard | None, others: ValidationInfo) -> ShapeCard | None:
+        name = others.data.get("backbone", "")
+        if card is not None and (card.name != name or not parse(name).is_folder):
+            raise ValueError("a shape card is for a backbone in a local folder, and has its name: leave it out")
+        return card
 
     @field_validator("committee")
     @classmethod
@@ -79,7 +92,12 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     def exchange(self) -> Exchange:
         """Everything that the job moves between a site and its peers. Raises `ConfigError`."""
-        return self.build().final_exchange(shape_of(self.backbone))
+        return self.build().final_exchange(self.shape)
+
+    @property
+    def shape(self) -> BackboneShape:
+        """The shape of the backbone, from its card or its name. Raises `BackboneError`."""
+        return shape_of(self.backbone) if self.card is None else shape_on(self.card)
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""
@@ -125,11 +143,15 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     @property
     def definition(self) -> str:
         """The SHA-256, in hex, of everything that the job trains, without its terms."""
-        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"terms"}))).hexdigest()
+        return hashlib.sha256(canonical(self._content({"terms"}))).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain JSON."""
-        return self.model_dump(mode="json")
+        return self._content(set())
+
+    def _content(self, exclude: set[str]) -> dict[str, Any]:
+        """The fields as plain JSON. A card that is not there is left out: earlier versions know no such field."""
+        return self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
 
     @classmethod
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from audits import Outcome, read
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
@@ -22,7 +23,7 @@ from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
-from medfedvqa.models import FeatureStore, load_backbone
+from medfedvqa.models import FeatureStore, card_in, load_backbone
 from medfedvqa.plugins import allowed
 from privacy import LedgerError
 from privacy.secagg import Identity
@@ -133,6 +134,7 @@ def plan(
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     if not has_device(device):
         raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
+    job = _with_backbone(job, backbone_files or {})
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
@@ -144,8 +146,15 @@ def plan(
             raise ConfigError(str(error)) from None
     for site in sites:
         method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
-    load_backbone(job.backbone, backbone_files or {})
     return launch
+
+
+def _with_backbone(job: JobSpec, files: Mapping[str, Path]) -> JobSpec:
+    """The job, with the shape card of its backbone if only a local folder says it. The backbone is loaded to try it."""
+    if parse(job.backbone).is_folder and job.card is None:
+        job = job.model_copy(update={"card": card_in(job.backbone, files)})
+    load_backbone(job.backbone, files)
+    return job
 
 
 def write_sites(launch: Launch) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.journal import Journal
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import ServerReceipts
-from medfedvqa.models import seen_by, shape_of
+from medfedvqa.models import seen_by
 from privacy import DPSettings, merge_steps
 
 
@@ -57,7 +57,7 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    exchange = method.final_exchange(shape_of(job.backbone))
+    exchange = method.final_exchange(job.shape)
     context = (job.seed, job.backbone, receipts, method.gathering, job.quorum_rule(), journal)
     hub = _hub(job, method, sites, call, exchange, watch, stop, ended, *context)
     try:
@@ -84,7 +84,7 @@ def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
     if not job.secagg:
         return ServerHub(*arguments)
-    shared = {task: method.declared(shape_of(job.backbone)).task(task) for task in method.on_shares}
+    shared = {task: method.declared(job.shape).task(task) for task in method.on_shares}
     rule = job.members_rule()
     return SecureHub(*arguments, on_shares=method.on_shares, shared=shared, least=job.least_sites, rule=rule)
 

@@ -13,7 +13,9 @@ from medfedvqa.models.backbone import (
     Tuning,
 )
 from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
-from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
+from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
+from medfedvqa.models.clip import ClipBackbone
+from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
@@ -57,6 +59,10 @@ __all__ = [
     "TokenEmbeddings",
     "adapters",
     "bundled_for",
+    "card_in",
+    "card_of",
+    "check_card",
+    "shape_on",
     "is_bundled",
     "check_apart",
     "divergence",

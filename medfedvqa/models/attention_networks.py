@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
-from medfedvqa.models.clip import IMAGE
 from medfedvqa.models.distinct import DistinctQuestions, distinct
+from medfedvqa.models.families import IMAGE
 from medfedvqa.models.tuned import HEAD, AnswerModel, dropped
 from medfedvqa.models.tuning import Shapes, Values
 from privacy import Chance, owned

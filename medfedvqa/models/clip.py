@@ -9,15 +9,13 @@ import torch
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
+from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
-from medfedvqa.models.towers import ImageTower, TextTower
 from privacy import owned
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
-
-IMAGE, TEXT = "image", "text"
 
 CHUNK = 32
 """Pictures or questions that go through the frozen part together."""
@@ -54,7 +52,7 @@ class ClipBatch:
 
 @dataclass(frozen=True, eq=False)
 class ClipBackbone(Backbone):
-    """A frozen CLIP of open_clip."""
+    """A frozen CLIP, SigLIP or CoCa, of open_clip or transformers."""
 
     name: str
     clip: "CLIP | CustomTextCLIP" = field(repr=False)
@@ -102,7 +100,7 @@ class ClipBackbone(Backbone):
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
-        return TokenEmbeddings(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
+        return TokenEmbeddings(*text_tower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, grey: torch.Tensor) -> torch.Tensor:
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
@@ -136,20 +134,20 @@ def _attention(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning) 
     return image.attention(_hidden(image, batch), tuning.tower(IMAGE))[batch.pictures.item]
 
 
-def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
+def _hidden(image: Images, batch: ClipBatch) -> torch.Tensor:
     """The distinct pictures below the tuned blocks, [pictures, tokens, width]."""
     start = batch.pictures.start
     return image.trunk(start) if _raw(image.layers, batch.depth[IMAGE]) else start
 
 
-def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[ImageTower, TextTower]:
+def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[Images, Texts]:
     """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
     # A tower that is tuned as a whole is cut below its first block; one that is not tuned may be cut anywhere.
-    image, text = ImageTower(clip.visual, 1), TextTower(clip, 1)
+    image, text = image_tower(clip, 1), text_tower(clip, 1)
     if depth[IMAGE] > image.layers + 1 or depth[TEXT] > text.layers + 1:
         raise ConfigError(f"CLIP's towers have {image.layers} and {text.layers} blocks: tune fewer")
     image_blocks, text_blocks = max(1, min(depth[IMAGE], image.layers)), max(1, min(depth[TEXT], text.layers))
-    return ImageTower(clip.visual, image_blocks), TextTower(clip, text_blocks)
+    return image_tower(clip, image_blocks), text_tower(clip, text_blocks)
 
 
 def _raw(layers: int, depth: int) -> bool:
@@ -216,7 +214,7 @@ class ClipCache:
         )
 
 
-def _picture_start(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tensor) -> torch.Tensor:
+def _picture_start(backbone: ClipBackbone, tower: Images, depth: int, grey: torch.Tensor) -> torch.Tensor:
     """The inputs of the tuned part for grey pictures [n, 1, size, size]: [n, tokens, width], [n, width] or pixels."""
     pixels = backbone.normalised(grey)
     if _raw(tower.layers, depth):
@@ -224,7 +222,7 @@ def _picture_start(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: 
     return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels))
 
 
-def _question_start(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
+def _question_start(tower: Texts, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
     """The inputs of the tuned part for token ids [n, context]: [states, width], [n, width] or token ids."""
     if _raw(tower.layers, depth):
         return tokens

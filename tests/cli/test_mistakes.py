@@ -55,7 +55,7 @@ MISTAKES = [
     ((*DRAWN, "--rounds", "3", "-O", "rounds=4"), "'rounds' is given twice with two values: give it once"),
     # It was ignored, or the device failed at every site.
     (("benchmark", "--data", "phantom", "-O", "learning_rat=1"), "there is no option 'learning_rat' of these methods"),
-    ((*DRAWN, "--backbone-file", "{file}"), "--backbone-file belongs to a backbone ARCH@LABEL"),
+    ((*DRAWN, "--backbone-file", "{file}"), "--backbone-file belongs to a backbone NAME@LABEL"),
     ((*DRAWN, "--device", "gpu"), "this machine cannot train on 'gpu'"),
 ]
 

@@ -24,6 +24,7 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
+from medfedvqa.shape_cards import ShapeCard
 
 STATUS_JOB = {"method": "site_status"}
 """A copy of `medfedvqa.federation.site_status.STATUS_JOB`, whose module imports torch."""
@@ -104,6 +105,7 @@ class JobFields(_StrictSchema):
     wait_for: Annotated[int, Field(ge=1, le=MOST_SITES)] | None = None
     round_timeout: Annotated[float, Field(ge=1, le=MOST_SECONDS)] | None = None
     committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
+    card: ShapeCard | None = None
     terms: TermsFields | None = None
     gather: Literal["mean", "trimmed", "median"] = "mean"
     most_norm: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
