@@ -1,5 +1,6 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
+from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import (
     Architecture,
@@ -18,7 +19,7 @@ from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width
+from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __all__ = [
@@ -38,10 +39,12 @@ __all__ = [
     "Contrast",
     "Depth",
     "EnhancedAttention",
+    "Fusion",
     "HeadConfig",
     "NetworkConfig",
     "PairedModel",
     "PromptShape",
+    "QuestionInput",
     "ServerNetworks",
     "ServerPart",
     "Shapes",
@@ -57,8 +60,8 @@ __all__ = [
     "bundled_for",
     "is_bundled",
     "check_apart",
+    "check_head",
     "divergence",
-    "joined_width",
     "load_backbone",
     "outside_architecture",
     "prompt_distance",
