@@ -1,6 +1,7 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
 from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
+from medfedvqa.models.answer_rows import AskedQuestions
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import (
     Architecture,
@@ -30,6 +31,7 @@ __all__ = [
     "TEXT",
     "AnswerModel",
     "Architecture",
+    "AskedQuestions",
     "Backbone",
     "BackboneShape",
     "Batch",

@@ -103,22 +103,41 @@ class HeadConfig:
 
     def _joined(self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any) -> torch.Tensor:
         """The input of the two last layers, [rows, width]."""
-        widths = {tower: facts.width for tower, facts in shape.towers.items()}
-        aside = features.shape[1] - sum(widths.values())
-        parts = dict(zip((*widths, "aside"), torch.split(features, [*widths.values(), aside], dim=1), strict=True))
-        if self.question == "ngrams":
-            parts.pop(TEXT, None)
-        grams = [] if self.question == "tower" else [batch.grams.to(features)]
-        if self.fusion == "concat":
-            return torch.cat([*parts.values(), *grams], dim=1)
-        question = torch.cat([part for tower, part in parts.items() if tower == TEXT] + grams, dim=1)
-        if self.fusion == "text":
-            return question
-        picture = torch.cat([part for tower, part in parts.items() if tower != TEXT], dim=1)
-        asked, seen = _layer(values, "question", question).tanh(), _layer(values, "picture", picture)
+        if self.fusion in ("product", "attend"):
+            seen, asked = self.units_of(values, shape, features, batch)
+            return seen * asked
+        pictures, questions = self._split(shape, features, batch)
+        return torch.cat(questions if self.fusion == "text" else [*pictures, *questions], dim=1)
+
+    def units_of(
+        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tanh units of picture and of question, [rows, units] each, of a head that multiplies them."""
+        pictures, questions = self._split(shape, features, batch)
+        asked = _layer(values, "question", torch.cat(questions, dim=1)).tanh()
+        seen = _layer(values, "picture", torch.cat(pictures, dim=1))
         if self.fusion == "attend":
             seen = seen + _layer(values, "places", looked_at(values, asked, batch.places))
-        return seen.tanh() * asked
+        return seen.tanh(), asked
+
+    def _split(
+        self, shape: BackboneShape, features: torch.Tensor, batch: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What there is of picture and of question, [rows, width] each. Features beside the towers' come with the last.
+
+        Their order is that of the towers, in which text is last.
+        """
+        widths = {tower: facts.width for tower, facts in shape.towers.items()}
+        aside = features.shape[1] - sum(widths.values())
+        *parts, beside = torch.split(features, [*widths.values(), aside], dim=1)
+        by_tower = dict(zip(widths, parts, strict=True))
+        text = by_tower.pop(TEXT, None)
+        questions = [] if text is None or self.question == "ngrams" else [text]
+        if aside:
+            questions.append(beside)
+        if self.question != "tower":
+            questions.append(batch.grams.to(features))
+        return list(by_tower.values()), questions
 
 
 def looked_at(values: Named, asked: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

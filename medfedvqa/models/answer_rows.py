@@ -8,7 +8,7 @@ import torch
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Cache
-from medfedvqa.models.ngrams import hashed_ngrams
+from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,17 @@ class AnswerBatch:
         return owners
 
 
-class AnswerCache:
-    """A backbone's cache, with the n-grams of all questions, and the grids of all pictures if there are any.
+class AskedQuestions:
+    """A site's questions, numbered by their own text, as n-grams.
 
-    It numbers questions by their own text: a backbone may take two for one that differ beyond the words that it reads,
-    and then the n-grams of one patient's question must not be those of another's.
+    A backbone may take two questions for one that differ beyond the words that it reads; the n-grams of one patient's
+    question must not be those of another's.
     """
 
-    def __init__(
-        self, cache: Cache, questions: Sequence[str], places: torch.Tensor | None, device: torch.device
-    ) -> None:
-        texts = list(dict.fromkeys(questions))
-        self._cache, self._places = cache, places
-        self._numbers = {text: number for number, text in enumerate(texts)}
-        self._backbones = cache.question_ids(texts)
-        self._grams = hashed_ngrams(texts).to(device)
+    def __init__(self, questions: Sequence[str], device: torch.device, places: int = NGRAMS) -> None:
+        self.texts = list(dict.fromkeys(questions))
+        self._numbers = {text: number for number, text in enumerate(self.texts)}
+        self._grams = hashed_ngrams(self.texts, places).to(device)
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
@@ -55,6 +51,21 @@ class AnswerCache:
             return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
         except KeyError:
             raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+
+    def grams(self, questions: torch.Tensor) -> torch.Tensor:
+        """The n-grams of questions by number, float32 [rows, places]."""
+        return self._grams[questions.to(self._grams.device)]
+
+
+class AnswerCache(AskedQuestions):
+    """A backbone's cache, with the n-grams of all questions, and the grids of all pictures if there are any."""
+
+    def __init__(
+        self, cache: Cache, questions: Sequence[str], places: torch.Tensor | None, device: torch.device
+    ) -> None:
+        super().__init__(questions, device)
+        self._cache, self._places = cache, places
+        self._backbones = cache.question_ids(self.texts)
 
     def batch(
         self,
@@ -66,4 +77,4 @@ class AnswerCache:
         """See `Cache`."""
         rows = self._cache.batch(pictures, self._backbones[questions], answers, owners)
         places = None if self._places is None else self._places[pictures.to(self._places.device)]
-        return AnswerBatch(rows, self._grams[questions.to(self._grams.device)], places)
+        return AnswerBatch(rows, self.grams(questions), places)
