@@ -109,7 +109,8 @@ def _options(kind: type[Method[Any]]) -> Iterator[str]:
 def _row(name: str) -> str:
     kind = method_type(name)
     idea = (getdoc(kind) or "").partition("\n")[0].rstrip(".")
-    up = create(name, {}).exchange(shape_of("medclip-slake")).task("train").up
+    tasks = {task.name: task for task in create(name, {}).exchange(shape_of("medclip-slake")).tasks}
+    up = tasks.get("train", tasks["start"]).up
     return f"| [`{name}`]({name}.md) | {idea[:1].lower()}{idea[1:]} | {_meanings(up)} |\n"
 
 

@@ -1,5 +1,7 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
+from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
+from medfedvqa.models.answer_rows import AskedQuestions
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import (
     Architecture,
@@ -21,7 +23,7 @@ from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width
+from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "TEXT",
     "AnswerModel",
     "Architecture",
+    "AskedQuestions",
     "Backbone",
     "BackboneShape",
     "Batch",
@@ -42,10 +45,12 @@ __all__ = [
     "Depth",
     "EnhancedAttention",
     "FeatureStore",
+    "Fusion",
     "HeadConfig",
     "NetworkConfig",
     "PairedModel",
     "PromptShape",
+    "QuestionInput",
     "ServerNetworks",
     "ServerPart",
     "Shapes",
@@ -65,8 +70,8 @@ __all__ = [
     "shape_on",
     "is_bundled",
     "check_apart",
+    "check_head",
     "divergence",
-    "joined_width",
     "load_backbone",
     "outside_architecture",
     "prompt_distance",

@@ -12,6 +12,7 @@ from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
+from medfedvqa.models.towers import ImageTower
 from privacy import owned
 
 if TYPE_CHECKING:
@@ -97,6 +98,14 @@ class ClipBackbone(Backbone):
 
     def attention(self, batch: ClipBatch, tuning: Tuning) -> torch.Tensor:
         return tuning.call(_attention, self.clip, batch, tuning)
+
+    @torch.no_grad()
+    def places(self, pictures: torch.Tensor) -> torch.Tensor:
+        check_size(pictures, self.shape.image_size)
+        image = image_tower(self.clip, 1)
+        if not isinstance(image, ImageTower):
+            return super().places(pictures)
+        return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in torch.split(pictures, CHUNK)])
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:

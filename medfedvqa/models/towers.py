@@ -56,6 +56,12 @@ class ImageTower:
         pooled: torch.Tensor = self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
         return pooled
 
+    def places(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The trunk's output [n, tokens, width] to the normalised output of each patch, [n, patches, width]."""
+        hidden = _run(self.visual.transformer.resblocks[-self.tuned :], hidden, Aligned())
+        patches: torch.Tensor = self.visual.ln_post(hidden[:, 1:])
+        return patches
+
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
         """The attention of the pooled position to each patch in the last block, [n, patches], from the trunk's output.
 

@@ -73,7 +73,11 @@ class SiteModelConfig(MethodConfig, frozen=True):
 class CreamFLConfig(AveragingConfig, frozen=True):
     """Options. Those of FedAvg describe the sites' models, which are never averaged."""
 
-    sees: Sees = Field("multimodal", description="what sites see; a text site answers from the question alone")
+    sees: Sees = Field(
+        "multimodal",
+        description="what sites see; a text site answers from the question alone. The head of one modality joins "
+        "nothing and has no n-grams",
+    )
     models: dict[SiteName, SiteModelConfig] = Field(
         {},
         max_length=MOST_SITES,
@@ -155,6 +159,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         Raises `ConfigError` for a backbone that sees pictures and texts together only.
         """
         check_apart(shape)
+        self.config.check_head(self.config.tuned, shape)
         down = tuple(self._representations(modality, "the server's") for modality in OTHER)
         tasks = [
             TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
@@ -183,6 +188,9 @@ class CreamFL(Averaging[CreamFLConfig]):
         config = self.config.of(site.name)
         plain = self.model_of(site, config.tuned)
         head = replace(plain.head, hidden=config.hidden)
+        if config.sees != "multimodal":
+            # There is one modality to see, and nothing to join it with.
+            head = replace(head, fusion="concat", question="tower")
         return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
     def setup(self, site: Site) -> State:
@@ -264,8 +272,10 @@ class CreamFL(Averaging[CreamFLConfig]):
         """The public pairs, which go through the frozen part of the backbone once."""
         model, config = self.model(site), self.config
         pairs = site.derive(
-            ("public", config.public_pairs, tuple(model.depth.items())),
-            lambda: FrozenPairs.of(site.backbone, model.depth, public_pairs(config.public_pairs)),
+            ("public", config.public_pairs, model.cache_key, tuple(model.depth.items())),
+            lambda: FrozenPairs.of(
+                model.cache, site.backbone.shape.image_size, model.depth, public_pairs(config.public_pairs)
+            ),
         )
         return PublicPass(model, pairs, config.gamma, config.temperature, config.public_rows)
 
