@@ -194,9 +194,9 @@ def attacks(empirical: Empirical) -> Drawing | None:
 
 @styled(PAGE_STYLE)
 def people(found: int, guessed: int) -> Drawing:
-    """A hundred people in rows of twenty-five, by who finds them."""
-    axes = new_figure(WIDTH, 1.15).subplots()
-    spots = [(place % 25, -(place // 25)) for place in range(100)]
+    """A hundred people in two rows, by who finds them."""
+    axes = new_figure(1.5 * WIDTH, 0.75).subplots()
+    spots = [(place % 50, -(place // 50)) for place in range(100)]
     groups = (
         ("by guessing", SKY, "s", spots[: min(guessed, found)]),
         ("besides, at most", VERMILION, "o", spots[guessed:found]),
@@ -207,6 +207,7 @@ def people(found: int, guessed: int) -> Drawing:
             across, down = zip(*group, strict=True)
             label = f"{name}: {len(group)}"
             axes.plot(across, down, marker, color=colour, markersize=7, label=label)
+    axes.set_ylim(-1.6, 0.6)
     axes.set_axis_off()
     return _drawing("Of 100 people who took part", axes, columns=3)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from audits.plurals import quantity
-from medfedvqa.report import charts
+from medfedvqa.report import charts, governance
 from medfedvqa.report.blocks import (
     NONE,
     Badge,
@@ -94,14 +94,15 @@ def _attack(report: Report) -> str:
 
 def front(report: Report) -> tuple[Section, ...]:
     """What follows the answer, up to the signatures."""
-    return (_open(report), _left(report), _patient(report), _budget(report), _limits(report), _signatures(report))
+    about = (_open(report), _left(report), _patient(report), _budget(report), _limits(report))
+    return (*about, governance.summary(report), _signatures(report))
 
 
 def _open(report: Report) -> Section:
     """The rules that are not shown to be kept, the broken ones first."""
     rules = sorted((r for r in report.sections.verdicts.rules if r.state != "shown"), key=lambda r: r.state != "broken")
-    rows = tuple(row(_named(rule), rule.said, rule.closing or NONE) for rule in rules[:MOST_OPEN])
-    table = Table("", ("Rule", "What was found", "What closes it"), rows, "No rule is open.")
+    rows = tuple(row(_named(rule), f"{rule.said}. {rule.closing or ''}".strip()) for rule in rules[:MOST_OPEN])
+    table = Table("", ("Rule", "What was found, and what closes it"), rows, "No rule is open.")
     rest = len(rules) - MOST_OPEN
     more = (Text((f"{rest} more are in section ", Link("L", "L"), ".")),) if rest > 0 else ()
     return Section("open", "What is open, and what closes it", (table, *more))

@@ -130,9 +130,9 @@ def _target(part: Inline) -> str | None:
     return part.target if isinstance(part, Link) else None
 
 
-def _drawing(drawing: blocks.Drawing) -> Mapping[str, str]:
-    svg = encoded(drawing.figure, "svg").decode()
-    return {"title": _safe(drawing.title), "description": _safe(drawing.description), "svg": svg}
+def _drawing(drawing: blocks.Drawing) -> Mapping[str, str | float]:
+    svg, inches = encoded(drawing.figure, "svg").decode(), float(drawing.figure.get_figwidth())
+    return {"title": _safe(drawing.title), "description": _safe(drawing.description), "svg": svg, "inches": inches}
 
 
 def _safe(text: str) -> str:

@@ -38,6 +38,7 @@ from medfedvqa.report.blocks import (
     with_commas,
     yes,
 )
+from medfedvqa.report.governance import deployments, words_of
 from privacy.report.model_conduct import Report
 from privacy.report.model_guarantee import (
     Accounting,
@@ -68,7 +69,7 @@ def identity(report: Report) -> Section:
         fact("Ledger", (count(section.ledger_records), " records"), ledger),
         fact("Digests, keys and code", Link("at the end", "code")),
     ]
-    return Section("A", "Identity", (Facts("What it is of", tuple(about)),))
+    return Section("A", "Identity", (Facts("What it is of", tuple(about)), words_of(report)))
 
 
 def code(report: Report) -> Section:
@@ -136,13 +137,24 @@ def claim(report: Report) -> Section:
         fact("Neighbours", plain(section.neighbours), Link("C", "C")),
         fact("Observer", plain(section.observer), Link("G", "G")),
     )
-    return Section("B", "Claim", (*blocks, Facts("In its parts", facts), Bullets("Not covered", section.not_covered)))
+    blocks += [Facts("In its parts", facts), Bullets("Not covered", section.not_covered), deployments()]
+    return Section("B", "Claim", tuple(blocks))
 
 
 def unit(report: Report) -> Section:
     """Section C."""
     section = report.sections.unit
-    facts = (fact("Unit", section.unit), fact("Record", section.record), fact("Neighbours", section.neighbours))
+    attested = {
+        True: "yes",
+        False: "no: a delta that large may reveal whole patients",
+        None: "the site does not attest it",
+    }
+    facts = (
+        fact("Unit", section.unit),
+        fact("Record", section.record),
+        fact("Neighbours", section.neighbours),
+        fact("Delta below 1/n", attested[section.delta_below_cohort], "n: the largest cohort, not told"),
+    )
     bounds = Table(
         "Bounds on one patient",
         ("Bound", "#Value", "Unit", "Meaning", "Source"),

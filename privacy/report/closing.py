@@ -12,7 +12,7 @@ CLOSING: Mapping[str, str] = {
     "one budget": "Ingest the data with `medfedvqa ingest` beside this ledger: store and ledger then name each other.",
     "replay": "Train under differential privacy; if figures differ, ask the project before anything else is released.",
     "charged first": "Train under differential privacy, with the ledger of this site.",
-    "nothing unprotected": "Train under differential privacy: `--epsilon` for jobs, `require_dp: true` in the policy.",
+    "nothing unprotected": "Train under differential privacy (`--epsilon`); demand it in the policy (`require_dp`).",
     "within limits": "Set `require_dp: true` and `max_epsilon` in the policy; over a limit, accept no further job.",
     "sound noise": "Take `repeatable_noise` out of the settings, and train again: this job protects nobody.",
     "allowed": "Compare the policy with what left (H), and decide anew what the site allows.",

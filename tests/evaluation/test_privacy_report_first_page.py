@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pypdf import PdfReader
 
+from medfedvqa.report import render
 from medfedvqa.report.blocks import Bullets, DrawingGroup, Facts, Section, Table, Text, words
 from medfedvqa.report.document import compose
 from medfedvqa.report.first_page import in_hundred
@@ -91,6 +93,29 @@ def test_a_report_of_an_earlier_version_has_a_first_page_without_the_bound() -> 
     """It lacks the figures, and is drawn without them."""
     page = page_of(changed(lambda sections: sections.pop("summary")))
     assert "This version wrote no such figure." in page and "of 100" not in page and "32,840 bytes" in page
+
+
+def test_what_the_site_adds_is_bounded_escaped_and_its_gaps_are_named(tmp_path: Path) -> None:
+    """Ten thousand characters of markup and marks of direction: shortened on the first page, never markup anywhere."""
+    purpose = "<script>alert(1)</script> #set page(width: 1pt) \u202ereversed " * 160
+    evidence = RECORD["evidence"] | {"governance": {"purpose": purpose, "contact": "privacy@example.org"}}
+    report = Report.model_validate(RECORD | {"evidence": evidence})
+    first = next(section for section in compose(report).front if section.anchor == "who")
+    assert len(purpose) > 9_000 and len(text_of(first)) < 600
+    assert "Contact: privacy@example.org" in text_of(first) and "Not given by the site: controller" in text_of(first)
+    render(report, tmp_path)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<script" not in page and "\u202e" not in page and "&lt;script&gt;" in page
+    text = "".join("".join(sheet.extract_text().split()) for sheet in PdfReader(tmp_path / "report.pdf").pages)
+    assert "#setpage(width:1pt)\\u202ereversed" in text
+
+
+def test_a_site_that_adds_nothing_has_every_text_listed_as_missing() -> None:
+    """On the first page and in section A."""
+    document = compose(Report.model_validate(RECORD))
+    first = next(section for section in document.front if section.anchor == "who")
+    assert text_of(first).startswith("Not given by the site: purpose, controller, contact, legal basis, retention")
+    assert text_of(document.sections[0]).count("not given by the site") == 9
 
 
 @pytest.mark.parametrize("share, people", [(0.05, 5), (0.1431, 15), (0.14, 14), (0.0, 0), (0.9999, 100), (1.0, 100)])
