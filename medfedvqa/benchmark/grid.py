@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.benchmark.results_file import RESULTS, Result, append, parts_of
+from medfedvqa.benchmark.regimes import Regime, newcomer
+from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
 from medfedvqa.benchmark.single_run import centralised, federated, patients_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.data import SiteData, Split, load_site
@@ -46,8 +48,22 @@ class Grid:
     systems: tuple[System, ...]
     seeds: int
     budget: Mapping[str, Any]
-    sites: tuple[str, ...]
+    organs: tuple[str, ...]
     backbone: str = ""
+    regime: Regime = Regime()
+    """How the organs' rows are divided among sites."""
+    lines: Path | None = None
+    """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
+        return self.regime.sites(self.organs)
+
+    @property
+    def results_file(self) -> Path:
+        """The file of raw results."""
+        return self.lines or self.out / RESULTS
 
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
@@ -95,7 +111,7 @@ def results(grid: Grid) -> list[Result]:
     """The result of each run, first those of answers without training. All of them are in `results.jsonl` then."""
     found = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
     found += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
-    append(grid.out / RESULTS, found)
+    append(grid.results_file, found)
     return found
 
 
@@ -118,6 +134,8 @@ def _saved(grid: Grid, system: System, seed: int) -> Result:
 
 def _free(grid: Grid, label: str, seed: int) -> Result:
     data = _data(grid, seed)
+    if grid.regime.late:
+        data = {site: newcomer(each, grid.regime.late) for site, each in data.items()}
     outcome = RunOutcome(
         right={site: FREE[label](each).tolist() for site, each in data.items()},
         validated={},
@@ -139,6 +157,7 @@ def _result(grid: Grid, outcome: RunOutcome, described: Mapping[str, Any]) -> Re
     # Through JSON, so that a result is equal to the one that is read from its line.
     budget = json.loads(json.dumps(dict(grid.budget)))
     setting = {"data": grid.reader, "split": split, "backbone": job["backbone"], "budget": budget}
+    setting["regime"] = grid.regime.name
     return Result.model_validate(json.loads(json.dumps({**setting, **described, **parts_of(outcome)})))
 
 
@@ -151,14 +170,14 @@ def _cohort(grid: Grid, seed: int) -> int:
 def _test_rows(grid: Grid, seed: int) -> dict[str, list[tuple[str, str]]]:
     """The patient's key and the question of each test row, by site."""
     job = grid.job(grid.systems[0], seed)
-    return _read_test_rows(grid.reader, grid.root, grid.sites, job.split, seed)
+    return _read_test_rows(grid.reader, grid.root, grid.organs, job.split, seed, grid.regime)
 
 
 @lru_cache
 def _read_test_rows(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, regime: Regime
 ) -> dict[str, list[tuple[str, str]]]:
-    by_site = {site: load_site(reader, root, site, split, seed) for site in sites}
+    by_site = regime.divided({organ: load_site(reader, root, organ, split, seed) for organ in organs})
     return {
         site: [
             (data.patients[patient], question)
@@ -175,7 +194,8 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
         return False
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     same_job = record["job"] == grid.job(system, seed).to_dict() and record["sites"] == list(grid.sites)
-    return bool(same_job and record.get("pictures", True) == system.pictures)
+    same_rows = record.get("pictures", True) == system.pictures and record.get("regime", ALL_ROWS) == grid.regime.name
+    return bool(same_job and same_rows)
 
 
 def _run(grid: Grid, system: System, seed: int) -> None:
@@ -184,22 +204,28 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     data = _data(grid, seed, system.pictures)
-    outcome = centralised(job, data, seed) if system.centralised else federated(job, grid.root, folder, data)[0]
+    if grid.regime.late:
+        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised)
+    elif system.centralised:
+        outcome = centralised(job, data, seed)
+    else:
+        outcome, _ = federated(job, grid.root, folder, data)
     content = {
         "version": code_version(),
         "job": job.to_dict(),
         "sites": list(grid.sites),
         "pictures": system.pictures,
+        "regime": grid.regime.name,
         "outcome": vars(outcome),
     }
     write_whole(folder / OUTCOME, json.dumps(content).encode())
-    append(grid.out / RESULTS, [_saved(grid, system, seed)])
+    append(grid.results_file, [_saved(grid, system, seed)])
 
 
 def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
     """The data of each site, without `pictures` all black ones."""
     job = grid.job(grid.systems[0], seed)
-    data = _read(grid.reader, grid.root, grid.sites, job.split, seed, job.backbone)
+    data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone))
     if pictures:
         return data
     return {site: replace(each, pictures=each.pictures.blank()) for site, each in data.items()}
@@ -207,12 +233,12 @@ def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
 
 @lru_cache(maxsize=1)
 def _read(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, backbone: str
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
-    """The data of each site, with its pictures. Runs of a seed follow each other, so that a process reads them once."""
-    by_site, size = {}, load_backbone(backbone).shape.image_size
-    for site in sites:
-        data = load_site(reader, root, site, split, seed)
-        by_site[site] = replace(data, pictures=data.pictures.cached())
-        by_site[site].pictures.load(size)
-    return by_site
+    """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
+    by_organ, size = {}, load_backbone(backbone).shape.image_size
+    for organ in organs:
+        data = load_site(reader, root, organ, split, seed)
+        by_organ[organ] = replace(data, pictures=data.pictures.cached())
+        by_organ[organ].pictures.load(size)
+    return by_organ

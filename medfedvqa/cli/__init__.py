@@ -14,6 +14,7 @@ COMMANDS = {
     "methods": Source("methods", "methods"),
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),
+    "study": Source("study", "study"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest"),
     "pretrain": Source("pretrain", "pretrain"),
