@@ -29,6 +29,8 @@ from medfedvqa.models import bundled_for, load_backbone, seen_by
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
+NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg")
+"""The settings of a job that a result has under names of their own, or that are a system's."""
 OLD = "at most 0.2.0"
 """The version of runs that do not say theirs."""
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
@@ -152,12 +154,14 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
 
 
 def _result(grid: Grid, outcome: RunOutcome, described: Mapping[str, Any]) -> Result:
-    job = grid.job(grid.systems[0], outcome.seed).to_dict()
+    spec = grid.job(grid.systems[0], outcome.seed)
+    job, changed = spec.to_dict(), spec.model_dump(mode="json", exclude_defaults=True)
     split = {name: value for name, value in job["split"].items() if name != "seed"}
     # Through JSON, so that a result is equal to the one that is read from its line.
     budget = json.loads(json.dumps(dict(grid.budget)))
     setting = {"data": grid.reader, "split": split, "backbone": job["backbone"], "budget": budget}
     setting["regime"] = grid.regime.name
+    setting["job"] = {name: value for name, value in changed.items() if name not in NAMED}
     return Result.model_validate(json.loads(json.dumps({**setting, **described, **parts_of(outcome)})))
 
 
@@ -193,7 +197,12 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
     if not file.exists():
         return False
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    same_job = record["job"] == grid.job(system, seed).to_dict() and record["sites"] == list(grid.sites)
+    try:
+        # A run of an earlier version lacks the settings that came later: they have their defaults.
+        job = JobSpec.from_dict(record["job"])
+    except ConfigError:
+        return False
+    same_job = job == grid.job(system, seed) and record["sites"] == list(grid.sites)
     same_rows = record.get("pictures", True) == system.pictures and record.get("regime", ALL_ROWS) == grid.regime.name
     return bool(same_job and same_rows)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from audits.escaping import for_markdown
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.benchmark_table import ABSENT, cell, gain_cell, table
+from medfedvqa.benchmark.benchmark_table import ABSENT, cell, gain_cell, p_cell, table
 from medfedvqa.benchmark.comparison import Comparison, compared
 from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.late_site import joins_late
@@ -145,7 +145,7 @@ def _is(group: Sequence[Finding]) -> str:
 
 
 def _points(difference: Difference) -> str:
-    return f"{gain_cell(difference.gain)} points, {'p < 0.001' if difference.p < 0.001 else f'p {difference.p:.3f}'}"
+    return f"{gain_cell(difference.gain)} points, p {p_cell(difference.p).replace('<', '< ')}"
 
 
 def page(found: Sequence[Finding]) -> str:
@@ -155,7 +155,7 @@ def page(found: Sequence[Finding]) -> str:
     for each in found:
         cells = [for_markdown(each.regime), for_markdown(each.system), cell(each.accuracy)]
         for difference in (each.alone, each.pooled, each.fedavg):
-            cells += [gain_cell(difference.gain), f"{difference.p:.3f}"] if difference else [ABSENT, ABSENT]
+            cells += [gain_cell(difference.gain), p_cell(difference.p)] if difference else [ABSENT, ABSENT]
         rows.append(cells)
     reading = (
         "Points of the average accuracy over sites, with 95 % intervals by patient, not corrected; p by a paired "

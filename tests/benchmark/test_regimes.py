@@ -53,8 +53,8 @@ def test_hospitals_share_out_an_organs_patients(site: SiteData, count: int) -> N
     first = parts[0]
     assert len(first.pictures) < len(site.pictures) and first.patients == site.patients
     row = site.test.patients.tolist().index(int(first.test.patients[0]))
-    mine = first.pictures.load(16)[first.test.pictures[0]]
-    assert torch.equal(mine, site.pictures.load(16)[site.test.pictures[row]])
+    mine = first.pictures.chosen([int(first.test.pictures[0])])
+    assert torch.equal(mine.load(16), site.pictures.chosen([int(site.test.pictures[row])]).load(16))
     assert first.trained_patients == {site.patients[each] for each in patients(first.train) | patients(first.validate)}
 
 

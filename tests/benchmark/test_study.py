@@ -29,7 +29,15 @@ def made_up(regime: str, federated: str, alone: str) -> Iterator[Result]:
     """Results of one site with 60 patients, of a federated system and of training alone."""
     for system, right, pair in (("federated", federated, "alone"), ("alone", alone, "")):
         yield Result(
-            **{"version": "1", "data": "phantom", "split": {}, "backbone": "b", "budget": {}, "regime": regime},
+            **{
+                "version": "1",
+                "data": "phantom",
+                "split": {},
+                "backbone": "b",
+                "budget": {},
+                "job": {},
+                "regime": regime,
+            },
             **{"system": system, "method": "m", "options": {}, "baseline": not pair, "alone": pair},
             **{"without_picture": "", "seed": 0, "cohort": 0, "validated": {}, "bytes_up": 0, "bytes_down": 0},
             **{"seconds": 0, "parameters": 1, "sites": {"a": {"right": right, "patients": range(60)}}},
