@@ -48,7 +48,7 @@ def _table_of(comparison: Comparison) -> str:
         if first.parameters:
             cost = [f"{first.bytes_up:,.0f}", f"{first.bytes_down:,.0f}", f"{first.seconds:.1f}"]
             cost.append(f"{first.parameters:,}")
-        p = "reference" if label == reference else f"{tested[label]:.3f}" if label in tested else ABSENT
+        p = "reference" if label == reference else p_cell(tested[label]) if label in tested else ABSENT
         accuracies = map(cell, (*by_site(runs).values(), average(runs)))
         both = map(gain_cell, gains(comparison, label))
         rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, *cost])
@@ -94,6 +94,11 @@ def cell(summary: Summary) -> str:
     """`61.2 ± 1.4 [52, 70]`, in per cent."""
     low, high = summary.interval
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def p_cell(p: float) -> str:
+    """`0.023`, or `<0.001`."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def gain_cell(difference: Gain | None) -> str:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.benchmark.results_file import RESULTS, Result, append, parts_of
+from medfedvqa.benchmark.regimes import Regime, newcomer
+from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
 from medfedvqa.benchmark.single_run import centralised, federated, patients_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.data import SiteData, Split, load_site
@@ -27,6 +29,8 @@ from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
+NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg")
+"""The settings of a job that a result has under names of their own, or that are a system's."""
 OLD = "at most 0.2.0"
 """The version of runs that do not say theirs."""
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
@@ -46,10 +50,24 @@ class Grid:
     systems: tuple[System, ...]
     seeds: int
     budget: Mapping[str, Any]
-    sites: tuple[str, ...]
+    organs: tuple[str, ...]
     backbone: str = ""
     cache: Path | None = None
     """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
+    regime: Regime = Regime()
+    """How the organs' rows are divided among sites."""
+    lines: Path | None = None
+    """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
+        return self.regime.sites(self.organs)
+
+    @property
+    def results_file(self) -> Path:
+        """The file of raw results."""
+        return self.lines or self.out / RESULTS
 
     @property
     def store(self) -> FeatureStore | None:
@@ -103,7 +121,7 @@ def results(grid: Grid) -> list[Result]:
     """The result of each run, first those of answers without training. All of them are in `results.jsonl` then."""
     found = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
     found += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
-    append(grid.out / RESULTS, found)
+    append(grid.results_file, found)
     return found
 
 
@@ -126,6 +144,8 @@ def _saved(grid: Grid, system: System, seed: int) -> Result:
 
 def _free(grid: Grid, label: str, seed: int) -> Result:
     data = _data(grid, seed)
+    if grid.regime.late:
+        data = {site: newcomer(each, grid.regime.late) for site, each in data.items()}
     outcome = RunOutcome(
         right={site: FREE[label](each).tolist() for site, each in data.items()},
         validated={},
@@ -142,11 +162,14 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
 
 
 def _result(grid: Grid, outcome: RunOutcome, described: Mapping[str, Any]) -> Result:
-    job = grid.job(grid.systems[0], outcome.seed).to_dict()
+    spec = grid.job(grid.systems[0], outcome.seed)
+    job, changed = spec.to_dict(), spec.model_dump(mode="json", exclude_defaults=True)
     split = {name: value for name, value in job["split"].items() if name != "seed"}
     # Through JSON, so that a result is equal to the one that is read from its line.
     budget = json.loads(json.dumps(dict(grid.budget)))
     setting = {"data": grid.reader, "split": split, "backbone": job["backbone"], "budget": budget}
+    setting["regime"] = grid.regime.name
+    setting["job"] = {name: value for name, value in changed.items() if name not in NAMED}
     return Result.model_validate(json.loads(json.dumps({**setting, **described, **parts_of(outcome)})))
 
 
@@ -159,14 +182,14 @@ def _cohort(grid: Grid, seed: int) -> int:
 def _test_rows(grid: Grid, seed: int) -> dict[str, list[tuple[str, str]]]:
     """The patient's key and the question of each test row, by site."""
     job = grid.job(grid.systems[0], seed)
-    return _read_test_rows(grid.reader, grid.root, grid.sites, job.split, seed)
+    return _read_test_rows(grid.reader, grid.root, grid.organs, job.split, seed, grid.regime)
 
 
 @lru_cache
 def _read_test_rows(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, regime: Regime
 ) -> dict[str, list[tuple[str, str]]]:
-    by_site = {site: load_site(reader, root, site, split, seed) for site in sites}
+    by_site = regime.divided({organ: load_site(reader, root, organ, split, seed) for organ in organs})
     return {
         site: [
             (data.patients[patient], question)
@@ -182,8 +205,14 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
     if not file.exists():
         return False
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    same_job = record["job"] == grid.job(system, seed).to_dict() and record["sites"] == list(grid.sites)
-    return bool(same_job and record.get("pictures", True) == system.pictures)
+    try:
+        # A run of an earlier version lacks the settings that came later: they have their defaults.
+        job = JobSpec.from_dict(record["job"])
+    except ConfigError:
+        return False
+    same_job = job == grid.job(system, seed) and record["sites"] == list(grid.sites)
+    same_rows = record.get("pictures", True) == system.pictures and record.get("regime", ALL_ROWS) == grid.regime.name
+    return bool(same_job and same_rows)
 
 
 def _run(grid: Grid, system: System, seed: int) -> None:
@@ -192,25 +221,28 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     data = _data(grid, seed, system.pictures)
-    if system.centralised:
+    if grid.regime.late:
+        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised)
+    elif system.centralised:
         outcome = centralised(job, data, seed, grid.store)
     else:
-        outcome = federated(job, grid.root, folder, data, grid.store)[0]
+        outcome, _ = federated(job, grid.root, folder, data, grid.store)
     content = {
         "version": code_version(),
         "job": job.to_dict(),
         "sites": list(grid.sites),
         "pictures": system.pictures,
+        "regime": grid.regime.name,
         "outcome": vars(outcome),
     }
     write_whole(folder / OUTCOME, json.dumps(content).encode())
-    append(grid.out / RESULTS, [_saved(grid, system, seed)])
+    append(grid.results_file, [_saved(grid, system, seed)])
 
 
 def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
     """The data of each site, without `pictures` all black ones."""
     job = grid.job(grid.systems[0], seed)
-    data = _read(grid.reader, grid.root, grid.sites, job.split, seed, job.backbone)
+    data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone))
     if pictures:
         return data
     return {site: replace(each, pictures=each.pictures.blank()) for site, each in data.items()}
@@ -218,12 +250,12 @@ def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
 
 @lru_cache(maxsize=1)
 def _read(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, backbone: str
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
-    """The data of each site, with its pictures. Runs of a seed follow each other, so that a process reads them once."""
-    by_site, size = {}, load_backbone(backbone).shape.image_size
-    for site in sites:
-        data = load_site(reader, root, site, split, seed)
-        by_site[site] = replace(data, pictures=data.pictures.cached())
-        by_site[site].pictures.load(size)
-    return by_site
+    """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
+    by_organ, size = {}, load_backbone(backbone).shape.image_size
+    for organ in organs:
+        data = load_site(reader, root, organ, split, seed)
+        by_organ[organ] = replace(data, pictures=data.pictures.cached())
+        by_organ[organ].pictures.load(size)
+    return by_organ

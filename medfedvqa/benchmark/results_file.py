@@ -56,6 +56,8 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     backbone: str
     budget: dict[str, Any]
     """The options of all systems."""
+    job: dict[str, Any]
+    """The other settings of the jobs, as far as they are not the default ones."""
     regime: str = ALL_ROWS
     """How the rows were divided among sites."""
     system: str
@@ -85,7 +87,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     @property
     def setting(self) -> dict[str, Any]:
         """What two results must share to stand in one table."""
-        names = ("data", "split", "backbone", "budget", "regime")
+        names = ("data", "split", "backbone", "budget", "job", "regime")
         return {**{name: getattr(self, name) for name in names}, "sites": list(self.sites)}
 
     @property

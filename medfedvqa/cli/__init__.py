@@ -16,6 +16,7 @@ COMMANDS = {
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),
     "tune": Source("tune", "tune"),
+    "study": Source("study", "study"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest"),
     "pretrain": Source("pretrain", "pretrain"),

@@ -95,7 +95,7 @@ def benchmark(
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
     grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone, cache)
-    _complete(progress, grid, workers)
+    complete(progress, grid, workers)
     _finish(results(grid), out, as_json, quiet)
 
 
@@ -174,8 +174,8 @@ def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
         raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
     accuracies: dict[str, dict[int, float]] = {system.label: {} for system in grid.systems}
     for count in counts:
-        sized = replace(grid, out=grid.out / f"{count}-sites", sites=phantom.organs(count))
-        _complete(progress, sized, workers)
+        sized = replace(grid, out=grid.out / f"{count}-sites", organs=phantom.organs(count))
+        complete(progress, sized, workers)
         for label, each in compared(results(sized)).rows.items():
             if label in accuracies:
                 accuracies[label][count] = average(each).mean
@@ -190,7 +190,7 @@ def numbers(listed: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _complete(console: Terminal, grid: "Grid", workers: int) -> None:
+def complete(console: Terminal, grid: "Grid", workers: int) -> None:
     """Run what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
     from rich.progress import Progress
 

@@ -23,6 +23,7 @@ def result(system: str = "local (DT)", seed: int = 0, right: str = "10" * 30, **
         "split": {"kind": "official"},
         "backbone": "medclip-vqarad",
         "budget": {"rounds": 2},
+        "job": {},
         "system": system,
         "method": "local",
         "options": {"rounds": 2},
