@@ -80,7 +80,7 @@ class SiteData:
         if not 0 <= row < len(rows):
             raise DataError(f"the site has {len(rows)} rows of the part '{part}', numbered from 0")
         single, none = rows.chosen(torch.tensor([row])), rows.chosen(torch.tensor([], dtype=torch.int64))
-        pictures, patient = self.pictures.only(int(single.pictures)), self.patients[int(single.patients)]
+        pictures, patient = self.pictures.chosen([int(single.pictures)]), self.patients[int(single.patients)]
         first = torch.zeros_like(single.pictures)
         return replace(
             self,

@@ -15,6 +15,11 @@ FREE = {"majority": "majority", "question_prior": "question-only prior"}
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
 """Labels of the models that a site trains alone."""
 ABSENT = "–"
+CAPTION = (
+    "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery), which counts rows, "
+    "not patients: it is too narrow where a patient has several rows."
+)
+"""Sites release counts of rows only, from which no design effect follows."""
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -61,7 +66,7 @@ def markdown_table(results: Results) -> str:
     head, rows = _cells(results, for_markdown)
     paragraphs = [
         _aligned(head, rows),
-        "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
+        CAPTION,
         for_markdown(facts_line(results)),
         *map(for_markdown, results["notes"]),
     ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medfedvqa.benchmark.grid import OUTCOME, Grid
-from medfedvqa.benchmark.systems import System
+from medfedvqa.benchmark.systems import WITHOUT, System
 from medfedvqa.benchmark.tuning_search import (
     Candidate,
     Trial,
@@ -93,6 +93,8 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     tuned = read_tuned(path)
     assert with_choices([SYSTEM], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
+    blind = replace(SYSTEM, label=SYSTEM.label + WITHOUT, pictures=False)
+    assert with_choices([blind], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
     for data, backbone in (("phantom", "medclip-vqa-rad"), ("slake", "medclip-slake")):
         with pytest.raises(ConfigError, match="--tuned is of a search on slake with backbone medclip-vqa-rad"):
             with_choices([SYSTEM], tuned, data, backbone)
