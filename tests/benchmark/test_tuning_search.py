@@ -113,6 +113,14 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
         read_tuned(path)
 
 
+def test_the_golden_file_is_read() -> None:
+    """Every later version reads what this format's first version wrote."""
+    tuned = read_tuned(Path(__file__).parents[1] / "golden" / "formats-1" / "tuned.json")
+    choice = tuned.choices["local classifier"]
+    assert (tuned.data, tuned.backbone) == ("slake", "medclip-vqarad")
+    assert (choice.learning_rate, choice.weight_decay) == (0.001, 0.05)
+
+
 def test_what_cannot_be_searched_is_refused_before_anything_runs(tmp_path: Path) -> None:
     """Values out of range or given twice, none at all, and a method without these options."""
     for rates in ([0.0], [0.01, 0.01], [], [float("nan")]):
