@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.benchmark.grid import OUTCOME, Grid, run
-from medfedvqa.benchmark.systems import System
+from medfedvqa.benchmark.systems import WITHOUT, System
 from medfedvqa.bounds import Rate, WeightDecay
 from medfedvqa.checking import checked
 from medfedvqa.core import method_type
@@ -183,12 +183,18 @@ def read_tuned(path: Path) -> Tuned:
 
 
 def with_choices(systems: Sequence[System], tuned: Tuned, data: str, backbone: str) -> tuple[System, ...]:
-    """The systems with the options that won. Raises `ConfigError` for other data, backbone, or a system without any."""
+    """The systems with the options that won; one without the picture takes those of the system with it.
+
+    Raises `ConfigError` for other data, another backbone, or a system without a choice.
+    """
     if (tuned.data, tuned.backbone) != (data, backbone):
         raise ConfigError(f"--tuned is of a search on {tuned.data} with backbone {tuned.backbone}: search on this data")
-    missing = [system.label for system in systems if system.label not in tuned.choices]
+    choices = [tuned.choices.get(system.label.removesuffix(WITHOUT)) for system in systems]
+    missing = [system.label for system, choice in zip(systems, choices, strict=True) if choice is None]
     if missing:
         raise ConfigError(f"--tuned has no choice for {', '.join(missing)}: search for them, or leave them out")
     return tuple(
-        replace(system, options={**system.options, **tuned.choices[system.label].model_dump()}) for system in systems
+        replace(system, options=system.options | choice.model_dump())
+        for system, choice in zip(systems, choices, strict=True)
+        if choice is not None
     )

@@ -67,7 +67,7 @@ def benchmark(
     check_folder(out)
     if from_files:
         given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
-        given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option}
+        given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced

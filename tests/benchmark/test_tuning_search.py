@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medfedvqa.benchmark.grid import OUTCOME, Grid
-from medfedvqa.benchmark.systems import System
+from medfedvqa.benchmark.systems import WITHOUT, System
 from medfedvqa.benchmark.tuning_search import (
     Candidate,
     Trial,
@@ -93,6 +93,8 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     tuned = read_tuned(path)
     assert with_choices([SYSTEM], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
+    blind = replace(SYSTEM, label=SYSTEM.label + WITHOUT, pictures=False)
+    assert with_choices([blind], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
     for data, backbone in (("phantom", "medclip-vqa-rad"), ("slake", "medclip-slake")):
         with pytest.raises(ConfigError, match="--tuned is of a search on slake with backbone medclip-vqa-rad"):
             with_choices([SYSTEM], tuned, data, backbone)
@@ -109,6 +111,14 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ConfigError, match="is missing or is no JSON"):
         read_tuned(path)
+
+
+def test_the_golden_file_is_read() -> None:
+    """Every later version reads what this format's first version wrote."""
+    tuned = read_tuned(Path(__file__).parents[1] / "golden" / "formats-1" / "tuned.json")
+    choice = tuned.choices["local classifier"]
+    assert (tuned.data, tuned.backbone) == ("slake", "medclip-vqarad")
+    assert (choice.learning_rate, choice.weight_decay) == (0.001, 0.05)
 
 
 def test_what_cannot_be_searched_is_refused_before_anything_runs(tmp_path: Path) -> None:
