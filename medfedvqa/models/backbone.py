@@ -245,6 +245,13 @@ class Backbone(ABC):
         finished features, and for a backbone without a position that stands for the picture.
         """
 
+    def places(self, pictures: torch.Tensor) -> torch.Tensor:
+        """The frozen features of each place of grey pictures [pictures, 1, size, size], line by line.
+
+        float32 [pictures, places, width of the tower for pictures]. Raises `ConfigError` if the backbone has none.
+        """
+        raise ConfigError("this backbone gives no grid of a picture's places: give 'fusion' as 'product'")
+
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""
         raise ConfigError("this backbone gives no embeddings of single tokens: choose another")

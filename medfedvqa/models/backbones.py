@@ -9,7 +9,7 @@
 | `vilt-b32@label`  | a ViLT in a local folder, see `vilt_files`                            |
 | `NAME@label`      | the backbone of an allowed distribution, see `medfedvqa.plugins`      |
 
-`medclip@label` is a checkpoint of the project's own architecture.
+`medclip2@label` is a checkpoint of the project's own architecture, `medclip@label` of its first one.
 """
 
 import re
@@ -25,7 +25,8 @@ import torch
 from medfedvqa import plugins
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape, TowerShape
-from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
+from medfedvqa.models.bundled import ARCHITECTURES as OWN
+from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary, assemble
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
@@ -34,7 +35,6 @@ from medfedvqa.near_miss import suggestion
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
 
-BUNDLED_ARCHITECTURE = "medclip"
 HUB = "hf-hub:"
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
@@ -65,7 +65,7 @@ def outside_architecture(name: str) -> str | None:
     if "@" not in name or name in BUNDLED:
         return None
     architecture = _architecture(name)
-    return None if architecture in (BUNDLED_ARCHITECTURE, *ARCHITECTURES) else architecture
+    return None if architecture in (*OWN, *ARCHITECTURES) else architecture
 
 
 def _from_outside(name: str) -> Architecture | None:
@@ -117,13 +117,13 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
 
 
 def _architecture(name: str) -> str:
-    """The architecture in a name: open_clip's model name, `hf-hub:...`, or `medclip`."""
+    """The architecture in a name: open_clip's model name, `hf-hub:...`, or one of this project's."""
     if name in BUNDLED:
-        return BUNDLED_ARCHITECTURE
+        return BUNDLED[name].architecture
     if name.startswith(HUB) and "@" not in name:
         return name
     parts = re.fullmatch(r"([^@/:]+)([@/])[^@]+", name)
-    if parts is None or (parts[2] == "/" and parts[1] in (BUNDLED_ARCHITECTURE, *ARCHITECTURES)):
+    if parts is None or (parts[2] == "/" and parts[1] in (*OWN, *ARCHITECTURES)):
         raise BackboneError(
             f"unknown backbone '{name}'; there is {', '.join(BUNDLED)}, ARCH/tag of open_clip (as ViT-B-32/openai), "
             "hf-hub:org/name, and ARCH@label for a local checkpoint"
@@ -133,8 +133,8 @@ def _architecture(name: str) -> str:
 
 def _configuration(architecture: str) -> dict[str, Any]:
     """open_clip's configuration of a model. Raises `BackboneError` for an unknown architecture."""
-    if architecture == BUNDLED_ARCHITECTURE:
-        return ARCHITECTURE
+    if architecture in OWN:
+        return OWN[architecture]
     # open_clip takes seconds to import, and most commands, and servers, load no model.
     import open_clip
 
@@ -162,7 +162,7 @@ def _shape(name: str, configuration: Mapping[str, Any]) -> BackboneShape:
         image_size=vision["image_size"],
         context=text["context_length"],
         words=text["width"],
-        build=partial(_build, configuration),
+        build=partial(assemble, configuration),
         aside=("logit_scale", "logit_bias", "visual.proj", *(f"{prefix}text_projection{part}" for part in PROJECTION)),
     )
 
@@ -197,17 +197,9 @@ def _from_file(name: str, architecture: str, configuration: Mapping[str, Any], p
     if not path.is_file():
         hint = "`medfedvqa pretrain` makes it" if name in BUNDLED else "check the path that this machine gives for it"
         raise BackboneError(f"the {architecture} checkpoint of the backbone '{name}' is missing; {hint}")
-    clip = _build(configuration)
+    clip: CLIP | CustomTextCLIP = assemble(configuration)
     fill(clip, name, architecture, path)
     return clip
-
-
-def _build(configuration: Mapping[str, Any]) -> "CLIP | CustomTextCLIP":
-    from open_clip.model import CLIP, CustomTextCLIP
-
-    options = dict(configuration)
-    kind = CustomTextCLIP if options.pop("custom_text", False) else CLIP
-    return kind(**options)
 
 
 def _from_open_clip(name: str) -> "CLIP | CustomTextCLIP":
@@ -232,7 +224,7 @@ def _from_open_clip(name: str) -> "CLIP | CustomTextCLIP":
 
 
 def _normalisation(architecture: str, clip: "CLIP | CustomTextCLIP") -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if architecture == BUNDLED_ARCHITECTURE:
+    if architecture in OWN:
         return MEAN, STD
     import open_clip
 
@@ -243,7 +235,7 @@ def _normalisation(architecture: str, clip: "CLIP | CustomTextCLIP") -> tuple[tu
 
 
 def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
-    if architecture == BUNDLED_ARCHITECTURE:
+    if architecture in OWN:
         return ShortVocabulary()
     import open_clip
 

@@ -1,5 +1,6 @@
-"""The project's own small CLIP: its architecture and its tokenizer. `pretraining` makes its weights."""
+"""The project's own small CLIPs: their architectures and their tokenizer. `pretraining` makes their weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,24 @@ VOCABULARY = 8192
 """Token ids: 512 bytes, 7,678 merges, start and end. Small, since the table is a third of the weights."""
 
 CONTEXT = 64
-ARCHITECTURE: dict[str, Any] = {
-    "embed_dim": 256,
-    "vision_cfg": {"image_size": 128, "patch_size": 16, "width": 256, "head_width": 64, "layers": 6},
-    "text_cfg": {"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 256, "heads": 4, "layers": 4},
+SIZE = 128
+"""Side of the pictures, pixels."""
+
+_TEXT = {"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 256, "heads": 4, "layers": 4}
+ARCHITECTURES: Mapping[str, dict[str, Any]] = {
+    "medclip": {
+        "embed_dim": 256,
+        "vision_cfg": {"image_size": SIZE, "patch_size": 16, "width": 256, "head_width": 64, "layers": 6},
+        "text_cfg": _TEXT,
+    },
+    "medclip2": {
+        "embed_dim": 256,
+        "vision_cfg": {"image_size": SIZE, "patch_size": 16, "width": 192, "head_width": 64, "layers": 4},
+        "text_cfg": _TEXT,
+        "keeps_place": True,
+    },
 }
+"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`."""
 MEAN = (0.26, 0.26, 0.26)
 STD = (0.26, 0.26, 0.26)
 
@@ -26,21 +40,45 @@ class BundledModel:
     """One set of weights that ships with the project, and the data that it was trained on."""
 
     file: str
+    architecture: str
     seen: tuple[str, ...]
 
 
 BUNDLED = {
-    "medclip-slake": BundledModel("medclip-slake.safetensors", ("open", "slake")),
-    "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", ("open", "vqa-rad")),
+    "medclip-slake": BundledModel("medclip-slake.safetensors", "medclip", ("open", "slake")),
+    "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", "medclip", ("open", "vqa-rad")),
 }
 
 
-def build() -> "CLIP":
-    """The architecture with random weights, float32."""
-    # open_clip takes seconds to import, and most commands load no model.
-    from open_clip.model import CLIP
+def build(architecture: str = "medclip2") -> "CLIP":
+    """An architecture with random weights, float32."""
+    clip: CLIP = assemble(ARCHITECTURES[architecture])
+    return clip
 
-    return CLIP(**ARCHITECTURE)
+
+def assemble(configuration: Mapping[str, Any]) -> Any:
+    """The CLIP of open_clip's configuration, or of this module's, with random weights, float32."""
+    # open_clip takes seconds to import, and most commands load no model.
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    options = dict(configuration)
+    kind = CustomTextCLIP if options.pop("custom_text", False) else CLIP
+    keeps_place = options.pop("keeps_place", False)
+    clip = kind(**options)
+    if keeps_place:
+        from medfedvqa.models.place_tower import PlaceTower
+
+        vision = options["vision_cfg"]
+        clip.visual = PlaceTower(
+            width=vision["width"],
+            image_size=vision["image_size"],
+            patch_size=vision["patch_size"],
+            layers=vision["layers"],
+            heads=vision["width"] // vision["head_width"],
+            mlp_ratio=4.0,
+            output_dim=options["embed_dim"],
+        )
+    return clip
 
 
 class ShortVocabulary:

@@ -85,6 +85,12 @@ class ClipBackbone(Backbone):
         return tuning.call(_attention, self.clip, batch, tuning)
 
     @torch.no_grad()
+    def places(self, pictures: torch.Tensor) -> torch.Tensor:
+        check_size(pictures, self.shape.image_size)
+        image = ImageTower(self.clip.visual, 1)
+        return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in torch.split(pictures, CHUNK)])
+
+    @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         return TokenEmbeddings(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
