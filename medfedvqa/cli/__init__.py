@@ -19,6 +19,7 @@ COMMANDS = {
     "pretrain": Source("pretrain", "pretrain"),
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
+    "status": Source("status", "status"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}
