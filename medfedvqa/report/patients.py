@@ -11,6 +11,7 @@ from medfedvqa.report import charts
 from medfedvqa.report.blocks import Block, Bullets, Document, DrawingGroup, Lead, Section, Text
 from medfedvqa.report.first_page import in_hundred
 from privacy.report.model_conduct import Report
+from privacy.report.report_evidence import Governance
 
 Language = Literal["en", "de"]
 SHORT = 300
@@ -125,14 +126,14 @@ def compose_patients(report: Report, language: Language) -> Document:
     """The lay page of one site's report."""
     words, identity, egress = WORDS[language], report.sections.identity, report.sections.egress
     lead = words.noisy if report.sections.claim.made else words.bare
-    governance = report.evidence.governance
+    governance = report.evidence.governance or Governance()
     sections = (
-        _section("why", words.why, governance and governance.purpose, words.no_reason),
+        _section("why", words.why, governance.purpose, words.no_reason),
         Section("left", words.left[0], (Text((_left(report, words),)),)),
         Section("means", words.means[0], _means(report, words)),
         Section("checks", words.checks[0], (Text((_checks(report, words),)),)),
         Section("limits", words.limits[0], (Bullets("", words.limits[1]),)),
-        _section("ask", words.ask, governance and governance.contact, words.nobody),
+        _section("ask", words.ask, governance.contact, words.nobody),
     )
     return Document(
         kind=words.kind,
