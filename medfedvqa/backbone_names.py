@@ -5,7 +5,7 @@
 | `medclip-slake`          | shipped with the project, as is `medclip-vqarad`                              |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
-| `ARCH@label`             | a local file or folder of an architecture of open_clip, `medclip` or ViLT     |
+| `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or ViLT       |
 | `hf-hub:org/name@label`  | a local folder with the files of that model: nothing is fetched               |
 | `local-dir:name@label`   | a local folder of any model that `docs/backbones.md` lists                    |
 
@@ -27,9 +27,10 @@ from typing import Any
 from medfedvqa.errors import BackboneError
 from medfedvqa.near_miss import suggestion
 
-BUNDLED_NAMES = ("medclip-slake", "medclip-vqarad")
-OWN = "medclip"
-"""The architecture of the bundled backbones."""
+BUNDLED_NAMES: Mapping[str, str] = MappingProxyType({"medclip-slake": "medclip", "medclip-vqarad": "medclip"})
+"""The bundled backbones, each with its architecture."""
+OWN = ("medclip", "medclip2")
+"""The project's own architectures."""
 VILT = "vilt-b32"
 HUB, FOLDER = "hf-hub:", "local-dir:"
 
@@ -73,13 +74,13 @@ class BackboneName:
 def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
     """The parts of a name; `others`: further architectures that only have local files. Raises `BackboneError`."""
     if name in BUNDLED_NAMES:
-        return BackboneName(name, OWN, None, None)
+        return BackboneName(name, BUNDLED_NAMES[name], None, None)
     parts = next((match for form in _FORMS if (match := re.fullmatch(form, name))), None)
     if parts is None:
         raise BackboneError(f"unknown backbone '{_shown(name)}': {_hint(name)}")
     architecture, label = parts["architecture"], parts["label"]
     if parts["kind"] == "/":
-        if architecture in (OWN, VILT, *others):
+        if architecture in (*OWN, VILT, *others):
             raise BackboneError(f"unknown backbone '{name}': it has no tags, only local files: {architecture}@LABEL")
         return BackboneName(name, architecture, label, None)
     return BackboneName(name, architecture, None, label)
@@ -137,7 +138,7 @@ def configuration(architecture: str) -> dict[str, Any]:
     # `open_clip.add_model_config` adds further ones while a program runs.
     added = sys.modules["open_clip"].get_model_config(architecture) if "open_clip" in sys.modules else None
     if added is None:
-        hint = suggestion(architecture, (*architectures(), OWN, VILT)) or "`medfedvqa backbone list` lists them"
+        hint = suggestion(architecture, (*architectures(), *OWN, VILT)) or "`medfedvqa backbone list` lists them"
         raise BackboneError(f"open_clip has no architecture '{architecture}': {hint}")
     return dict(added)
 
@@ -190,7 +191,7 @@ def takes_prompts(configuration: Mapping[str, Any]) -> bool:
 
 def check_architecture(name: BackboneName) -> None:
     """Raises `BackboneError` for an architecture of open_clip that is unknown or cannot be used, without torch."""
-    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (OWN, VILT):
+    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (*OWN, VILT):
         return
     if reason := refusal(configuration(name.architecture)):
         raise BackboneError(f"the backbone '{name.full}' cannot be used: {reason}; docs/backbones.md lists what can")

@@ -20,6 +20,7 @@ COMMANDS = {
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest"),
     "pretrain": Source("pretrain", "pretrain"),
+    "probe": Source("probe", "probe"),
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
 }

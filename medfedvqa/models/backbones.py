@@ -16,7 +16,8 @@ from medfedvqa import plugins
 from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture, configuration, parse, refusal
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
-from medfedvqa.models.bundled import ARCHITECTURE, BUNDLED, MEAN, STD, ShortVocabulary
+from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
+from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
@@ -60,7 +61,7 @@ def _parsed(name: str) -> BackboneName:
 def outside_architecture(name: str) -> str | None:
     """The architecture in a backbone's name if a distribution may bring it; None for the project's architectures."""
     parsed = _parsed(name)
-    if parsed.label is None or parsed.is_folder or parsed.architecture in (OWN, *ARCHITECTURES):
+    if parsed.label is None or parsed.is_folder or parsed.architecture in (*OWN, *ARCHITECTURES):
         return None
     return parsed.architecture
 
@@ -129,8 +130,8 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
 
 def _configuration(name: BackboneName) -> dict[str, Any]:
     """open_clip's configuration of a model. Raises `BackboneError` for an unknown architecture."""
-    if name.architecture == OWN:
-        return ARCHITECTURE
+    if name.architecture in OWN:
+        return OWN_CONFIGURATIONS[name.architecture]
     if not name.architecture.startswith(HUB):
         check_architecture(name)
         return configuration(name.architecture)
@@ -205,7 +206,7 @@ def _from_open_clip(name: BackboneName) -> "nn.Module":
 
 
 def _normalisation(architecture: str, clip: "nn.Module") -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if architecture == OWN:
+    if architecture in OWN:
         return MEAN, STD
     import open_clip
 
@@ -216,7 +217,7 @@ def _normalisation(architecture: str, clip: "nn.Module") -> tuple[tuple[float, .
 
 
 def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
-    if architecture == OWN:
+    if architecture in OWN:
         return ShortVocabulary()
     import open_clip
 

@@ -32,22 +32,41 @@ TEXT_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def build(configuration: Mapping[str, Any]) -> nn.Module:
-    """A model of this configuration with arbitrary weights. Raises `BackboneError` for an unknown text tower."""
+    """A model of this configuration with arbitrary weights. Raises `BackboneError` for an unknown text tower.
+
+    With `keeps_place`, which open_clip does not know, the picture tower is a `PlaceTower`.
+    """
     from open_clip.coca_model import CoCa
     from open_clip.model import CLIP, CustomTextCLIP
 
     options = {name: dict(part) if isinstance(part, Mapping) else part for name, part in configuration.items()}
     text, custom = options["text_cfg"], options.pop("custom_text", False)
-    known = text.pop("hf_config", None)
+    known, keeps_place = text.pop("hf_config", None), options.pop("keeps_place", False)
     options["vision_cfg"]["timm_model_pretrained"] = False
     kind = CoCa if "multimodal_cfg" in options else CustomTextCLIP if custom or text.get("hf_model_name") else CLIP
     if not text.get("hf_model_name"):
         model: nn.Module = kind(**options)
+        if keeps_place:
+            model.visual = _place_tower(configuration["vision_cfg"], int(configuration["embed_dim"]))
         return model
     stand_in = {"context_length": 4, "vocab_size": 8, "width": 8, "heads": 1, "layers": 1}
     model = kind(**{**options, "text_cfg": stand_in})
     model.text = _text_tower(int(configuration["embed_dim"]), text, known)
     return model
+
+
+def _place_tower(vision: Mapping[str, Any], embed: int) -> nn.Module:
+    from medfedvqa.models.place_tower import PlaceTower
+
+    return PlaceTower(
+        width=vision["width"],
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        layers=vision["layers"],
+        heads=vision["width"] // vision["head_width"],
+        mlp_ratio=4.0,
+        output_dim=embed,
+    )
 
 
 def _text_tower(embed: int, text: Mapping[str, Any], known: Mapping[str, Any] | None) -> "HFTextEncoder":

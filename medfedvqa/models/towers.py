@@ -63,11 +63,13 @@ class ImageTower:
         return patches
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
-        """The attention of the pooled position to each patch in the last block, [n, patches], from the trunk's output.
+        """The attention to each patch in the last block, [n, patches], from the trunk's output.
 
-        Raises `ConfigError` for a tower that pools by a mean.
+        It is that of the pooled position; of a tower that pools by places, the mean over these. Raises `ConfigError`
+        for a tower that pools by a mean.
         """
-        if self.visual.pool_type != "tok" or self.visual.attn_pool:
+        token = bool(self.visual.pool_type == "tok" and not self.visual.attn_pool)
+        if not token and self.visual.pool_type != "places":
             raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
         *below, last = self.visual.transformer.resblocks[-self.tuned :]
         tuning, tokens = tuning.above(self.layers - self.tuned), None
@@ -77,8 +79,9 @@ class ImageTower:
             keys, values = (part[..., :-1, :, :] for part in (tuning.prompts.keys, tuning.prompts.values))
             lower = replace(tuning, prompts=replace(tuning.prompts, keys=keys, values=values))
         hidden = _run(below, hidden, Aligned(), lower)
-        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, True, tuning.updates.get(len(below)))
-        weights = attention_to_patches(queries, keys, hidden.shape[1] - 1)[:, 0]
+        queries, keys, *_ = _heads(last, hidden, Aligned(), tokens, None, token, tuning.updates.get(len(below)))
+        weights = attention_to_patches(queries, keys, hidden.shape[1] - 1)
+        weights = weights[:, 0] if token else weights[:, 1:].mean(dim=1)
         return weights / weights.sum(dim=1, keepdim=True)
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import open_clip
@@ -12,6 +13,7 @@ from open_clip.transformer import QuickGELU
 from safetensors.torch import save_file
 
 import medfedvqa.models
+from medfedvqa.backbone_names import BUNDLED_NAMES
 from medfedvqa.errors import BackboneError
 from medfedvqa.models import BackboneShape, TowerShape, bundled_for, load_backbone, seen_by, shape_of
 from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS
@@ -87,7 +89,11 @@ def test_the_shape_of_the_bundled_architecture():
     expected = BackboneShape(
         {"image": TowerShape(6, 256, 4), "text": TowerShape(4, 256, 4)}, embed=256, image_size=128, context=64
     )
-    assert all(shape_of(name) == expected for name in (*BUNDLED, "medclip@mine"))
+    towers = expected.towers | {"image": TowerShape(4, 192, 3)}
+    shapes = {"medclip": expected, "medclip2": replace(expected, towers=towers)}
+    assert all(shape_of(f"{name}@mine") == shape for name, shape in shapes.items())
+    assert BUNDLED.keys() == BUNDLED_NAMES.keys()
+    assert all(shape_of(name) == shapes[architecture] for name, architecture in BUNDLED_NAMES.items())
 
 
 def test_what_bundled_weights_have_seen_is_known_and_of_others_it_is_not():
@@ -111,13 +117,13 @@ def test_a_bundled_backbone_loads(name):
 
 
 def test_bundled_weights_that_are_not_there_are_refused_with_the_command_that_makes_them(monkeypatch):
-    monkeypatch.setitem(BUNDLED, "medclip-slake", BundledModel("absent.safetensors", ("open", "slake")))
+    monkeypatch.setitem(BUNDLED, "medclip-slake", BundledModel("absent.safetensors", "medclip", ("open", "slake")))
     assert "medfedvqa pretrain" in refused("medclip-slake")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_local_checkpoint_loads_frozen_in_float32_and_evaluation_mode(folder, suffix):
-    weights = {name: tensor.half() for name, tensor in state(build()).items()}
+    weights = {name: tensor.half() for name, tensor in state(build("medclip")).items()}
     path = folder / f"mine.{suffix}"
     if suffix == "pt":
         torch.save({"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in weights.items()}}, path)
@@ -134,7 +140,7 @@ def test_a_local_checkpoint_loads_frozen_in_float32_and_evaluation_mode(folder, 
 
 
 def test_the_digest_tells_weights_apart_and_nothing_else(folder):
-    first = state(build())
+    first = state(build("medclip"))
     second = {name: tensor.clone() for name, tensor in first.items()}
     second["positional_embedding"][0, 0] += 1e-3
     digests = []

@@ -1,6 +1,8 @@
 """All patients of a step go through the model in one pass, and each contributes what it contributes alone."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,9 +63,14 @@ def by_patient(
     return total
 
 
-@pytest.fixture(params=["towers", "joint"])
+@pytest.fixture(params=["towers", "joint", "places"])
 def trunk(request: pytest.FixtureRequest) -> Backbone:
-    """A tiny CLIP, and a tiny ViLT where a case can run on it."""
+    """A tiny CLIP, a tiny ViLT where a case can run on it, and for `fedavg` a CLIP with a tower that keeps place."""
+    if request.param == "places":
+        if request.getfixturevalue("name") != "fedavg":
+            pytest.skip("what is tuned in a tower of places is told by fedavg's cases")
+        whole = request.getfixturevalue("places_backbone")
+        return replace(whole, clip=copy.deepcopy(whole.clip).float())
     return request.getfixturevalue("single" if request.param == "towers" else "vilt")
 
 
@@ -97,8 +104,10 @@ def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
         expected = by_patient(trainer, gradients, part.values, loss, sample, clip)
         assert len(sample.patients) == 3 and step.unbounded == 0
         found = sums_of(step, part.values)
-        assert float((found - expected).norm()) <= 2e-4 * float(expected.norm())
-        assert float(expected.norm()) > 0
+        # Clipping is by a bound on norms that allows for rounding: of the many places of a stem, more than of tokens.
+        most = 5e-4 if trunk.shape.image_size == 64 else 2e-4
+        assert float((found - expected).norm()) <= most * float(expected.norm())
+        assert 0 < float(found.norm()) <= (1 + 2e-4) * float(expected.norm())
 
 
 def method_fields(name: str) -> set[str]:
