@@ -13,6 +13,7 @@ from audits import Event, VerdictState, examine, read, verify
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import JOURNAL
 from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
@@ -121,9 +122,12 @@ def test_a_job_whose_server_process_is_killed_goes_on(federation: LoopbackFedera
         wait_for(lambda number=number: len(rounds(federation, job_id)) >= number)
         (process,) = federation.processes("localhost", job=True)
         process.kill()
+    assert list((federation.kits / "localhost" / JOURNAL / job_id).iterdir())
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     out = federation.results(job_id)
     results = json.loads((out / "results.json").read_text())
+    assert not list(out.parents[1].rglob("*.npz"))  # whoever fetches the results gets no single uploads
+    wait_for(lambda: not (federation.kits / "localhost" / JOURNAL / job_id).exists())
     assert results["status"] == "finished" and [record["round"] for record in results["rounds"]] == [1, 2, 3, 4, 5, 6]
     assert not any(record["missing"] for record in results["rounds"]) and results["missing_at_end"] == []
     for name in SITES:
