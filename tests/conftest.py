@@ -22,7 +22,7 @@ from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone
+from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone, open_clip_models
 from medfedvqa.models.bundled import build
 from medfedvqa.models.vilt import ViltBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES
@@ -93,6 +93,25 @@ def backbone() -> ClipBackbone:
         seen=None,
         digest="",
     )
+
+
+@pytest.fixture(scope="session")
+def places_backbone(backbone: ClipBackbone) -> ClipBackbone:
+    """The tiny CLIP with a picture tower that keeps place, 4 x 4 cells, float64."""
+    vision = {"image_size": 64, "patch_size": 16, "width": 32, "head_width": 16, "layers": 2}
+    configuration = {"embed_dim": 20, "vision_cfg": vision, "text_cfg": TEXT, "keeps_place": True}
+
+    def build() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            clip = open_clip_models.build(configuration)
+            for parameter in clip.parameters():
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        return clip.double().eval().requires_grad_(False)
+
+    towers = {"image": TowerShape(2, 32, 2, "visual.transformer.resblocks", attention(32))}
+    shape = replace(backbone.shape, towers=towers | {"text": backbone.shape.towers["text"]}, image_size=64, build=build)
+    return replace(backbone, clip=build(), shape=shape)
 
 
 @pytest.fixture(scope="session")
@@ -194,7 +213,7 @@ def random_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("backbone") / "random.safetensors"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        write_weights(build(), path, [])
+        write_weights(build("medclip"), path, [])
     return path
 
 

@@ -25,7 +25,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
-from medfedvqa.models import bundled_for, load_backbone, seen_by
+from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
@@ -52,6 +52,8 @@ class Grid:
     budget: Mapping[str, Any]
     organs: tuple[str, ...]
     backbone: str = ""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
     regime: Regime = Regime()
     """How the organs' rows are divided among sites."""
     lines: Path | None = None
@@ -67,6 +69,11 @@ class Grid:
         """The file of raw results."""
         return self.lines or self.out / RESULTS
 
+    @property
+    def store(self) -> FeatureStore | None:
+        """The store in that folder. Raises `ConfigError`."""
+        return None if self.cache is None else FeatureStore(self.cache)
+
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
         backbone = self.backbone or bundled_for(self.reader)
@@ -81,6 +88,7 @@ class Grid:
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,
+                "round_timeout": None,
             }
         )
 
@@ -216,9 +224,9 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     if grid.regime.late:
         outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised)
     elif system.centralised:
-        outcome = centralised(job, data, seed)
+        outcome = centralised(job, data, seed, grid.store)
     else:
-        outcome, _ = federated(job, grid.root, folder, data)
+        outcome, _ = federated(job, grid.root, folder, data, grid.store)
     content = {
         "version": code_version(),
         "job": job.to_dict(),

@@ -19,18 +19,23 @@ from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
-from medfedvqa.models import load_backbone
+from medfedvqa.models import FeatureStore, load_backbone
 
 UNION = "all sites"
 """The name of the site that has the rows of all sites, for centralised training."""
 
 
 def federated(
-    job: JobSpec, root: Path | None, folder: Path, data: Mapping[str, SiteData]
+    job: JobSpec,
+    root: Path | None,
+    folder: Path,
+    data: Mapping[str, SiteData],
+    store: FeatureStore | None = None,
 ) -> tuple[RunOutcome, dict[str, State]]:
     """The outcome of the job at the sites that have these data, and each site's state at the end.
 
-    `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet.
+    `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet. `store` keeps
+    outputs of the frozen backbone for other runs.
     """
     launch = Launch(job, root, folder, tuple(data))
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
@@ -41,7 +46,7 @@ def federated(
         return data[site]
 
     began = time.process_time()
-    with closing(LocalEngine(sites, job, "benchmark", load_data=load)) as engine:
+    with closing(LocalEngine(sites, job, "benchmark", load_data=load, store=store)) as engine:
         results = serve_job(job, launch.sites, engine.call, folder, "local")
     seconds = time.process_time() - began
     states = {}
@@ -51,15 +56,14 @@ def federated(
     return _outcome(job, data, results, states, seconds), states
 
 
-def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int) -> RunOutcome:
+def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, store: FeatureStore | None = None) -> RunOutcome:
     """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
     method = job.build()
     if not isinstance(method, Alone):
         raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
-    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
-    state, began = method.setup(everywhere), time.process_time()
-    for number in range(1, method.config.rounds + 1):
-        state, _ = method.train(everywhere, state, {}, number)
+    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone).storing(store), "cpu", seed)
+    began = time.process_time()
+    state = method.trained_alone(everywhere, method.config.rounds)
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
     seconds = (time.process_time() - began) / method.config.rounds
     right = state[RIGHT].split([len(each.test) for each in data.values()])

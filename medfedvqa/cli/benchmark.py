@@ -36,7 +36,11 @@ def benchmark(
     data_root: options.RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
     backbone: Annotated[
-        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+        str,
+        typer.Option(
+            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
+            callback=options.checked_backbone,
+        ),
     ] = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
@@ -49,6 +53,10 @@ def benchmark(
         str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
     ] = "",
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
         "benchmark"
     ),
@@ -59,17 +67,18 @@ def benchmark(
     check_folder(out)
     if from_files:
         given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
-        given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option}
+        given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced
+    from medfedvqa.cli.tune import chosen
 
     progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
     from medfedvqa.benchmark.grid import Grid, results
     from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_backbone
+    from medfedvqa.library.job_options import backbone_for, check_backbone
 
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
@@ -78,13 +87,14 @@ def benchmark(
         check_backbone(backbone)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     check_budget(systems, changes)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(backbone, reader))
     settings = BUDGET | changes
     if scale:
-        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone)
+        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone, cache)
         path = _scale(progress, numbers(scale), grid, workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
-    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone)
+    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone, cache)
     complete(progress, grid, workers)
     _finish(results(grid), out, as_json, quiet)
 

@@ -34,6 +34,16 @@ def set_words(incomplete: str) -> list[str]:
     return [name for name in SETS if name.startswith(incomplete)]
 
 
+def checked_backbone(name: str) -> str:
+    """The name. Raises `BackboneError`, before torch and any data are read, for one that cannot be used."""
+    if name not in ("", "auto"):
+        # Help and completion need no names of architectures.
+        from medfedvqa.backbone_names import check
+
+        check(name)
+    return name
+
+
 def writable(out: Path | None) -> Path | None:
     """The path that a command will write. Raises `ConfigError`, before any work, if it cannot be written."""
     if out is None:
@@ -62,6 +72,14 @@ MethodArgument = Annotated[
         help="The name of a method; `medfedvqa methods` lists them.", autocompletion=method_words, show_default=False
     ),
 ]
+OptionalMethodArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a method; `medfedvqa methods` lists them. Only --resume does without.",
+        autocompletion=method_words,
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     str,
     typer.Option(
@@ -77,10 +95,11 @@ BackboneOption = Annotated[
     str,
     typer.Option(
         help="The frozen backbone: auto (a bundled one that has not seen the data), a bundled name, ARCH/TAG of "
-        "open_clip, hf-hub:NAME, or ARCH@LABEL."
+        "open_clip, hf-hub:NAME, or NAME@LABEL.",
+        callback=checked_backbone,
     ),
 ]
-BackboneFileOption = Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")]
+BackboneFileOption = Annotated[Path | None, typer.Option(help="The file or folder of a backbone NAME@LABEL.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds of the federation. Default: the method's.", min=1)]
 EpochsOption = Annotated[
     int | None, typer.Option(help="Passes over a site's rows in each round. Default: the method's.", min=1)
@@ -100,6 +119,14 @@ OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep outputs of the frozen backbone in this folder, for later runs on this machine. They are as personal "
+        "as the pictures.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
@@ -124,6 +151,11 @@ CommitteeOption = Annotated[
 ]
 GatherOption = Annotated[
     GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
+]
+MinSitesOption = Annotated[int, typer.Option(help="The job neither begins nor continues with fewer sites.", min=1)]
+WaitForOption = Annotated[
+    int | None,
+    typer.Option(help="A round ends with the answers of this many sites. Default: it waits for all.", min=1),
 ]
 MostNormOption = Annotated[
     float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
@@ -167,7 +199,7 @@ def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:
     if file is None:
         return {}
     if "@" not in backbone:
-        raise ConfigError("--backbone-file belongs to a backbone ARCH@LABEL: give one by --backbone")
+        raise ConfigError("--backbone-file belongs to a backbone NAME@LABEL: give one by --backbone")
     if not file.exists():
         raise ConfigError("the file of --backbone-file does not exist: check its path")
     return {backbone: file}

@@ -19,13 +19,17 @@ def pretrain(
     benchmark: Annotated[
         Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set whose questions are learned, or none.")
     ] = "none",
-    steps: Annotated[int, typer.Option(help="Training steps of 96 pictures.", min=1)] = 1500,
+    steps: Annotated[int, typer.Option(help="Training steps of 64 pictures.", min=1)] = 1500,
     start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Take the frozen text tower of these weights; without it no words are learned from."),
+    ] = None,
     share_alike: Annotated[bool, typer.Option(help="Use the share-alike set (MedNIST) too.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")] = 7,
     quiet: QuietOption = False,
 ) -> None:
-    """Train the small CLIP on open data. Resumes if interrupted; uses a GPU where there is one."""
+    """Train the small CLIP on open data, in stages if wanted. Resumes if interrupted; uses a GPU where there is one."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -52,11 +56,12 @@ def pretrain(
         def progress(step: int, _: int, loss: float) -> None:
             bar.update(task, completed=step, loss=f"loss {loss:.3f}")
 
-        clip = train(corpus, recipe, out.with_suffix(".checkpoint"), start, progress)
+        clip = train(corpus, recipe, out.with_suffix(".checkpoint"), start, text, progress)
     device = "a GPU" if torch.cuda.is_available() else f"{torch.get_num_threads()} processor threads"
-    stage = {**asdict(recipe), "benchmark": benchmark, "seconds": time.monotonic() - began, "device": device}
+    facts = {"benchmark": benchmark, "text": text.stem if text else None, "device": device}
+    stage = {**asdict(recipe), **facts, "seconds": time.monotonic() - began}
     write_weights(clip, out, [*stages, stage])
     out.with_suffix(".checkpoint").unlink()
     with console.status("Measuring for the model card"):
-        write_card(out, clip, corpus, data_root)
+        write_card(out, corpus, data_root)
     console.print(f"Weights and model card are in [bold]{sentence(out.parent)}[/]")

@@ -24,6 +24,7 @@ from medfedvqa.bounds import (
     Text,
     WeightDecay,
 )
+from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
@@ -53,6 +54,14 @@ class AloneConfig(MethodConfig, frozen=True):
     weight_decay: WeightDecay = Field(1e-2, description="decay of weights per step, times the learning rate")
     finish_epochs: ExtraPasses = Field(
         0, description="passes that a site trains on by itself after its last release, without noise; 0 is none"
+    )
+    keep: Literal["last", "best"] = Field(
+        "last", description="the round whose model a site tests and keeps: the last, or its best on validation rows"
+    )
+    patience: Rounds | None = Field(
+        None,
+        description="rounds without a better validation accuracy after which a site that shares nothing trains no "
+        "more; null: it trains in all rounds",
     )
 
     answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
@@ -100,6 +109,21 @@ class Alone(Method[Config]):
                 "under differential privacy the answer space is public, never made of a site's rows: give the option "
                 "'answers' a list or 'closed', the bundled one, or give it 'site' and each site.yml a list of answers"
             )
+        if dp is not None and (config.keep == "best" or config.patience is not None):
+            raise ConfigError(
+                "'keep' as 'best' and 'patience' look at validation rows without noise, which differential privacy "
+                "would have to charge: leave both out"
+            )
+        if config.patience is not None and not self.silent:
+            raise ConfigError(
+                f"what a site of '{self.name}' sends would show when it stopped: 'patience' is for sites that send "
+                "nothing before the evaluation"
+            )
+
+    @property
+    def silent(self) -> bool:
+        """Whether a site sends nothing before the evaluation, so that it may stop when it likes."""
+        return True
 
     @property
     def passes(self) -> int:
@@ -136,6 +160,29 @@ class Alone(Method[Config]):
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """See `Method.handle`. A site may remember its best round, test with it, and stop when none gets better."""
+        if self.config.keep == "best":
+            names = {spec.name for spec in self.exchange(site.backbone.shape).task("evaluate").down}
+            state = remembered(self, site, state, received, names)
+        if task.name == "evaluate":
+            return super().handle(task, site, *recalled(state, received), round)
+        if has_stopped(state, self.config.patience):
+            return unchanged(state), {}
+        return super().handle(task, site, state, received, round)
+
+    def trained_alone(self, site: Site, rounds: int) -> State:
+        """The state of a site after so many rounds without any message, from its own setup: the last or the best."""
+        state = self.setup(site)
+        for number in range(1, rounds + 1):
+            if has_stopped(state, self.config.patience):
+                state = unchanged(state)
+            else:
+                state, _ = (self.start if number == 1 else self.train)(site, state, {}, number)
+            if self.config.keep == "best":
+                state = remembered(self, site, state, {}, ())
+        return recalled(state, {})[0]
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The first round."""

@@ -229,7 +229,8 @@ def _look(kind: str, colour: str, marker: str) -> dict[str, Any]:
 
 def _whiskers(axes: "Axes", places: list[float], entries: Sequence[Entry], upright: bool = False, **look: Any) -> None:
     """Draws a dot and its interval for each entry with an accuracy."""
-    points = [(place, e["accuracy"], e["interval"]) for place, e in zip(places, entries, strict=True) if e is not None]
+    present = ((place, e) for place, e in zip(places, entries, strict=True) if e and e["accuracy"] is not None)
+    points = [(place, e["accuracy"], e["interval"]) for place, e in present]
     if not points:
         return
     places = [place for place, _, _ in points]

@@ -20,7 +20,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import is_bundled, outside_architecture, shape_of
+from medfedvqa.models import is_bundled, outside_architecture
 from medfedvqa.plugins import Group, PlugInRefused, check
 
 LOCK = "admission.lock"
@@ -211,7 +211,7 @@ class Admission:
     def _check_exchange(self) -> None:
         """Check every tensor that the job declares, in both directions, against the policy."""
         policy, method = self._config.policy, self._job.method
-        for task in self._job.build().final_exchange(shape_of(self._job.backbone)).tasks:
+        for task in self._job.build().final_exchange(self._job.shape).tasks:
             for spec in (*task.up, *task.down):
                 if reason := policy.allows(method, spec):
                     self.refuse(Refusal.KIND, reason)

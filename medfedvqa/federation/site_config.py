@@ -13,6 +13,7 @@ from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import CLOSED_ANSWERS, public_list
+from privacy.report.report_evidence import Governance
 
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.
@@ -57,6 +58,10 @@ backbones: {backbones}
 # at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
 plugins: {plugins}
 
+# What reports print as the site's own words, each optional: purpose, controller, contact, legal_basis, retention,
+# epsilon_decided_by, epsilon_reason, permitted_use, review_date. As in {{purpose: "...", contact: "..."}}
+governance: {governance}
+
 # What may leave, and what a job must offer. Everything else is refused; a job may only be stricter.
 policy:
   methods: {methods}
@@ -94,7 +99,7 @@ policy:
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "device": "cpu", "threads": 1,
-    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {},
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
@@ -150,6 +155,8 @@ class SiteConfig(BaseModel):
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
+    governance: Governance | None = None
+    """What reports print as the site's own words."""
     repeatable_noise: int | None = None
     """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void."""
 

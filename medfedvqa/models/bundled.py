@@ -1,9 +1,12 @@
-"""The project's own small CLIP: its architecture and its tokenizer. `pretraining` makes its weights."""
+"""The project's own small CLIPs: their architectures and their tokenizer. `pretraining` makes their weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from medfedvqa.models.open_clip_models import build as build_open_clip
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP
@@ -12,11 +15,24 @@ VOCABULARY = 8192
 """Token ids: 512 bytes, 7,678 merges, start and end. Small, since the table is a third of the weights."""
 
 CONTEXT = 64
-ARCHITECTURE: dict[str, Any] = {
-    "embed_dim": 256,
-    "vision_cfg": {"image_size": 128, "patch_size": 16, "width": 256, "head_width": 64, "layers": 6},
-    "text_cfg": {"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 256, "heads": 4, "layers": 4},
+SIZE = 128
+"""Side of the pictures, pixels."""
+
+_TEXT = {"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 256, "heads": 4, "layers": 4}
+ARCHITECTURES: Mapping[str, dict[str, Any]] = {
+    "medclip": {
+        "embed_dim": 256,
+        "vision_cfg": {"image_size": SIZE, "patch_size": 16, "width": 256, "head_width": 64, "layers": 6},
+        "text_cfg": _TEXT,
+    },
+    "medclip2": {
+        "embed_dim": 256,
+        "vision_cfg": {"image_size": SIZE, "patch_size": 16, "width": 192, "head_width": 64, "layers": 4},
+        "text_cfg": _TEXT,
+        "keeps_place": True,
+    },
 }
+"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`."""
 MEAN = (0.26, 0.26, 0.26)
 STD = (0.26, 0.26, 0.26)
 
@@ -35,12 +51,10 @@ BUNDLED = {
 }
 
 
-def build() -> "CLIP":
-    """The architecture with random weights, float32."""
-    # open_clip takes seconds to import, and most commands load no model.
-    from open_clip.model import CLIP
-
-    return CLIP(**ARCHITECTURE)
+def build(architecture: str = "medclip2") -> "CLIP":
+    """An architecture with random weights, float32."""
+    clip: CLIP = build_open_clip(ARCHITECTURES[architecture])
+    return clip
 
 
 class ShortVocabulary:

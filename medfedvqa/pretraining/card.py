@@ -2,13 +2,16 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from open_clip.model import CLIP
 
-from medfedvqa.models.bundled import ARCHITECTURE, VOCABULARY
+from medfedvqa.models import ClipBackbone, load_backbone
+from medfedvqa.models.bundled import VOCABULARY
+from medfedvqa.pretraining.answer_probes import AnswerProbe, compared, probed_rows
 from medfedvqa.pretraining.corpus import BENCHMARKS, SHARE_ALIKE, Corpus
-from medfedvqa.pretraining.probes import ZeroShotProbe, answer_probes, linear_probes
+from medfedvqa.pretraining.learner import ARCHITECTURE
+from medfedvqa.pretraining.probes import LabelProbe, linear_probes
 from medfedvqa.pretraining.train import stages_of
 
 CREDITS = {
@@ -22,11 +25,15 @@ CREDITS = {
 }
 
 
-def write_card(weights: Path, clip: CLIP, corpus: Corpus, root: Path) -> None:
+def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
     """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages."""
+    backbone = load_backbone("medclip2@card", {"medclip2@card": weights})
+    clip = cast(CLIP, cast(ClipBackbone, backbone).clip)
     counts = Counter(picture.source for picture in corpus.pictures)
     probes = linear_probes(clip, corpus)
-    benchmarks = {name: answer_probes(clip, read(root / name)) for name, read in BENCHMARKS.items()}
+    benchmarks = {
+        name: compared(probed_rows(read(root / name)), {weights.stem: backbone}) for name, read in BENCHMARKS.items()
+    }
     text = "\n\n".join(
         [
             f"# {weights.stem}",
@@ -47,9 +54,9 @@ def _architecture(clip: CLIP) -> str:
     vision, text = ARCHITECTURE["vision_cfg"], ARCHITECTURE["text_cfg"]
     size = sum(parameter.numel() for parameter in clip.parameters()) / 1e6
     return (
-        f"A small CLIP for radiology, {size:.1f} million parameters, float16 safetensors. Image tower: ViT, "
-        f"{vision['layers']} blocks of width {vision['width']}, {vision['image_size']} px, patches of "
-        f"{vision['patch_size']} px. Text tower: {text['layers']} blocks of width {text['width']}, "
+        f"A small CLIP for radiology, {size:.1f} million parameters, float16 safetensors. Image tower: a convolutional "
+        f"stem, {vision['layers']} blocks of width {vision['width']}, {vision['image_size']} px, 8 x 8 cells, pooled "
+        f"by 4 x 4 places. Text tower: {text['layers']} blocks of width {text['width']}, "
         f"{VOCABULARY} tokens (the first merges of CLIP's byte-pair encoding)."
     )
 
@@ -64,31 +71,38 @@ def _data(counts: Counter[str]) -> str:
 def _training(stages: list[dict[str, Any]]) -> str:
     lines = [f"{number}. {_stage(stage)}" for number, stage in enumerate(stages, start=1)]
     return (
-        "Symmetric contrast of pictures and captions (equal labels are no contrast) plus answering of questions by "
-        "a head that is thrown away. Each stage is one `medfedvqa pretrain`, a later one with `--start`.\n\n"
-        + "\n".join(lines)
+        "The picture tower is trained, on tasks whose heads are thrown away: labels of the open sets, orientation, "
+        "edges of each cell, a thumbnail; with a text tower also contrast with captions, and questions with their "
+        "answers. The text tower is that of the named first-edition weights, unchanged but for its projection. Each "
+        "stage is one `medfedvqa pretrain`, a later one with `--start`.\n\n" + "\n".join(lines)
     )
 
 
 def _stage(stage: dict[str, Any]) -> str:
     return (
-        f"benchmark {stage['benchmark']}: {stage['steps']:,} steps of {stage['batch']} pictures, learning rate "
-        f"{stage['learning_rate']:g}, seed {stage['seed']}; {stage['patch_dropout']:.0%} of patches hidden until "
-        f"{stage['full_view']:.0%} of the steps; {stage['seconds'] / 60:.0f} minutes on {stage['device']}"
+        f"benchmark {stage['benchmark']}, text tower {stage['text'] or 'none'}: {stage['steps']:,} steps of "
+        f"{stage['batch']} pictures, learning rate {stage['learning_rate']:g}, seed {stage['seed']}; "
+        f"{stage['seconds'] / 60:.0f} minutes on {stage['device']}"
     )
 
 
-def _benchmark(name: str, probes: list[ZeroShotProbe], trained: bool) -> str:
+def _benchmark(name: str, probes: list[AnswerProbe], trained: bool) -> str:
     warning = (
         f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if trained else ""
     )
     return (
         f"## {name}: closed questions on frozen features\n\n"
-        f"A two-layer head, official split, mean of 3 seeds.{warning}\n\n" + _table(probes, "majority")
+        f"The kernel probe of `medfedvqa probe`, official split.{warning}\n\n" + probe_table(probes)
     )
 
 
-def _table(probes: list[ZeroShotProbe], chance: str) -> str:
+def probe_table(probes: list[AnswerProbe]) -> str:
+    """Probes as a Markdown table."""
+    rows = [f"| {p.name} | {p.validation:.1%} | {p.test:.1%} |" for p in probes]
+    return "\n".join(["| | validation | test |", "|---|---|---|", *rows])
+
+
+def _table(probes: list[LabelProbe], chance: str) -> str:
     rows = [f"| {p.name} | {p.accuracy:.1%} | {p.chance:.1%} | {p.rows} |" for p in probes]
     return "\n".join([f"| | accuracy | {chance} | n |", "|---|---|---|---|", *rows])
 

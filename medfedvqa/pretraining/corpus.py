@@ -21,6 +21,7 @@ from medfedvqa.public_answers import fold
 
 OPEN_SETS = ("kermany_cxr", "brain_tumor_mr", "iqoth_chest_ct", "mhh_covid_cxr", "mednist")
 SHARE_ALIKE = ("mednist",)
+LABELS = ("organ", "modality", "plane", "finding")
 BENCHMARKS = {"slake": slake.read, "vqa-rad": vqa_rad.read}
 PIXELS = 160
 """Side of the stored pictures: a quarter more than the backbone's input, so that crops stay sharp."""
@@ -65,12 +66,12 @@ def _open_set(path: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
     with zipfile.ZipFile(path) as archive:
         for line in archive.read("captions.jsonl").decode().splitlines():
             entry = json.loads(line)
-            labels = {key: entry[key] for key in ("organ", "modality", "plane", "finding") if entry[key]}
+            labels = {key: entry[key] for key in LABELS if entry[key]}
             with Image.open(io.BytesIO(archive.read(entry["file"]))) as picture:
                 pixels = square(np.asarray(picture.convert("L")), PIXELS)
             words = Picture(
                 source=name,
-                meaning=tuple(labels.get(key) for key in ("organ", "modality", "plane", "finding")),
+                meaning=tuple(labels.get(key) for key in LABELS),
                 captions=(entry["caption"],),
                 questions=tuple(_label_questions(labels)),
                 labels=labels,

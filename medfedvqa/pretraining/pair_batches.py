@@ -1,48 +1,65 @@
-"""Random batches: pictures augmented (never flipped: laterality is meaning), with a caption and a question."""
+"""Random batches of augmented pictures, each with a caption and some questions.
+
+No picture is flipped unnoticed: laterality is meaning. A few are turned or mirrored, and to tell which is a task.
+"""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.models.bundled import ARCHITECTURE, MEAN, STD
+from medfedvqa.models.bundled import MEAN, SIZE, STD
 from medfedvqa.pretraining.corpus import Corpus, Picture
+from medfedvqa.pretraining.picture_targets import ORIENTATIONS, turned
 
-SIZE = ARCHITECTURE["vision_cfg"]["image_size"]
+QUESTIONS = 4
+"""Questions about a picture in one batch, at most."""
+
+TURNED = 0.25
+"""The share of pictures that are turned or mirrored. They teach orientation alone."""
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """`images` are float32 [n, 3, 128, 128]. Each picture has a caption, and a question with its answer or None."""
+    """`images` are float32 [n, 3, 128, 128], turned by `orientations`, int64 [n]. Each picture has a caption, and the
+    questions that have an answer among the classes, with these answers."""
 
     images: torch.Tensor
+    orientations: torch.Tensor
     pictures: list[Picture]
     captions: list[str]
-    questions: list[tuple[str, str] | None]
+    questions: list[list[tuple[str, str]]]
+
+    def on(self, device: torch.device) -> "PairBatch":
+        """The same batch with its tensors on this device."""
+        return replace(self, images=self.images.to(device), orientations=self.orientations.to(device))
 
 
 def draw(corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator) -> PairBatch:
-    """One batch of the pictures at `indices`, with newly drawn texts."""
+    """One batch of the pictures at `indices`, with newly drawn texts and orientations."""
     pictures = [corpus.pictures[i] for i in indices]
     # Python's generator picks words, torch's picks pixels; one seeds the other.
     words = random.Random(int(torch.randint(2**31, (), generator=generator)))
-    questions = [_question(picture, answers, words) for picture in pictures]
+    questions = [_questions(picture, answers, words) for picture in pictures]
     images = augment(corpus.pixels[indices], generator)
-    return PairBatch(images, pictures, [_caption(picture, words) for picture in pictures], questions)
+    orientations = torch.randint(1, ORIENTATIONS, (len(indices),), generator=generator)
+    orientations *= torch.rand(len(indices), generator=generator) < TURNED
+    captions = [_caption(picture, words) for picture in pictures]
+    return PairBatch(turned(images, orientations), orientations, pictures, captions, questions)
 
 
 def _caption(picture: Picture, words: random.Random) -> str:
     caption = words.choice(picture.captions)
-    if len(picture.meaning) == 3:  # the questions distinguish a benchmark's picture
-        sample = words.sample(picture.questions, min(2, len(picture.questions)))
-        caption = ". ".join([caption, *(f"{question}? {answer}" for question, answer in sample)])
+    if not picture.labels and picture.questions:  # the questions distinguish a benchmark's picture
+        question, answer = words.choice(picture.questions)
+        caption = f"{caption}. {question}? {answer}"
     return caption
 
 
-def _question(picture: Picture, answers: set[str], words: random.Random) -> tuple[str, str] | None:
+def _questions(picture: Picture, answers: set[str], words: random.Random) -> list[tuple[str, str]]:
     pairs = [pair for pair in picture.questions if pair[1] in answers]
-    return words.choice(pairs) if pairs else None
+    return words.sample(pairs, min(QUESTIONS, len(pairs)))
 
 
 def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -55,7 +72,7 @@ def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     def uniform(low: float, high: float) -> torch.Tensor:
         return torch.rand(count, generator=generator) * (high - low) + low
 
-    scale, stretch, angle = uniform(0.75, 1.08), uniform(0.92, 1.08), uniform(-0.2, 0.2)
+    scale, stretch, angle = uniform(0.75, 1.08), uniform(0.92, 1.08), uniform(-0.15, 0.15)
     rotation = torch.stack(
         [scale * angle.cos(), -scale * angle.sin(), uniform(-0.12, 0.12)]
         + [scale * stretch * angle.sin(), scale * stretch * angle.cos(), uniform(-0.12, 0.12)],

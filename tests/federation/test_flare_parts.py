@@ -25,8 +25,9 @@ from nvflare.utils.process_utils import ProcessAdapter
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher
-from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
+from medfedvqa.federation.flare.launcher import LaunchRecord
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
+from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import _TaskAnswers

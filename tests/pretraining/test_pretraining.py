@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
-from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary
+from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary, build
 from medfedvqa.pretraining.card import write_card
 from medfedvqa.pretraining.corpus import BENCHMARKS, OPEN_SETS, is_for_probes, load
-from medfedvqa.pretraining.pair_batches import augment
-from medfedvqa.pretraining.train import Recipe, pick, stages_of, train, write_weights
+from medfedvqa.pretraining.learner import FrozenTexts, Learner
+from medfedvqa.pretraining.pair_batches import PairBatch, augment, draw
+from medfedvqa.pretraining.picture_targets import edge_histograms, turned
+from medfedvqa.pretraining.train import Recipe, classes_of, pick, stages_of, train, write_weights
 
 LABELS = {
     "kermany_cxr": ("chest", "X-ray", "frontal", "normal"),
@@ -60,10 +63,10 @@ def test_an_interrupted_training_resumes_to_the_same_bits(root: Path, tmp_path: 
         if step == 3:
             raise KeyboardInterrupt
 
-    whole = train(corpus, SMALL, tmp_path / "whole.checkpoint", None, quiet).state_dict()
+    whole = train(corpus, SMALL, tmp_path / "whole.checkpoint", None, None, quiet).state_dict()
     with pytest.raises(KeyboardInterrupt):
-        train(corpus, SMALL, tmp_path / "cut.checkpoint", None, interrupt)
-    resumed = train(corpus, SMALL, tmp_path / "cut.checkpoint", None, quiet).state_dict()
+        train(corpus, SMALL, tmp_path / "cut.checkpoint", None, None, interrupt)
+    resumed = train(corpus, SMALL, tmp_path / "cut.checkpoint", None, None, quiet).state_dict()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -71,12 +74,12 @@ def test_an_interrupted_training_resumes_to_the_same_bits(root: Path, tmp_path: 
 def test_trained_weights_load_as_a_backbone_and_tell_how_they_were_made(root: Path, tmp_path: Path) -> None:
     """The written file is a checkpoint of the bundled architecture, with its stages and a card beside it."""
     corpus, path = load(root, None), tmp_path / "small.safetensors"
-    clip = train(corpus, SMALL, tmp_path / "small.checkpoint", None, quiet)
+    clip = train(corpus, SMALL, tmp_path / "small.checkpoint", None, None, quiet)
     stage = {"benchmark": "none", "steps": 4, "batch": 6, "learning_rate": 6e-4, "seed": 7, "seconds": 60.0}
     write_weights(clip, path, [stage])
     assert stages_of(path) == [stage]
-    backbone = load_backbone("medclip@small", {"medclip@small": path})
-    assert backbone.shape == shape_of("medclip-slake") and backbone.seen is None
+    backbone = load_backbone("medclip2@small", {"medclip2@small": path})
+    assert backbone.shape == shape_of("medclip2@other") and backbone.seen is None
 
 
 def test_pictures_kept_for_the_probes_are_never_drawn(root: Path) -> None:
@@ -127,7 +130,7 @@ def test_the_short_vocabulary_reads_any_text() -> None:
 
 @pytest.mark.slow
 def test_the_model_card_says_what_was_seen_and_how_it_was_made(
-    root: Path, data_folder: Path, random_backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The card names sets, licences, the share-alike set, stages, probes against chance and both benchmarks, here of
     one row in ten."""
@@ -136,10 +139,83 @@ def test_the_model_card_says_what_was_seen_and_how_it_was_made(
         few = replace(data, rows=data.rows[::10])
         monkeypatch.setitem(BENCHMARKS, name, lambda root, few=few: few)
     path = tmp_path / "card.safetensors"
-    clip = load_backbone("medclip@random", {"medclip@random": random_backbone}).clip
-    stage = {"benchmark": "none", "steps": 4, "batch": 6, "learning_rate": 6e-4, "patch_dropout": 0.5}
-    write_weights(clip, path, [{**stage, "full_view": 0.85, "seed": 7, "seconds": 60.0, "device": "a test"}])
-    write_card(path, clip, load(root, None), data_folder)
+    stage = {"benchmark": "none", "text": "medclip-slake", "steps": 4, "batch": 6, "learning_rate": 6e-4, "seed": 7}
+    write_weights(build(), path, [{**stage, "seconds": 60.0, "device": "a test"}])
+    write_card(path, load(root, None), data_folder)
     card = (tmp_path / "CARD-card.md").read_text()
     for expected in ("CC BY-SA 4.0", "Share-alike: mednist", "| organ |", "vqa-rad: closed questions", "4 steps"):
         assert expected in card
+
+
+def small_batch(root: Path, orientations: list[int]) -> tuple[Learner, PairBatch]:
+    """A learner with the weights of a seed, and one picture of each open set, turned so."""
+    corpus = load(root, None)
+    torch.manual_seed(0)
+    learner = Learner(classes_of(corpus)).eval()
+    batch = draw(corpus, list(range(1, 25, 5)), {"yes", "no"}, torch.Generator().manual_seed(1))
+    return learner, replace(batch, orientations=torch.tensor(orientations))
+
+
+def test_every_part_of_the_picture_tower_learns_and_the_text_tower_never_does(root: Path) -> None:
+    """Each of the picture tower's weights and both projections have a gradient; the text tower has none."""
+    learner, batch = small_batch(root, [0, 0, 0, 0, 3])
+    torch.autograd.backward(learner.loss(batch, FrozenTexts(learner.clip)))
+    without = {name for name, p in learner.clip.named_parameters() if p.grad is None or not p.grad.any()}
+    text = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.")
+    assert without and all(name.startswith(text) for name in without)
+    assert {name for name, _ in learner.clip.named_parameters() if name.startswith(text)} == without
+
+
+def test_without_words_only_the_picture_tower_learns(root: Path) -> None:
+    """No text tower: captions and questions are no tasks, and CLIP's projections stay as they are."""
+    learner, batch = small_batch(root, [0, 0, 0, 0, 3])
+    torch.autograd.backward(learner.loss(batch, None))
+    learned = {name for name, p in learner.clip.named_parameters() if p.grad is not None and p.grad.any()}
+    assert learned == {n for n, _ in learner.clip.named_parameters() if n.startswith("visual.")} - {"visual.proj"}
+
+
+def test_a_turned_picture_teaches_its_orientation_alone(root: Path) -> None:
+    """With all pictures turned, no head but that of orientation has a gradient."""
+    learner, batch = small_batch(root, [1, 2, 3, 4, 5])
+    torch.autograd.backward(learner.loss(batch, FrozenTexts(learner.clip)))
+    heads = {name.split(".")[0] for name, p in learner.named_parameters() if p.grad is not None and p.grad.any()}
+    assert heads == {"clip", "orientation"}
+
+
+def test_the_text_tower_is_taken_over_and_kept(root: Path, random_backbone: Path, tmp_path: Path) -> None:
+    """After training with `--text` the text tower is that of the given weights, bit by bit; the rest is not."""
+    recipe = Recipe(steps=1, batch=6, warmup=1)
+    trained = train(load(root, None), recipe, tmp_path / "x.checkpoint", None, random_backbone, quiet).state_dict()
+    given = load_file(random_backbone)
+    names = [name for name in given if not name.startswith("visual.")]
+    changed = {name for name in names if not torch.equal(trained[name], given[name].float())}
+    assert changed == {"text_projection", "logit_scale"}
+
+
+def test_other_files_have_no_text_tower(root: Path, tmp_path: Path) -> None:
+    """`--text` with a file that is no weights, or lacks the tower, is refused."""
+    corpus = load(root, None)
+    (tmp_path / "other").write_bytes(b"nothing")
+    save_file({"logit_scale": torch.zeros(())}, tmp_path / "bare")
+    for name in ("other", "bare"):
+        with pytest.raises(BackboneError, match="text tower"):
+            train(corpus, SMALL, tmp_path / "x.checkpoint", None, tmp_path / name, quiet)
+
+
+def test_a_turn_is_the_turn_that_it_is_called() -> None:
+    """Orientation 1 is a quarter turn, 4 a mirror image, 0 nothing; eight different pictures come of one."""
+    image = torch.arange(16.0).view(1, 1, 4, 4).repeat(8, 1, 1, 1)
+    found = turned(image, torch.arange(8))
+    assert torch.equal(found[0], image[0]) and torch.equal(found[4, 0], image[0, 0].flip(1))
+    assert torch.equal(found[1, 0], torch.rot90(image[0, 0], 1)) and torch.equal(found[2, 0], image[0, 0].flip((0, 1)))
+    assert len({tuple(each.flatten().tolist()) for each in found}) == 8
+
+
+def test_edges_have_the_direction_of_the_gradient() -> None:
+    """A ramp to the right fills the first bin, a ramp downwards the middle one, and a flat cell none."""
+    ramp = torch.linspace(0, 1, 16).expand(1, 1, 16, 16)
+    across, down, flat = (
+        edge_histograms(g, 2)[0, 0, 0] for g in (ramp, ramp.transpose(2, 3), torch.ones(1, 1, 16, 16))
+    )
+    assert across.argmax() == 0 and down.argmax() == 4 and not flat.any()
+    assert torch.allclose(across.norm(), torch.ones(()), atol=1e-2)

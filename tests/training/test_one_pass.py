@@ -1,6 +1,8 @@
 """All patients of a step go through the model in one pass, and each contributes what it contributes alone."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +21,11 @@ SMALL = {"rounds": 2, "hidden": 8, "blocks": 1, "reduction": 4, "rank": 2, "answ
 CASES = [
     *(("fedavg", {"tuning": kind, "weighting": "uniform", "blocks": None if kind == "full" else 1}) for kind in TUNING),
     ("fedavg", {"tuning": "adapter", "weighting": "uniform", "views": 3}),
+    ("fedavg", {"weighting": "uniform", "fusion": "concat", "question_input": "tower"}),
+    ("fedavg", {"weighting": "uniform", "fusion": "attend"}),
+    ("fedavg", {"weighting": "uniform", "fusion": "text", "tuning": "classifier"}),
     ("prompt_pfl", {}),
-    ("prompt_pfl", {"features": "product", "joining": "add", "placing": "after"}),
+    ("prompt_pfl", {"features": "product", "fusion": "concat", "joining": "add", "placing": "after"}),
     ("fedp3", {"filter": "random", "weighting": "uniform", "start_round": 1, "top": 5}),
     ("fedkd", {"weighting": "uniform", "mentor_blocks": 1}),
     ("moon", {"weighting": "uniform"}),
@@ -58,9 +63,14 @@ def by_patient(
     return total
 
 
-@pytest.fixture(params=["towers", "joint"])
+@pytest.fixture(params=["towers", "joint", "places"])
 def trunk(request: pytest.FixtureRequest) -> Backbone:
-    """A tiny CLIP, and a tiny ViLT where a case can run on it."""
+    """A tiny CLIP, a tiny ViLT where a case can run on it, and for `fedavg` a CLIP with a tower that keeps place."""
+    if request.param == "places":
+        if request.getfixturevalue("name") != "fedavg":
+            pytest.skip("what is tuned in a tower of places is told by fedavg's cases")
+        whole = request.getfixturevalue("places_backbone")
+        return replace(whole, clip=copy.deepcopy(whole.clip).float())
     return request.getfixturevalue("single" if request.param == "towers" else "vilt")
 
 
@@ -70,7 +80,8 @@ def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
     site: Callable[..., Site], trunk: Backbone, name: str, options: dict[str, Any], clip: float
 ) -> None:
     """With dropout, views and random filters; clipped and not; in chunks and at once; for every kind of tuning."""
-    if "joint" in trunk.shape.towers and (name == "pubmedclip" or options.get("features") == "product"):
+    apart = name == "pubmedclip" or options.get("features") == "product" or options.get("fusion") == "attend"
+    if "joint" in trunk.shape.towers and apart:
         pytest.skip("the case needs a tower for pictures alone")
     fields = method_fields(name)
     method: Any = create(name, {key: v for key, v in {**SMALL, **options}.items() if key in fields}, SETTINGS)
@@ -93,8 +104,10 @@ def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
         expected = by_patient(trainer, gradients, part.values, loss, sample, clip)
         assert len(sample.patients) == 3 and step.unbounded == 0
         found = sums_of(step, part.values)
-        assert float((found - expected).norm()) <= 2e-4 * float(expected.norm())
-        assert float(expected.norm()) > 0
+        # Clipping is by a bound on norms that allows for rounding: of the many places of a stem, more than of tokens.
+        most = 5e-4 if trunk.shape.image_size == 64 else 2e-4
+        assert float((found - expected).norm()) <= most * float(expected.norm())
+        assert 0 < float(found.norm()) <= (1 + 2e-4) * float(expected.norm())
 
 
 def method_fields(name: str) -> set[str]:
