@@ -29,8 +29,8 @@ from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
-NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg")
-"""The settings of a job that a result has under names of their own, or that are a system's."""
+NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg", "round_timeout")
+"""The settings of a job that a result has under names of their own, that are a system's, or that change no result."""
 OLD = "at most 0.2.0"
 """The version of runs that do not say theirs."""
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
@@ -207,7 +207,7 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     try:
         # A run of an earlier version lacks the settings that came later: they have their defaults.
-        job = JobSpec.from_dict(record["job"])
+        job = JobSpec.from_dict({**record["job"], "round_timeout": None})
     except ConfigError:
         return False
     same_job = job == grid.job(system, seed) and record["sites"] == list(grid.sites)
@@ -222,7 +222,7 @@ def _run(grid: Grid, system: System, seed: int) -> None:
         shutil.rmtree(folder)
     data = _data(grid, seed, system.pictures)
     if grid.regime.late:
-        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised)
+        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, grid.store)
     elif system.centralised:
         outcome = centralised(job, data, seed, grid.store)
     else:

@@ -6,19 +6,22 @@ as they did, and sends nothing. Beside it: the same model trained alone on these
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from audits import Tensors
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.regimes import newcomer
 from medfedvqa.benchmark.single_run import centralised, federated, patients_of
 from medfedvqa.core import Site, State
 from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.best_round import recalled, remembered
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
-from medfedvqa.models import HEAD, Values, load_backbone
+from medfedvqa.models import HEAD, FeatureStore, Values, load_backbone
 
 
 def joins_late(job: JobSpec) -> bool:
@@ -28,7 +31,13 @@ def joins_late(job: JobSpec) -> bool:
 
 
 def late_sites(
-    job: JobSpec, root: Path | None, folder: Path, data: Mapping[str, SiteData], patients: int, union: bool
+    job: JobSpec,
+    root: Path | None,
+    folder: Path,
+    data: Mapping[str, SiteData],
+    patients: int,
+    union: bool,
+    store: FeatureStore | None = None,
 ) -> RunOutcome:
     """The outcome at each site as the late one, with the rows of so many training patients. `union`: centralised.
 
@@ -43,7 +52,7 @@ def late_sites(
     turns = {}
     for late in data:
         small, others = newcomer(data[late], patients), {site: each for site, each in data.items() if site != late}
-        turns[late] = _turn(job, root, folder / f"without-{late}", late, small, others, union)
+        turns[late] = _turn(job, root, folder / f"without-{late}", late, small, others, union, store)
     several = [outcome for outcome in turns.values() if outcome.personal]
     return RunOutcome(
         right={late: outcome.right[late] for late, outcome in turns.items()},
@@ -65,25 +74,26 @@ def _turn(
     small: SiteData,
     others: Mapping[str, SiteData],
     union: bool,
+    store: FeatureStore | None,
 ) -> RunOutcome:
     if union:
-        return centralised(job, {**others, late: small}, job.seed)
+        return centralised(job, {**others, late: small}, job.seed, store)
     method = job.build()
     if not isinstance(method, Averaging) or not method.shares:
-        return federated(job, root, folder, {late: small})[0]
+        return federated(job, root, folder, {late: small}, store)[0]
     check_sites(job, len(others))
-    outcome, states = federated(job, root, folder, others)
-    site = Site(late, small, load_backbone(job.backbone), "cpu", job.seed)
+    # The mean is that of the last round, so the others keep their last model.
+    lasting = {name: value for name, value in job.options.items() if name != "keep"}
+    outcome, states = federated(job.model_copy(update={"options": lasting}), root, folder, others, store)
+    site = Site(late, small, load_backbone(job.backbone).storing(store), "cpu", job.seed)
     names = method.shared(site.backbone.shape)
     weighs = method.config.weighting == "rows"
     weights = {name: float(len(others[name].train.answered)) if weighs else 1.0 for name in states}
     mean = {name: _mean(states, weights, name) for name in names}
     received = {name: value.numpy() for name, value in mean.items()}
-    before, state = method.setup(site), method.setup(site)
-    for number in range(1, method.config.rounds + 1):
-        state, _ = method.train(site, state, received if number == 1 else {}, number)
+    before = method.setup(site)
     personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}))
-    trained = {late: personal.answered(site, state, {}, small.test).tolist()}
+    trained = {late: personal.answered(site, _trained_on(personal, site, received), {}, small.test).tolist()}
     whole = any(name.startswith(HEAD) for name in names)
     arrived = {late: method.answered(site, before, received, small.test).tolist()} if whole else trained
     return RunOutcome(
@@ -96,6 +106,16 @@ def _turn(
         parameters=outcome.parameters,
         personal=trained if whole else {},
     )
+
+
+def _trained_on(method: Averaging[Any], site: Site, received: Tensors) -> State:
+    """The state of a site that begins with a received model: of its last round, or of its best if it keeps that."""
+    state = method.setup(site)
+    for number in range(1, method.config.rounds + 1):
+        state, _ = method.train(site, state, received if number == 1 else {}, number)
+        if method.config.keep == "best":
+            state = remembered(method, site, state, {}, ())
+    return recalled(state, {})[0]
 
 
 def _mean(states: Mapping[str, State], weights: Mapping[str, float], name: str) -> torch.Tensor:

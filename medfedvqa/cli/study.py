@@ -29,12 +29,20 @@ def study(
     data_root: options.RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
     backbone: Annotated[
-        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+        str,
+        typer.Option(
+            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
+            callback=options.checked_backbone,
+        ),
     ] = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
         "study"
     ),
@@ -44,6 +52,7 @@ def study(
     """Show where sharing pays: few rows, several hospitals per organ, a site that joins late. It resumes."""
     from medfedvqa.cli.benchmark import check_budget, check_folder, complete, named_systems
     from medfedvqa.cli.run import announced
+    from medfedvqa.cli.tune import chosen
 
     check_folder(out)
     progress = announced("medfedvqa study: loading PyTorch and the data", quiet)
@@ -54,7 +63,7 @@ def study(
     from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_backbone
+    from medfedvqa.library.job_options import backbone_for, check_backbone
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in regimes.split(",") if name.strip()]
@@ -69,7 +78,9 @@ def study(
         check_backbone(chosen_backbone)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     check_budget(systems, changes)
-    base = Grid(reader, root, out, systems, seeds, BUDGET | changes, organs(reader, root), chosen_backbone)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(chosen_backbone, reader))
+    sites, settings = organs(reader, root), BUDGET | changes
+    base = Grid(reader, root, out, systems, seeds, settings, sites, chosen_backbone, cache)
     grids = [systems_of(base, regime) for name in dict.fromkeys(names) for regime in REGIMES[name]]
     for grid in grids:
         complete(progress, grid, workers)

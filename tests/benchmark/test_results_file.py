@@ -4,6 +4,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from medfedvqa.benchmark.comparison import PERSONAL, compared
 from medfedvqa.benchmark.results_file import FORMAT, RESULTS, Result, append, read
 from medfedvqa.cli import main
 from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.file_lock import locked
 
 
 def result(system: str = "local (DT)", seed: int = 0, right: str = "10" * 30, **changes: Any) -> Result:
@@ -52,12 +54,25 @@ def test_what_is_appended_is_read_again_and_no_line_stands_twice(tmp_path: Path)
 
 
 def test_runs_that_end_together_all_have_their_line(tmp_path: Path) -> None:
-    """Eight runs append at the same time, again and again; each of their lines is whole."""
+    """Eight at a time append results of their own and one that all have: each stands there once, and is whole."""
     path = tmp_path / RESULTS
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda seed: append(path, [result(seed=seed)]), range(64)))
+        list(pool.map(lambda seed: append(path, [result("SAN"), result(seed=seed)]), range(64)))
     results, remarks = read([path])
     assert {each.seed for each in results} == set(range(64)) and not remarks
+    assert len(path.read_text().splitlines()) == 65
+
+
+def test_a_run_waits_for_the_lock_of_another_one(tmp_path: Path) -> None:
+    """Nothing is written while somebody else holds the file's lock; afterwards the line is there."""
+    path = tmp_path / RESULTS
+    waiting = Thread(target=append, args=(path, [result()]))
+    with locked(path, ConfigError("the lock cannot be held")):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and not path.read_bytes()
+    waiting.join(30)
+    assert read([path]) == ([result()], [])
 
 
 def test_lines_that_cannot_stand_in_one_table_are_named_and_not_mixed(tmp_path: Path) -> None:
@@ -114,12 +129,13 @@ def test_the_golden_file_is_read() -> None:
 def test_gains_are_over_the_paired_rows_of_common_seeds() -> None:
     """By hand: 60 of 60 rows right, 30 without the picture, 45 alone; a seed that only one has does not count."""
     sites = {"lung": {"right": "1" * 60, "personal": "0" * 60, "patients": [row // 2 for row in range(60)]}}
+    worse = {"lung": sites["lung"] | {"right": "0" * 60}}
     comparison = compared(
         [
-            result("FedAvg adapter", alone="local (DT)", sites=sites, method="fedavg"),
-            result("FedAvg adapter", 1, "0" * 60, alone="local (DT)", sites=sites, method="fedavg"),
-            result("FedAvg adapter without the picture", right="10" * 30, without_picture=""),
-            result("local (DT)", right="1110" * 15),
+            result("FedAvg adapter", 1, alone="local (DT)", sites=sites, method="fedavg"),
+            result("FedAvg adapter", 0, alone="local (DT)", sites=worse, method="fedavg"),
+            result("FedAvg adapter without the picture", 1, right="10" * 30, without_picture=""),
+            result("local (DT)", 1, right="1110" * 15),
         ]
     )
     pictures, federation = gains(comparison, "FedAvg adapter")
