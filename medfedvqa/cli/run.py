@@ -84,6 +84,7 @@ def run(
     split: Annotated[
         options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
     ] = "official",
+    questions: options.QuestionsOption = "closed",
     seed: options.SeedOption = 0,
     site: options.OrgansOption = None,
     epsilon: options.EpsilonOption = None,
@@ -123,6 +124,7 @@ def run(
         gather=gather,
         most_norm=most_norm,
         split=split,
+        questions=questions,
         seed=seed,
         backbone=backbone,
     )

@@ -15,6 +15,7 @@ FREE = {"majority": "majority", "question_prior": "question-only prior"}
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
 """Labels of the models that a site trains alone."""
 ABSENT = "–"
+_KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -94,7 +95,8 @@ def facts_line(results: Results) -> str:
     backbone, split = results["backbone"], results["split"]
     data = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
-        f"Data {results['data'] or 'of each site'}, {split['kind']} split (seed {split['seed']})",
+        f"Data {results['data'] or 'of each site'}, {_KINDS[split.get('questions', 'closed')]}, {split['kind']} split "
+        f"(seed {split['seed']})",
         f"backbone {backbone['name']} (trained on: {data})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",

@@ -10,7 +10,8 @@ from audits import Exchange, canonical
 from audits.policy import Offer
 from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.core import Method, checked, create
-from medfedvqa.data import Split
+from medfedvqa.data import CLOSED_ANSWERS, Split
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.models import shape_of
@@ -111,5 +112,9 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":
         """Read a job strictly, the method's options included. Raises `ConfigError`."""
         spec = checked(cls, job, "job")
-        spec.build()
+        if spec.build().public_answers == CLOSED_ANSWERS and spec.split.questions != "closed":
+            raise ConfigError(
+                "the bundled list 'closed' holds few answers to open questions: give the option 'answers' as 'public', "
+                "or a list; methods whose answer head stays at its site also take the site's own"
+            )
         return spec

@@ -28,6 +28,7 @@ class Job:
         gather: str = "mean",
         most_norm: float | None = None,
         split: str = "official",
+        questions: str = "closed",
         seed: int = 0,
         backbone: str = AUTO,
         method_options: Mapping[str, Any] | None = None,
@@ -38,7 +39,8 @@ class Job:
         `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
         settings of it by name, as `clip`. `secagg`: aggregate on shares; `committee`: how many sites compute then, or
         which. `gather`: how the server combines uploads, `mean`, `trimmed` or `median`. `most_norm`: the largest L2
-        norm of an upload. `split`: `official`, or `patient` for parts that share no patient. `seed`: of the split, the
+        norm of an upload. `split`: `official`, or `patient` for parts that share no patient. `questions`: `closed`,
+        `open` or `all`. `seed`: of the split, the
         phantom set and training.
         `backbone`: its name; `auto` is the bundled one that has not seen the data. `method_options`: options as a
         mapping, for names that are only known when the program runs.
@@ -50,7 +52,7 @@ class Job:
         self._settings: dict[str, Any] = {
             "method": method,
             "options": {**(method_options or {}), **options},
-            "split": {"kind": split, "seed": seed},
+            "split": {"kind": split, "seed": seed, "questions": questions},
             "backbone": bundled_for(ANY_DATA) if self._auto else backbone,
             "seed": seed,
             "dp": private or None,
