@@ -28,6 +28,7 @@ def export_command(
     card: Annotated[
         Path | None, typer.Option(help="Shape card of a backbone in a local folder, by `medfedvqa backbone card`.")
     ] = None,
+    questions: options.QuestionsOption = "closed",
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
@@ -62,6 +63,7 @@ def export_command(
         "options": options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
         "data": data,
         "backbone": backbone,
+        "split": {"questions": questions},
         "seed": seed,
         "dp": options.named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,

@@ -18,6 +18,7 @@ ENTRY_POINTS = "medfedvqa.methods"
 EngineName = Literal["local", "simulator", "provisioned"]
 GatherName = Literal["mean", "trimmed", "median"]
 SplitName = Literal["official", "patient"]
+QuestionsName = Literal["closed", "open", "all"]
 
 
 def method_words(incomplete: str) -> list[str]:
@@ -148,6 +149,9 @@ CommitteeOption = Annotated[
         metavar="N|NAME,NAME,..",
         help="With --secagg: how many sites compute (drawn if there are more), or which. Default: at most 8.",
     ),
+]
+QuestionsOption = Annotated[
+    QuestionsName, typer.Option(help="The questions to train on and to test, by their published kind.")
 ]
 GatherOption = Annotated[
     GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")

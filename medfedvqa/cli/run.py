@@ -37,6 +37,7 @@ def run(
     split: Annotated[
         options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
     ] = "official",
+    questions: options.QuestionsOption = "closed",
     seed: options.SeedOption = 0,
     site: options.OrgansOption = None,
     epsilon: options.EpsilonOption = None,
@@ -97,6 +98,7 @@ def run(
         wait_for=wait_for,
         round_timeout=round_timeout,
         split=split,
+        questions=questions,
         seed=seed,
         backbone=backbone,
     )

@@ -69,7 +69,7 @@ class Averaging(Alone[Config]):
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
         if self._shares_head and config.answers == "site":
-            raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
+            raise ConfigError("a shared head has one answer space: give 'answers' a list or a bundled list's name")
         if config.finish_epochs and self.shares and self._shares_head and config.evaluated == "shared":
             raise ConfigError(
                 "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "

@@ -30,7 +30,7 @@ from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
-from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
+from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
 from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
@@ -64,10 +64,10 @@ class AloneConfig(MethodConfig, frozen=True):
         "more; null: it trains in all rounds",
     )
 
-    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName | Literal["site"] | None = Field(
         None,
-        description="the answer space: a list, 'closed' for the bundled one, 'site' for the one in each site.yml; "
-        "null: the bundled one for a shared head, else each site's own, if need be that of its rows",
+        description="the answer space: a list, 'closed' or 'public' for a bundled one, 'site' for the one in each "
+        "site.yml; null: 'closed' for a shared head, else each site's own, if need be that of its rows",
     )
 
     @field_validator("answers")
@@ -77,9 +77,9 @@ class AloneConfig(MethodConfig, frozen=True):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The job's list of answers, or the bundled one that it names."""
-        if self.answers == "closed":
-            return CLOSED_ANSWERS
+        """The job's list of answers, or the bundled one that it names; None if it names none."""
+        if self.answers == "closed" or self.answers == "public":
+            return bundled_list(self.answers)
         return self.answers if isinstance(self.answers, tuple) else None
 
     @property
@@ -107,7 +107,7 @@ class Alone(Method[Config]):
         if dp is not None and self.answers is None and config.answers != "site":
             raise ConfigError(
                 "under differential privacy the answer space is public, never made of a site's rows: give the option "
-                "'answers' a list or 'closed', the bundled one, or give it 'site' and each site.yml a list of answers"
+                "'answers' a list, or 'closed' or 'public', the bundled ones, or 'site' and each site.yml a list"
             )
         if dp is not None and (config.keep == "best" or config.patience is not None):
             raise ConfigError(

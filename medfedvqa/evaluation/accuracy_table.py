@@ -20,6 +20,7 @@ CAPTION = (
     "not patients: it is too narrow where a patient has several rows."
 )
 """Sites release counts of rows only, from which no design effect follows."""
+_KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -99,7 +100,8 @@ def facts_line(results: Results) -> str:
     backbone, split = results["backbone"], results["split"]
     data = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
-        f"Data {results['data'] or 'of each site'}, {split['kind']} split (seed {split['seed']})",
+        f"Data {results['data'] or 'of each site'}, {_KINDS[split.get('questions', 'closed')]}, {split['kind']} split "
+        f"(seed {split['seed']})",
         f"backbone {backbone['name']} (trained on: {data})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",

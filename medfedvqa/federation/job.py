@@ -11,7 +11,7 @@ from audits.policy import Offer
 from medfedvqa.backbone_names import parse
 from medfedvqa.bounds import MOST_SECONDS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.core import Method, checked, create
-from medfedvqa.data import Split
+from medfedvqa.data import CLOSED_ANSWERS, Split
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_terms import Terms
@@ -166,4 +166,9 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
                 )
             if spec.wait_for < spec.least_sites:
                 raise ConfigError(f"the job needs {spec.least_sites} sites: give 'wait_for' at least this number")
+        if method.public_answers == CLOSED_ANSWERS and spec.split.questions != "closed":
+            raise ConfigError(
+                "the bundled list 'closed' holds few answers to open questions: give the option 'answers' as 'public', "
+                "or a list; methods whose answer head stays at its site also take the site's own"
+            )
         return spec

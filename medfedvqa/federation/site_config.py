@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,7 +12,7 @@ from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
 from medfedvqa.plugins import checked_list
-from medfedvqa.public_answers import CLOSED_ANSWERS, public_list
+from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.report.report_evidence import Governance
 
 TEMPLATE = """\
@@ -24,7 +24,7 @@ data:
   reader: {reader}
   root: {root}
   organ: {organ}
-  # The answers that a model of this site alone may give: `closed` for the project's public list, or a list of your
+  # The answers that a model of this site alone may give: `closed` or `public` for the project's lists, or one of your
   # own that you write without looking at the rows, in lower case and with "yes" and "no" in quotes. null: the answers
   # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
   answers: {answers}
@@ -110,9 +110,6 @@ DEFAULTS: dict[str, Any] = {
 _PLACES = ("state", "audit", "ledger", "identity", "audit_key")
 """The settings that are paths, relative to `site.yml`."""
 
-CLOSED = "closed"
-"""A site writes this word instead of a list to take `CLOSED_ANSWERS`."""
-
 
 class _Data(BaseModel, frozen=True, extra="forbid"):
     reader: str
@@ -126,10 +123,10 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
     def _are_public(cls, answers: Any) -> tuple[str, ...] | None:
         if answers is None:
             return None
-        if answers == CLOSED:
-            return CLOSED_ANSWERS
+        if answers in get_args(ListName):
+            return bundled_list(answers)
         if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"write '{CLOSED}' or a list of texts; yes, no and numbers need quotes")
+            raise ValueError("write 'closed', 'public' or a list of texts; yes, no and numbers need quotes")
         return public_list(answers)
 
 

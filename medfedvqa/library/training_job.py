@@ -31,6 +31,7 @@ class Job:
         wait_for: int | None = None,
         round_timeout: float | None = None,
         split: str = "official",
+        questions: str = "closed",
         seed: int = 0,
         backbone: str = AUTO,
         method_options: Mapping[str, Any] | None = None,
@@ -43,9 +44,10 @@ class Job:
         which. `gather`: how the server combines uploads, `mean`, `trimmed` or `median`. `most_norm`: the largest L2
         norm of an upload. `min_sites`: the job neither begins nor continues with fewer sites; `wait_for`: a round ends
         with this many answers, by default with all; `round_timeout`: it ends after this many seconds, by default never,
-        since all sites run on this machine. `split`: `official`, or `patient` for parts that share no patient. `seed`:
-        of the split, the phantom set and training. `backbone`: its name; `auto` is the bundled one that has not seen
-        the data. `method_options`: options as a mapping, for names that are only known when the program runs.
+        since all sites run on this machine. `split`: `official`, or `patient` for parts that share no patient.
+        `questions`: `closed`, `open` or `all`. `seed`: of the split, the phantom set and training. `backbone`: its
+        name; `auto` is the bundled one that has not seen the data. `method_options`: options as a mapping, for names
+        that are only known when the program runs.
 
         Raises `ConfigError` for an unknown method or option, or a value out of range.
         """
@@ -54,7 +56,7 @@ class Job:
         self._settings: dict[str, Any] = {
             "method": method,
             "options": {**(method_options or {}), **options},
-            "split": {"kind": split, "seed": seed},
+            "split": {"kind": split, "seed": seed, "questions": questions},
             "backbone": bundled_for(ANY_DATA) if self._auto else backbone,
             "seed": seed,
             "dp": private or None,

@@ -14,7 +14,7 @@ sums over few rows tell of single ones. Aggregate on shares.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from medfedvqa.core.method import Method, MethodConfig, State, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import SCORED, counts, scored, validated
-from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
+from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.models import BackboneShape, HeadConfig, QuestionInput, TunedModel, TuningConfig
 from medfedvqa.training import Site, SiteRows
 
@@ -51,8 +51,8 @@ class RidgeConfig(MethodConfig, frozen=True):
         max_length=64,
         description="penalties, of which a site takes the one that its validation rows favour",
     )
-    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed"] = Field(
-        "closed", description="the answer space: a public list, or 'closed' for the bundled one"
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
+        "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"
     )
 
     @field_validator("answers")
@@ -76,7 +76,8 @@ class Ridge(Method[RidgeConfig]):
     @property
     def public_answers(self) -> tuple[str, ...]:
         """See `Method.public_answers`."""
-        return self.config.answers if isinstance(self.config.answers, tuple) else CLOSED_ANSWERS
+        answers = self.config.answers
+        return answers if isinstance(answers, tuple) else bundled_list(answers)
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:

@@ -187,10 +187,14 @@ def test_traffic_is_what_all_sites_sent_and_received(history: History) -> None:
     """A bar for each round and direction, in KiB."""
     axes = traffic_figure(history).axes[0]
     bars = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert bars == [
-        [sum(record.bytes_up.values()) / 1024 for record in history.rounds],
-        [sum(record.bytes_down.values()) / 1024 for record in history.rounds],
-    ] and bars[0][0] > 0
+    assert (
+        bars
+        == [
+            [sum(record.bytes_up.values()) / 1024 for record in history.rounds],
+            [sum(record.bytes_down.values()) / 1024 for record in history.rounds],
+        ]
+        and bars[0][0] > 0
+    )
 
 
 def test_many_sites_are_drawn_without_names(history: History) -> None:

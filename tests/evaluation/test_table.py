@@ -24,8 +24,8 @@ GOLDEN = """\
 Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery), \
 which counts rows, not patients: it is too narrow where a patient has several rows.
 
-Data vqa-rad, official split (seed 7); backbone medclip-slake (trained on: open, slake); 3 of 3 rounds; seed 1; \
-bytes per site and round: 1,004 up, 0 to 1,000 down.
+Data vqa-rad, closed questions, official split (seed 7); backbone medclip-slake (trained on: open, slake); \
+3 of 3 rounds; seed 1; bytes per site and round: 1,004 up, 0 to 1,000 down.
 
 prompt_pfl does not beat the question-only prior at head (48.1 % against 48.1 %).
 
@@ -120,7 +120,7 @@ def test_the_facts_line_says_what_the_backbone_was_trained_on(
 def test_the_facts_line_of_a_run_without_rounds(tmp_path: Path, facts: RunFacts, history: History) -> None:
     history.rounds.clear()
     line = facts_line(write_results(tmp_path, replace(facts, data=None), history, {}))
-    assert line.startswith("Data of each site, official split")
+    assert line.startswith("Data of each site, closed questions, official split")
     assert line.endswith("0 of 3 rounds; seed 1; bytes per site and round: – up, – down.")
 
 

@@ -63,6 +63,7 @@ class SplitFields(_StrictSchema):
     seed: Seed
     fractions: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)]
     validation: Annotated[float, Field(ge=0, lt=1)]
+    questions: Literal["closed", "open", "all"]
 
 
 class PrivacyFields(_StrictSchema):

@@ -16,7 +16,7 @@ _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 _logger = logging.getLogger(__name__)
 
 
-class PersistentHandle(ProcessHandle):  # type: ignore[misc]  # FLARE has no annotations
+class PersistentHandle(ProcessHandle):
     """A job process that looks like one process to FLARE, however often it is started again."""
 
     adapter: ProcessAdapter
