@@ -99,7 +99,7 @@ def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
     """The two tests above can fail."""
     with pytest.raises(AssertionError):
         resolved(["audit", "prove"])
-    for wrong in (["run"], ["run", "prompt_pfl", "--epsilom", "3"], ["audit", "show", "one", "two"]):
+    for wrong in (["jobs", "export"], ["run", "prompt_pfl", "--epsilom", "3"], ["audit", "show", "one", "two"]):
         command, rest = resolved(wrong)
         with pytest.raises(typer.TyperException):
             command.make_context("medfedvqa", rest)

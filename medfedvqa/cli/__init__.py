@@ -23,6 +23,7 @@ COMMANDS = {
     "probe": Source("probe", "probe"),
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
+    "status": Source("status", "status"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}

@@ -56,6 +56,7 @@ def ingest(
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
     from medfedvqa.ingest.ingest import ingest as ingest_folder
     from medfedvqa.ingest.ledger_binding import read_binding
+    from medfedvqa.ingest.tables import OLD_ENCODING
 
     options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds, identifiers, unread)
     key = key or out.with_name(out.name + ".key")
@@ -67,6 +68,12 @@ def ingest(
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
     _show(console, manifest.counts)
+    if manifest.encoding == OLD_ENCODING:
+        console.print(
+            "The file of questions is neither UTF-8 nor UTF-16 and was read as Windows-1252: check its umlauts and "
+            "accents in the store, or save it as UTF-8.",
+            soft_wrap=True,
+        )
     if read_binding(out) is None:
         console.print(
             "An earlier version made this store: its first site under differential privacy binds it to that site's "

@@ -74,7 +74,7 @@ def run(
         _resume(method, resume, plugin, module, as_json, quiet)
         return
     if not method:
-        raise ConfigError("name a method, as in `medfedvqa run fedavg`; `medfedvqa methods` lists them")
+        raise typer.BadParameter("name a method, as in `medfedvqa run fedavg`; `medfedvqa methods` lists them")
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root

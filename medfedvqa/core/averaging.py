@@ -185,7 +185,8 @@ class Averaging(Alone[Config]):
 
         `held`: the model that it sent before the round; `state`: the state that this function returned last, empty at
         first. The server has no model before the first round, so it sends the first mean unchanged. The step sees
-        only means, so it costs no privacy. The state lives in the server's process: a server that dies fails the job.
+        only means, so it costs no privacy. A server that died computes all steps again, and must get the same: what is
+        random is drawn from `hub.seed`.
         """
         return mean, state
 

@@ -172,8 +172,10 @@ class Admission:
             yield Refusal.BACKBONE
         if job.secagg and not self._knows_peers():
             yield Refusal.PEERS
-        if not has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
+        if not has_device(config.device):
             yield Refusal.DEVICE
+        if config.data.root is not None and not config.data.root.exists():
+            yield Refusal.ROOT
 
     def _check_plug_ins(self) -> None:
         """Refuse a method, reader or backbone from outside unless the site allows the distribution that brings it."""

@@ -13,7 +13,7 @@ from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
 from medfedvqa.federation.journal import Journal, RecordedCall
-from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum, QuorumRule
+from medfedvqa.federation.quorum import NOBODY_MISSES, RECONNECT, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts
 from privacy import AggregationError, Gathering, Reliability, mix
 
@@ -103,6 +103,8 @@ class ServerHub:
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
         self._receipts, self._exchange, self._gathering, self._quorum_rule = receipts, exchange, gathering, rule
         self._journal, self._recalled = journal or Journal(), 0.0
+        self._returned = self._journal.continues
+        """Whether this process continues a run and has called no site yet."""
         self._absent: set[str] = set()
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
@@ -211,6 +213,8 @@ class ServerHub:
             replies = {site: Reply(*answer) for site, answer in recorded.answers.items()}
             self._recalled += recorded.seconds
         else:
+            if self._returned:
+                self._returned, quorum = False, quorum.extended(RECONNECT)
             began = time.monotonic()
             replies = self._asked(task, messages, excused, quorum)
             answers = {site: (reply.tensors, reply.seconds) for site, reply in replies.items()}

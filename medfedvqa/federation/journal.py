@@ -46,6 +46,8 @@ class Journal:
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: that of the journal; without one, nothing is recorded and nothing recalled."""
         self._folder, self._number = folder, 0
+        self.continues = folder is not None and folder.exists()
+        """Whether an earlier process of the run died."""
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 

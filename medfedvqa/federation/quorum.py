@@ -1,12 +1,16 @@
 """When a call to the sites ends although not all of them have answered it."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from medfedvqa.federation.task_order import LAST
 
 TAKEN_WITHIN = 5.0
 """Seconds in which a site that missed a call must take the next task. A site that does is waited for again."""
+
+RECONNECT = 360.0
+"""Seconds that the first call of a server that was started again takes longer at most: FLARE's sites (2.9) wait up to
+300 seconds for the answer that its predecessor owes them before they ask again."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,10 @@ class Quorum:
         """Whether the call ends with this many answers after this time."""
         enough = self.answers is not None and answers >= self.answers
         return enough or (self.seconds is not None and seconds >= self.seconds)
+
+    def extended(self, seconds: float) -> "Quorum":
+        """The same with more time, if there is a limit."""
+        return self if self.seconds is None else replace(self, seconds=self.seconds + seconds)
 
     def excused(self, taken: Collection[str], seconds: float) -> set[str]:
         """The absent sites that need not be waited for after this time; `taken`: the sites that took the task."""

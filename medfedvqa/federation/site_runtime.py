@@ -65,6 +65,11 @@ class SiteRuntime:
         self._job_id, self._actor = job_id, signature.actor if signature else ""
         self._refused: JobRefused | None = None
 
+    @property
+    def private(self) -> bool:
+        """Whether the job is under differential privacy."""
+        return self._job.dp is not None
+
     @cached_property
     def _exchange(self) -> Exchange:
         return self._method.final_exchange(self._job.shape)

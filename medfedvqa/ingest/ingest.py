@@ -23,7 +23,7 @@ from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, read_questions
+from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
 from medfedvqa.ingest.resolve import ImageNames, Resolver
 from medfedvqa.ingest.store import (
@@ -83,7 +83,8 @@ def ingest(
     `ConfigError` for anything else.
     """
     versions = tool_versions()
-    rows = read_questions(questions)
+    table = read_questions(questions)
+    rows = table.rows
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
     with _exclusive(out):
@@ -109,7 +110,7 @@ def ingest(
                 stored = [record for record in journal.records.values() if record.verdict == "stored"]
                 files = {survey.sha256[record.source] for record in stored}
                 cohort.admit(files, {mark for record in stored for mark in record.marks})
-            return _publish(out, survey, journal, rows, keys, options, versions)
+            return _publish(out, survey, journal, table, keys, options, versions)
 
 
 def tool_versions() -> dict[str, str]:
@@ -234,7 +235,7 @@ def _publish(
     out: Path,
     survey: Survey,
     journal: IngestionJournal,
-    questions: list[IngestedQuestion],
+    questions: QuestionsFile,
     keys: Pseudonyms,
     options: Options,
     versions: dict[str, str],
@@ -242,7 +243,7 @@ def _publish(
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
     resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
-    rows, omitted = resolver.rows(questions)
+    rows, omitted = resolver.rows(questions.rows)
     images = [record.image for record in records.values() if record.image is not None]
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
@@ -269,6 +270,7 @@ def _publish(
         "deidentification": [{"value": value, "meaning": meaning} for value, meaning in codes],
         "versions": versions,
         "code": code_digest(),
+        "encoding": questions.encoding,
         "counts": counts,
     }
     whole = write_store(out, manifest, sorted(images, key=lambda image: image.id), rows)

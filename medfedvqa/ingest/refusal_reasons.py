@@ -43,6 +43,7 @@ class RowReason(_WithMeaning):
     NO_SUCH_IMAGE = "no_such_image", "no file has this name, SOP instance UID or accession number"
     SEVERAL_IMAGES = "several_images", "several images have this name, SOP instance UID or accession number"
     IMAGE_QUARANTINED = "image_quarantined", "the image is in quarantine"
+    CONTRADICTORY = "contradictory", "the same question about the same image has another answer as well"
     IDENTIFIER_IN_TEXT = (
         "identifier_in_text",
         "question or answer holds an identifier from the headers of the patient, or a date, an address or the like",

@@ -10,7 +10,7 @@ from typing import Self
 from medfedvqa.ingest.identifier_search import identifiers_in, without
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, Split
+from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions
 from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
@@ -82,9 +82,13 @@ class Resolver:
             if isinstance(image, Image) and question.split
         }
         rows, left_out = list[StoredRow](), list[tuple[int, RowReason]]()
+        contradictory = contradictions(questions)
         for question, image in resolved:
             if not isinstance(image, Image):
                 left_out.append((question.index, image))
+                continue
+            if question.index in contradictory:
+                left_out.append((question.index, RowReason.CONTRADICTORY))
                 continue
             texts = self._texts(question, image)
             if texts is None:

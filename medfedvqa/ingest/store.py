@@ -106,6 +106,8 @@ class Manifest(StrictModel):
     deidentification: list[CodeEntry]
     versions: dict[str, str]
     code: Digest
+    encoding: str = "utf-8"
+    """The encoding in which the file of questions was read."""
     counts: Counts
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""

@@ -21,7 +21,7 @@ from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
-from medfedvqa.models.local_folders import Layout, layout_of, tokenizer_of, weights_in
+from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import build
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
 
@@ -120,6 +120,10 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
             model = _filled(name, shape.build, path)
     elif name.label is not None:
         path = files[name.full]
+        if has_own_words(configured) and not path.is_dir():
+            raise BackboneError(
+                f"'{name.full}' has a tokenizer of its own: give a folder with the weights and the tokenizer's files"
+            )
         model = _filled(name, shape.build, weights_in(name.full, path) if path.is_dir() else path)
     else:
         model = _from_open_clip(name)
@@ -210,10 +214,20 @@ def _normalisation(architecture: str, clip: "nn.Module") -> tuple[tuple[float, .
         return MEAN, STD
     import open_clip
 
-    preprocessing = open_clip.get_model_preprocess_cfg(clip)
+    preprocessing = _agreed(architecture) | open_clip.get_model_preprocess_cfg(clip)
     mean = preprocessing.get("mean") or open_clip.OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or open_clip.OPENAI_DATASET_STD
     return tuple(mean), tuple(std)
+
+
+def _agreed(architecture: str) -> dict[str, Any]:
+    """How pictures are normalised where all of open_clip's tags of an architecture agree, as for SigLIP."""
+    import open_clip
+
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    each = [open_clip.get_pretrained_cfg(architecture, tag) for tag in tags]
+    agreed = {(tuple(tag.get("mean") or ()), tuple(tag.get("std") or ())) for tag in each}
+    return dict(zip(("mean", "std"), agreed.pop(), strict=True)) if len(agreed) == 1 else {}
 
 
 def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:

@@ -83,15 +83,13 @@ class ClipBackbone(Backbone):
     def storing(self, store: FeatureStore | None) -> "ClipBackbone":
         return replace(self, store=store)
 
-    def stored(self, tower: str, depth: int, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` returns for these inputs of a tower's frozen part at this depth, from the store if there is one.
-
-        At a depth beyond the last block, the inputs themselves are what is returned, and nothing is kept.
-        """
-        if self.store is None or _raw(self.shape.towers[tower].layers, depth):
+    def stored(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` returns for these inputs of a frozen part, from the store if there is one."""
+        if self.store is None:
             return make()
-        part = f"{self.digest} {self.mean} {self.std} {tower} {depth} {self.device}"
-        return self.store.recall(part, inputs, make).to(self.device)
+        # The name has the architecture: the same weights with other activations give other outputs.
+        whole = f"{self.name} {self.digest} {self.mean} {self.std} {self.device} {part}"
+        return self.store.recall(whole, inputs, make).to(self.device)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         return tuning.call(_features, self.clip, batch, tuning, join)
@@ -105,7 +103,12 @@ class ClipBackbone(Backbone):
         image = image_tower(self.clip, 1)
         if not isinstance(image, ImageTower):
             return super().places(pictures)
-        return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in torch.split(pictures, CHUNK)])
+
+        def made() -> torch.Tensor:
+            parts = torch.split(pictures, CHUNK)
+            return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in parts])
+
+        return self.stored("places", pictures, made)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -189,8 +192,12 @@ class ClipCache:
         def question_starts() -> torch.Tensor:
             return _question_start(text, depth[TEXT], tokens, self._beginnings)
 
-        self._pictures = backbone.stored(IMAGE, depth[IMAGE], pictures, picture_starts)
-        self._questions = backbone.stored(TEXT, depth[TEXT], tokens, question_starts)
+        # Where the embedding is tuned, the inputs themselves are what a batch begins with: there is nothing to store.
+        raw_pictures, raw_questions = _raw(image.layers, depth[IMAGE]), _raw(text.layers, depth[TEXT])
+        part = f"{IMAGE} {depth[IMAGE]}"
+        self._pictures = picture_starts() if raw_pictures else backbone.stored(part, pictures, picture_starts)
+        part = f"{TEXT} {depth[TEXT]}"
+        self._questions = question_starts() if raw_questions else backbone.stored(part, tokens, question_starts)
 
     @property
     def nbytes(self) -> int:

@@ -110,11 +110,17 @@ def _open_clip_layout(name: str, folder: Path) -> Layout:
     return Layout(_open_clip_shape(configured), tokenize, _channels(mean), _channels(std))
 
 
+def has_own_words(configured: Mapping[str, Any]) -> bool:
+    """Whether an open_clip model has another tokenizer than CLIP's, which it would fetch from the hub."""
+    text = configured["text_cfg"]
+    return bool(text.get("hf_tokenizer_name") or text.get("hf_model_name"))
+
+
 def tokenizer_of(name: str, folder: Path, configured: Mapping[str, Any]) -> Tokenize:
     """The tokenizer of an open_clip model: CLIP's own, or the one in the folder. Raises `BackboneError`."""
     text = configured["text_cfg"]
     context = text.get("context_length", 77)
-    if not (text.get("hf_tokenizer_name") or text.get("hf_model_name")):
+    if not has_own_words(configured):
         from open_clip.tokenizer import SimpleTokenizer
 
         own: Tokenize = SimpleTokenizer(context_length=context, **text.get("tokenizer_kwargs", {}))

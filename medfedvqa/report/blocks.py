@@ -222,6 +222,7 @@ class Document:
     """The first page, which stands before the list of sections."""
     sections: tuple[Section, ...]
     foot: str
+    language: str = "en"
 
     @property
     def heading(self) -> str:

@@ -193,14 +193,19 @@ def attacks(empirical: Empirical) -> Drawing | None:
 
 
 @styled(PAGE_STYLE)
-def people(found: int, guessed: int) -> Drawing:
+def people(
+    found: int,
+    guessed: int,
+    labels: tuple[str, str, str] = ("by guessing", "besides, at most", "not found"),
+    title: str = "Of 100 people who took part",
+) -> Drawing:
     """A hundred people in two rows, by who finds them."""
     axes = new_figure(1.5 * WIDTH, 0.75).subplots()
     spots = [(place % 50, -(place // 50)) for place in range(100)]
     groups = (
-        ("by guessing", SKY, "s", spots[: min(guessed, found)]),
-        ("besides, at most", VERMILION, "o", spots[guessed:found]),
-        ("not found", RULE, "o", spots[found:]),
+        (labels[0], SKY, "s", spots[: min(guessed, found)]),
+        (labels[1], VERMILION, "o", spots[guessed:found]),
+        (labels[2], RULE, "o", spots[found:]),
     )
     for name, colour, marker, group in groups:
         if group:
@@ -209,7 +214,7 @@ def people(found: int, guessed: int) -> Drawing:
             axes.plot(across, down, marker, color=colour, markersize=7, label=label)
     axes.set_ylim(-1.6, 0.6)
     axes.set_axis_off()
-    return _drawing("Of 100 people who took part", axes, columns=3)
+    return _drawing(title, axes, columns=3)
 
 
 def _axes(height: float) -> "Axes":

@@ -64,20 +64,20 @@ class _Page:
             _line("p", _text(document.kind), " · ", _text(document.title), class_="name"),
             _line("h1", _text(document.heading)),
             _line("p", *self._cell(blocks.sentence(document.lead.text)), class_=f"lead {document.lead.tone}"),
-            _line("dl", *map(self._card, document.cards), class_="cards"),
+            _line("dl", *map(self._card, document.cards), class_="cards") if document.cards else None,
         )
         every = (*document.front, *document.sections)
         places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in every)
         sections = (self._section(place, section) for place, section in enumerate(every))
         body = tag(
             "body",
-            tag("a", "Skip to the sections", class_="skip", href="#main"),
+            tag("a", "Skip to the sections", class_="skip", href="#main") if document.sections else None,
             top,
-            _line("nav", tag("ol", *places), aria_label="Sections"),
+            _line("nav", tag("ol", *places), aria_label="Sections") if document.sections else None,
             tag("main", *sections, id="main", tabindex="-1"),
             tag("footer", _line("p", _text(document.foot))),
         )
-        return tag("html", head, body, lang="en")
+        return tag("html", head, body, lang=document.language)
 
     def _card(self, card: blocks.Card) -> Html:
         filled = None if card.share is None else tag("span", style=f"width: {100 * card.share:.1f}%")

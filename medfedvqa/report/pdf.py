@@ -61,7 +61,7 @@ class _Setting:
             "title": f"{title} · {_safe(document.kind)}",
             "running": title,
             "subject": _safe(document.lead.text),
-            "lang": "en",
+            "lang": document.language,
             "kind": _safe(document.kind),
             "heading": _breakable(document.heading),
             "lead": _breakable(document.lead.text),

@@ -10,13 +10,13 @@ import pytest
 import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from open_clip.transformer import QuickGELU
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import medfedvqa.models
 from medfedvqa.backbone_names import BUNDLED_NAMES
 from medfedvqa.errors import BackboneError
 from medfedvqa.models import BackboneShape, TowerShape, bundled_for, load_backbone, seen_by, shape_of
-from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS
+from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS, _agreed
 from medfedvqa.models.bundled import BUNDLED, BundledModel, build
 
 TINY = {
@@ -225,6 +225,35 @@ def test_a_checkpoint_that_would_run_code_is_refused(folder):
     """Pickled objects other than tensors are not loaded."""
     torch.save({"state_dict": {"weight": Path("anything")}}, folder / "code.pt")
     assert "UnpicklingError" in refused("medclip@mine", file=folder / "code.pt")
+
+
+def test_openais_state_dict_loads_with_its_three_constants(tiny, folder):
+    """They are buffers of OpenAI's module, and no weights; in half precision, as OpenAI saved it."""
+    constants = {
+        "input_resolution": torch.tensor(32),
+        "context_length": torch.tensor(9),
+        "vocab_size": torch.tensor(49408),
+    }
+    weights = {name: tensor.half() for name, tensor in load_file(tiny).items()}
+    torch.save({**weights, **constants}, folder / "openai.pt")
+    backbone = load_backbone("tiny@openai", {"tiny@openai": folder / "openai.pt"})
+    assert all(torch.equal(tensor, weights[name].float()) for name, tensor in backbone.clip.state_dict().items())
+
+
+def test_a_file_whose_words_need_the_hub_is_refused_without_the_hub(folder):
+    """A local label never fetches anything, not even a vocabulary."""
+    (folder / "siglip.safetensors").touch()
+    message = refused("ViT-B-16-SigLIP@mine", file=folder / "siglip.safetensors")
+    assert "give a folder" in message
+
+
+def test_a_local_file_is_normalised_as_all_tags_of_its_architecture_are(monkeypatch, tiny):
+    """As SigLIP's pictures, whichever file the weights come from; where tags differ, as CLIP's."""
+    assert _agreed("ViT-B-16-SigLIP") == {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    tags = {"one": {"file": str(tiny), "mean": (0.1, 0.2, 0.3), "std": (1, 1, 1)}}
+    for more, mean in (({}, (0.1, 0.2, 0.3)), ({"two": {"file": str(tiny)}}, open_clip.OPENAI_DATASET_MEAN)):
+        monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny", tags | more)
+        assert load_backbone("tiny@site", {"tiny@site": tiny}).mean == mean
 
 
 def test_a_missing_file_is_refused_with_the_expected_architecture(folder):

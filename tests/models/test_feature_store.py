@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_run_gives_the_same_bits_without_a_store_with_a_new_one_and_with_a_ful
     assert len(written) == files
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written)
+
+
+def test_a_grid_of_places_is_stored_apart_and_another_architecture_s_outputs_are_not_taken(
+    site: Callable[..., Site], tmp_path: Path
+) -> None:
+    """The same weights under another name may have another activation."""
+    here, store = site(), FeatureStore(tmp_path / "cache")
+    backbone, pictures = here.backbone, here.data.pictures.load(here.backbone.shape.image_size)
+    plain = backbone.places(pictures)
+    for _ in range(2):
+        assert torch.equal(backbone.storing(store).places(pictures), plain)
+    assert len(list(store.folder.iterdir())) == 1
+    replace(backbone, name="other", store=store).places(pictures)
+    assert len(list(store.folder.iterdir())) == 2
 
 
 def test_what_is_stored_is_not_computed_again_and_belongs_to_its_inputs_and_part(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from tiny_folders import LAYOUTS, biomedclip, write
 from tiny_models import small_timm
 
 from medfedvqa import Data, Job, run
-from medfedvqa.errors import BackboneError
-from medfedvqa.models import TuningConfig, load_backbone
+from medfedvqa.errors import BackboneError, FederationError
+from medfedvqa.federation import launch
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.models import TuningConfig, card_in, load_backbone
 from medfedvqa.models.clip import towers
 from medfedvqa.models.layouts import Packed
 
@@ -208,4 +210,17 @@ def test_two_rounds_train(name: str, method: str, shared: bool, made: dict[str, 
     facts = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert set(facts["sites"]) == set(sites) and "finished" in repr(results)
     if not shared:
-        assert facts["job"]["dp"]["epsilon"] == 8.0
+        assert all(0 < site["epsilon"] <= 8.0 for site in facts["sites"].values())
+
+
+@pytest.mark.slow
+def test_a_site_refuses_a_job_whose_card_is_not_that_of_its_folder(made: dict[str, Path], tmp_path: Path) -> None:
+    """Nothing trains, and nothing leaves."""
+    other = card_in(NAMES[2], {NAMES[2]: made[NAMES[2]]}).model_copy(update={"name": PUBMEDCLIP})
+    card = json.loads(other.model_dump_json())
+    job = JobSpec.from_dict({"method": "prompt_pfl", "backbone": PUBMEDCLIP, "data": "phantom", "card": card})
+    planned = launch.plan(job, None, tmp_path / "out", ("chest", "head"), backbone_files={PUBMEDCLIP: made[PUBMEDCLIP]})
+    with pytest.raises(FederationError, match="shape card"):
+        launch.run(planned, "local", lambda event: None)
+    logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "out" / "sites").rglob("*.jsonl")]
+    assert logs and not any('"event":"release"' in log for log in logs)

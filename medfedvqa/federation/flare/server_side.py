@@ -70,7 +70,9 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
         # An attempt's randomness must not serve twice, so that there is no journal to continue from.
         controller.system_panic("the server's process died in a job on shares: submit the job anew", fl_ctx)
         return
-    journal = Journal(out / JOURNAL) if engine == "provisioned" and not spec.secagg else None
+    # Whoever submitted the job may fetch its run folder, and the journal holds single uploads: it lies elsewhere.
+    folder = Path(flare.get_workspace().get_root_dir()) / JOURNAL / fl_ctx.get_job_id()
+    journal = Journal(folder if engine == "provisioned" and not spec.secagg else None)
     try:
         with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
             watch = partial(write_event, out)
@@ -78,6 +80,8 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
+    finally:
+        journal.forget()  # the job is over, and only a process that dies leaves a journal
 
 
 class _Heartbeats:
