@@ -1,5 +1,6 @@
 """The sharing study: in which regimes federated systems are better than training alone, pooled rows, or FedAvg."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def systems_of(base: Grid, regime: Regime) -> Grid:
         systems = tuple(system for system in systems if joins_late(base.job(system, 0)))
     if not systems:
         raise ConfigError(f"no chosen system is defined with {regime.name}: choose others, or other --regimes")
-    folder = "".join(character if character.isalnum() else "-" for character in regime.name)
+    folder = "-".join(re.findall(r"\w+", regime.name))
     return replace(base, out=base.out / folder, lines=base.results_file, regime=regime, systems=systems)
 
 

@@ -107,6 +107,7 @@ def test_interrupting_a_run_leaves_usable_results(random_backbone: Path, tmp_pat
         (["benchmark", "--data", "phantom", "--scale", "abc"], "--scale takes numbers"),
         (["benchmark", "--data", "phantom", "--scale", "3,five"], "--scale takes numbers"),
         (["benchmark", "--data", "phantom", "--scale", "0"], "--scale takes numbers"),
+        (["study", "--data", "phantom", "--regimes", "rowz"], "did you mean 'rows'"),
         (["privacy", "spent", "--site", "/nowhere/site.yml"], "site.yml"),
         (["kit", "prepare", "/nowhere"], "not the startup kit"),
         (["kit", "root", "/nowhere", "--out", "/nowhere/ca"], "no project"),
@@ -116,7 +117,7 @@ def test_bad_input_is_one_sentence_and_a_non_zero_exit(
     medfedvqa: Callable[..., Any], arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     """A user's mistake gives an error that names it, no traceback, and no output folder."""
-    out = ["--out", str(tmp_path / "run")] if arguments[0] in ("run", "benchmark") else []
+    out = ["--out", str(tmp_path / "run")] if arguments[0] in ("run", "benchmark", "study") else []
     done = medfedvqa(*arguments, *out)
     assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
