@@ -2,7 +2,7 @@
 
 | name              | weights                                                               |
 |-------------------|-----------------------------------------------------------------------|
-| `medclip-slake`   | shipped with the project, as is `medclip-vqarad`                      |
+| `medclip2-slake`  | shipped, as are `medclip2-vqarad` and the first edition, `medclip-*`  |
 | `ViT-B-32/openai` | any architecture and tag that open_clip knows                         |
 | `hf-hub:org/name` | an open_clip model of the Hugging Face hub                            |
 | `ViT-B-32@label`  | a local checkpoint; the site says in which file, a job names no path  |

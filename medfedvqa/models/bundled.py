@@ -45,9 +45,12 @@ class BundledModel:
 
 
 BUNDLED = {
+    "medclip2-slake": BundledModel("medclip2-slake.safetensors", "medclip2", ("open", "slake")),
+    "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", "medclip2", ("open", "vqa-rad")),
     "medclip-slake": BundledModel("medclip-slake.safetensors", "medclip", ("open", "slake")),
     "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", "medclip", ("open", "vqa-rad")),
 }
+"""The second edition comes first: `auto` takes the first that has not seen the data."""
 
 
 def build(architecture: str = "medclip2") -> "CLIP":
