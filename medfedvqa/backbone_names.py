@@ -2,7 +2,7 @@
 
 | name                     | weights                                                                       |
 |--------------------------|-------------------------------------------------------------------------------|
-| `medclip-slake`          | shipped with the project, as is `medclip-vqarad`                              |
+| `medclip2-slake`         | shipped, as are `medclip2-vqarad` and the first edition, `medclip-*`          |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
 | `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or ViLT       |
@@ -27,7 +27,14 @@ from typing import Any
 from medfedvqa.errors import BackboneError
 from medfedvqa.near_miss import suggestion
 
-BUNDLED_NAMES: Mapping[str, str] = MappingProxyType({"medclip-slake": "medclip", "medclip-vqarad": "medclip"})
+BUNDLED_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "medclip2-slake": "medclip2",
+        "medclip2-vqarad": "medclip2",
+        "medclip-slake": "medclip",
+        "medclip-vqarad": "medclip",
+    }
+)
 """The bundled backbones, each with its architecture."""
 OWN = ("medclip", "medclip2")
 """The project's own architectures."""

@@ -46,9 +46,12 @@ class BundledModel:
 
 
 BUNDLED = {
+    "medclip2-slake": BundledModel("medclip2-slake.safetensors", ("open", "slake")),
+    "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", ("open", "vqa-rad")),
     "medclip-slake": BundledModel("medclip-slake.safetensors", ("open", "slake")),
     "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", ("open", "vqa-rad")),
 }
+"""The second edition comes first: `auto` takes the first that has not seen the data."""
 
 
 def build(architecture: str = "medclip2") -> "CLIP":

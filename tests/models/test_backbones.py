@@ -97,14 +97,16 @@ def test_the_shape_of_the_bundled_architecture():
 
 
 def test_what_bundled_weights_have_seen_is_known_and_of_others_it_is_not():
-    assert seen_by("medclip-slake") == ("open", "slake")
-    assert seen_by("medclip-vqarad") == ("open", "vqa-rad")
+    for edition in ("medclip", "medclip2"):
+        assert seen_by(f"{edition}-slake") == ("open", "slake")
+        assert seen_by(f"{edition}-vqarad") == ("open", "vqa-rad")
     assert [seen_by(name) for name in ("ViT-B-32/openai", "medclip@mine", "hf-hub:org/name")] == [None] * 3
 
 
 @pytest.mark.parametrize("data", ["vqa-rad", "slake", "phantom"])
 def test_the_backbone_for_a_benchmark_has_not_seen_it(data):
     assert data not in seen_by(bundled_for(data))
+    assert bundled_for(data).startswith("medclip2-")
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -1,12 +1,14 @@
 """The probe of frozen descriptions finds what is in them, and nothing that is not."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from medfedvqa.data import phantom
 from medfedvqa.errors import ConfigError
+from medfedvqa.models import load_backbone
 from medfedvqa.pretraining.answer_probes import (
     ProbedRows,
     answer_probe,
@@ -59,3 +61,12 @@ def test_a_backbone_without_a_tower_for_pictures_is_refused(vilt, rows: ProbedRo
     """ViLT sees a picture only with a question: the error says so before anything is computed."""
     with pytest.raises(ConfigError, match="one tower"):
         compared(rows, {"vilt": vilt})
+
+
+@pytest.mark.slow
+def test_the_second_edition_keeps_the_place_that_the_first_one_lost() -> None:
+    """On the phantom set, whose answers are sides, sizes and counts, by pooled features that never saw it."""
+    whole = probed_rows(phantom.read())
+    editions = ("medclip-slake", "medclip2-slake")
+    first, second = (answer_probe(whole, name, partial(pooled, load_backbone(name))).test for name in editions)
+    assert second > 0.95 and second > first + 0.1
