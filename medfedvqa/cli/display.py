@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering
+from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering, asked
 
 MARGIN = 3
 """Columns between two columns of the table."""
@@ -28,7 +28,7 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     labels = [f"{plain(site)}\nn = {facts['n']}" for site, facts in results["sites"].items()] + ["average"]
     narrow = _width(labels, ways) > console.width
     padding = 0 if narrow else 1
-    title = "Closed questions answered right, % [95 % interval]"
+    title = f"{asked(results).capitalize()} answered right, % [95 % interval]"
     table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
     for way in ways:
         label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")

@@ -20,7 +20,8 @@ CAPTION = (
     "not patients: it is too narrow where a patient has several rows."
 )
 """Sites release counts of rows only, from which no design effect follows."""
-_KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
+KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
+"""The words for the questions of a run; earlier versions had closed ones only, and did not say so."""
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -51,6 +52,11 @@ def answering(results: Results) -> list[Answering]:
         Answering("released", released, tuple(columns)),
         *([finished] if any(finished.entries) else []),
     ]
+
+
+def asked(results: Results) -> str:
+    """The kind of questions of a run, in words."""
+    return KINDS[results["split"].get("questions", "closed")]
 
 
 def _baseline(columns: list[Mapping[str, Any]], name: str, label: str) -> Answering:
@@ -100,8 +106,7 @@ def facts_line(results: Results) -> str:
     backbone, split = results["backbone"], results["split"]
     data = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
-        f"Data {results['data'] or 'of each site'}, {_KINDS[split.get('questions', 'closed')]}, {split['kind']} split "
-        f"(seed {split['seed']})",
+        f"Data {results['data'] or 'of each site'}, {asked(results)}, {split['kind']} split (seed {split['seed']})",
         f"backbone {backbone['name']} (trained on: {data})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from medfedvqa.cli.display import show_results
 from medfedvqa.evaluation import History, RunFacts, Score, write_results, write_table
-from medfedvqa.evaluation.accuracy_table import accuracy_cell, facts_line, markdown_table
+from medfedvqa.evaluation.accuracy_table import accuracy_cell, asked, facts_line, markdown_table
 
 Scores = dict[str, Score]
 
@@ -134,3 +134,10 @@ def test_a_stopped_run_on_seen_data_says_so(tmp_path: Path, facts: RunFacts, his
     assert "2 of 3 rounds" in table
     assert "\n\nThe run was stopped after 2 of 3 rounds.\n\n" in table
     assert "The backbone medclip-slake was trained on slake, which is tested here" in table
+
+
+@pytest.mark.parametrize(("kind", "words"), [("open", "open questions"), ("all", "open and closed questions")])
+def test_the_facts_say_which_questions_were_asked(kind: str, words: str) -> None:
+    """A run of an earlier version, whose results do not say it, asked closed ones."""
+    assert asked({"split": {"questions": kind}}) == words
+    assert asked({"split": {"kind": "official", "seed": 0}}) == "closed questions"
