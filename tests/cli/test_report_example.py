@@ -42,4 +42,4 @@ def test_the_joined_example_holds_this_report_and_two_others(medfedvqa: Command)
 
 def test_the_example_is_small() -> None:
     """All of it together, in bytes."""
-    assert sum(path.stat().st_size for path in EXAMPLE.rglob("*") if path.is_file()) < 500_000
+    assert sum(path.stat().st_size for path in EXAMPLE.rglob("*") if path.is_file()) < 1_500_000

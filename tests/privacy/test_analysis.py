@@ -15,6 +15,7 @@ from privacy.accounting import ORDERS, PrivacyCost, spent
 from privacy.analysis import Analysis, analysis, with_numpy, with_opacus
 from privacy.mechanisms import sampled_gaussian
 from privacy.report.replay import TOLERANCE
+from privacy.trade_off import most_found
 
 RATES = [1e-4, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1.0]
 events = st.lists(
@@ -91,3 +92,18 @@ def test_a_delta_below_rounding_has_no_figure() -> None:
 def test_a_site_charges_by_opacus() -> None:
     """Where Opacus is installed, it is what computes."""
     assert analysis() is with_opacus
+
+
+def test_a_verifier_without_opacus_comes_to_the_same_people_found() -> None:
+    """The figure on a report's first page, within the tolerance with which a report is verified."""
+    spent_on: list[DPEvent] = [SampledGaussian(0.25, 1.45, 8), SampledGaussian(1.0, 16.4, 2), Laplace(10.0, 2)]
+    found = []
+    for by in (with_numpy, with_opacus):
+        accounting._curve.cache_clear()
+        forget()
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (accounting, sampled_gaussian):
+                patch.setattr(module, "analysis", lambda by=by: by)
+            found.append(most_found(spent_on, 0.05))
+    accounting._curve.cache_clear()
+    assert found[0] == pytest.approx(found[1], rel=TOLERANCE / 4) and 0.14 < found[0] < 0.16
