@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TOOLS  := build/tools
-# The folder of the data sets, if one is named; else the usual place, if VQA-RAD is there; else the demo draws its data.
-DATA   := $(or $(MEDFEDVQA_DATA),$(patsubst %/vqa-rad,%,$(wildcard ../shared/data/vqa-rad)))
+# The folder of the data sets, if one is named; else the usual place, if a set is there; else the demo draws its data.
+DATA   := $(or $(MEDFEDVQA_DATA),$(patsubst %/,%,$(firstword $(dir $(wildcard ../shared/data/slake ../shared/data/vqa-rad)))))
 
 # An environment of another Python is made anew: what it holds would not be found.
 WANTED := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)

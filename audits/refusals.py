@@ -38,6 +38,9 @@ class Refusal(StrEnum):
     COHORT = "cohort"
     BACKBONE = "backbone"
     DEVICE = "device"
+    ROOT = "root"
+    MEMORY = "memory"
+    DISK = "disk"
     BUDGET = "budget"
     THROTTLED = "throttled"
     DATA = "data"
@@ -81,7 +84,10 @@ _SENTENCES = {
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
     Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
     Refusal.BACKBONE: "the site's policy does not list the job's backbone, or the site does not have it",
-    Refusal.DEVICE: "the site's device or data folder is not there",
+    Refusal.DEVICE: "the site's device is not there: see its driver, or write another `device` into site.yml",
+    Refusal.ROOT: "the site's data folder is not there: mount it, or write the right `root` into site.yml",
+    Refusal.MEMORY: "the site's machine or card ran out of memory: use smaller batches, fewer processes or more memory",
+    Refusal.DISK: "the site's disk is full: free at least 1 GiB where its state, log and ledger lie",
     Refusal.BUDGET: "the site's privacy budget does not cover the job",
     Refusal.THROTTLED: "the site has refused too many jobs within a day and takes no further one of this kind",
     Refusal.DATA: "this site cannot run the job",

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.statistics import p_value
 from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.data import Split, load_site, organs
+from medfedvqa.data.data_roots import PHANTOM
 from medfedvqa.evaluation.baselines import question_prior_right
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.figures import encoded, new_figure
@@ -131,8 +132,13 @@ def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[st
 def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, RunOutcome]:
     """The outcome of each model, with the patient of each row, as comparisons need it."""
     split = Split("official", seed)
-    patients = {site: load_site(data, root, site, split, seed).test.patients.tolist() for site in answers[PRIOR]}
-    return {model: RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 0) for model, right in answers.items()}
+    tests = {site: load_site(data, root, site, split, seed).test for site in answers[PRIOR]}
+    patients = {site: numbered_patients(test.patients.tolist()) for site, test in tests.items()}
+    cohort = seed if data == PHANTOM else 0
+    return {
+        model: RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 0, seed=seed, cohort=cohort)
+        for model, right in answers.items()
+    }
 
 
 def accuracies(runs: Sequence[RunOutcome]) -> list[float]:

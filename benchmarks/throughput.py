@@ -99,7 +99,7 @@ def straightforward(
             hidden = attend(block, hidden, prompts, mask)
         ends = tokens[rows].argmax(dim=-1)
         text_features = clip.ln_final(hidden[torch.arange(len(rows)), ends])
-        return model.answer(values, torch.cat([image_features, text_features], dim=-1), chance)
+        return model.answer(values, torch.cat([image_features, text_features], dim=-1), None, chance)
 
     return logits
 

@@ -47,6 +47,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Hospital IT": [
             "hospital-it",
             "site",
+            "federation",
             "hardening",
             "flare",
             "audit-log",

@@ -1,5 +1,7 @@
 """What follows from the registered methods: their pages, the lists of them, the matrix, and a job folder for each.
 
+Besides, the table of the architectures that cannot be used as backbones.
+
 `make generated` writes all of it. A page that somebody wrote stays: only pages that end with `MARK` are generated.
 """
 
@@ -13,6 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from audits import TensorSpec
+from medfedvqa.backbone_names import architectures, configuration, takes_prompts
+from medfedvqa.backbone_names import refusal as unusable
 from medfedvqa.cli.privacy_matrix import markdown_matrix, refusal
 from medfedvqa.core import Method, create, method_names, method_type
 from medfedvqa.core.averaging import AveragingConfig
@@ -34,7 +38,22 @@ def documents() -> dict[Path, str]:
     rows = ["| method | idea | what a site sends in a round |\n|---|---|---|\n", *map(_row, names)]
     links = ", ".join(f"[{name}](methods/{name}.md)" for name in names)
     lists = {index: "".join(rows), start: f"- Methods whose page is made from their file: {links}\n"}
+    lists[ROOT / "docs" / "backbones.md"] = _architectures()
     return pages | {matrix: head + markdown_matrix()} | {path: _replaced(path, text) for path, text in lists.items()}
+
+
+def _architectures() -> str:
+    """How many of open_clip's architectures can be used, and those that cannot, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for name in architectures():
+        reasons.setdefault(unusable(configuration(name)) or "", []).append(name)
+    usable = reasons.pop("")
+    unprompted = [name for name in usable if not takes_prompts(configuration(name))]
+    rows = "".join(f"| {', '.join(f'`{name}`' for name in names)} | {reason} |\n" for reason, names in reasons.items())
+    return (
+        f"{len(usable)} of open_clip's {len(architectures())} architectures can be used. {len(unprompted)} of these "
+        f"have convolutions for pictures and take no prompts there.\n\n| refused | because |\n|---|---|\n{rows}"
+    )
 
 
 def export_jobs(folder: Path) -> None:
@@ -90,7 +109,8 @@ def _options(kind: type[Method[Any]]) -> Iterator[str]:
 def _row(name: str) -> str:
     kind = method_type(name)
     idea = (getdoc(kind) or "").partition("\n")[0].rstrip(".")
-    up = create(name, {}).exchange(shape_of("medclip-slake")).task("train").up
+    tasks = {task.name: task for task in create(name, {}).exchange(shape_of("medclip-slake")).tasks}
+    up = tasks.get("train", tasks["start"]).up
     return f"| [`{name}`]({name}.md) | {idea[:1].lower()}{idea[1:]} | {_meanings(up)} |\n"
 
 

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 MOST_SEED = 2**63 - 1
 MOST_SITES = 10_000
+MOST_SECONDS = 31 * 86_400.0
+"""The longest time limit of a round: a signed job is fresh for 31 days."""
 MOST_ROUNDS = 10_000
 """Rounds, and whatever counts rounds."""
 MOST_PASSES = 10_000

@@ -1,6 +1,9 @@
 """Answer spaces that are declared, not read from rows. Without torch, as those who only verify read `site.yml` too."""
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Literal
 
 CLOSED_ANSWERS = (
     "no", "yes",
@@ -14,6 +17,24 @@ CLOSED_ANSWERS = (
 )  # fmt: skip
 """What closed questions about medical pictures are answered with most often: sides, sizes, shades, how and of what a
 picture was taken, organs. A public list, so that nothing of a site's own answers travels; folded."""
+
+
+ListName = Literal["closed", "public"]
+"""The names of the lists that the project brings: `CLOSED_ANSWERS`, and `training_answers()`."""
+
+
+@cache
+def training_answers() -> tuple[str, ...]:
+    """The distinct answers of all training rows of VQA-RAD and of SLAKE in English, open and closed, folded and sorted.
+
+    They are public as these sets are; of the patients of these two sets themselves, the list is not independent.
+    """
+    return tuple(files(__package__).joinpath("public_answers.txt").read_text("utf-8").splitlines())
+
+
+def bundled_list(name: ListName) -> tuple[str, ...]:
+    """The list of this name."""
+    return CLOSED_ANSWERS if name == "closed" else training_answers()
 
 
 def fold(text: str) -> str:

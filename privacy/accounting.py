@@ -34,6 +34,8 @@ PRV_DELTA_PARTS = 1000
 """One such part of delta is PRV's error in delta, Opacus' default."""
 PRV_MOST_EPSILON, PRV_MOST_STEPS = 1e3, 10**6
 """Beyond these PRV would need more memory than its figure is worth."""
+CURVE = tuple(float(f"{1e-4 * 1.5**step:.3g}") for step in range(23))
+"""The deltas of a privacy curve, up to 0.75."""
 CALIBRATED_DIGITS = 4
 """Significant digits of a calibrated noise multiplier: neighbours differ by at most a thousandth."""
 
@@ -114,6 +116,28 @@ def fitting(limit: float, delta: float, already: Sequence[DPEvent], rounds: Sequ
     return bisect_right(range(1, len(rounds) + 1), limit, key=cost)
 
 
+def privacy_curve(events: Iterable[DPEvent]) -> tuple[tuple[float, float], ...]:
+    """Pairs of epsilon and delta, at each of which all `events` together are differentially private.
+
+    Composed once for all of `CURVE`, by PRV, or by RDP where PRV has no figure; infinite epsilons are left out.
+    """
+    return _curve(_canonical(events))
+
+
+@lru_cache(maxsize=256)
+def _curve(history: Canonical) -> tuple[tuple[float, float], ...]:
+    if not history:
+        return ((0.0, 0.0),)
+    pure = sum(event.steps * event.pure_epsilon for event in history)
+    rdp = _rdp(history, CURVE[0])
+    prv = list[float]()
+    if rdp <= PRV_MOST_EPSILON and sum(event.steps for event in history) <= PRV_MOST_STEPS:
+        prv = _epsilons(lambda: _prv_epsilons(history, CURVE, rdp))
+    epsilons = prv or [_rdp(history, delta) for delta in CURVE]
+    pairs = ((pure, 0.0), *zip(epsilons, CURVE, strict=True))
+    return tuple((epsilon, delta) for epsilon, delta in pairs if math.isfinite(epsilon))
+
+
 def _canonical(events: Iterable[DPEvent]) -> Canonical:
     steps: Counter[DPEvent] = Counter()
     for event in events:
@@ -154,20 +178,23 @@ def _rdp_epsilon(history: Canonical, delta: float, orders: Sequence[float]) -> f
 def _prv(history: Canonical, delta: float, rdp: float) -> float:
     if rdp > PRV_MOST_EPSILON or sum(event.steps for event in history) > PRV_MOST_STEPS:
         return math.inf
-    error = max(PRV_ERROR, PRV_RELATIVE_ERROR * rdp)
-    return _epsilon(lambda: _prv_epsilon(history, delta, error))
+    return _epsilon(lambda: _prv_epsilons(history, (delta,), rdp)[0])
 
 
-def _prv_epsilon(history: Canonical, delta: float, error: float) -> float:
-    """Like Opacus' PRVAccountant, but for several mechanisms: each brings the random variable of its own loss."""
+def _prv_epsilons(history: Canonical, deltas: Sequence[float], rdp: float) -> list[float]:
+    """Like Opacus' PRVAccountant, but for several mechanisms: each brings the random variable of its own loss.
+
+    The errors are those that the smallest of `deltas` allows, and `rdp` is RDP's epsilon there.
+    """
 
     def losses(least: float, most: float) -> list[PrivacyLoss]:
         return [event.loss(least, most) for event in history]
 
-    delta_error, steps = delta / PRV_DELTA_PARTS, [event.steps for event in history]
+    error = max(PRV_ERROR, PRV_RELATIVE_ERROR * rdp)
+    delta_error, steps = min(deltas) / PRV_DELTA_PARTS, [event.steps for event in history]
     reach = _largest_loss(history, delta_error, error)
     mesh = error / math.sqrt(sum(steps) * math.log(12 / delta_error) / 2)
-    return analysis().composed_epsilon(losses, steps, reach, mesh, delta, (delta_error, error))
+    return analysis().composed_epsilons(losses, steps, reach, mesh, deltas, (delta_error, error))
 
 
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
@@ -181,15 +208,20 @@ def _largest_loss(history: Canonical, delta_error: float, error: float) -> float
 
 def _epsilon(figure: Callable[[], float]) -> float:
     """Infinite where the analysis finds no figure."""
+    return (_epsilons(lambda: [figure()]) or [math.inf])[0]
+
+
+def _epsilons(figures: Callable[[], Sequence[float]]) -> list[float]:
+    """None at all where the analysis finds no figures; infinite where one is none."""
     # PRV takes the logarithm of 0 at a rate of 1, as it should; what is not finite in the end is caught below.
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # With so much or so little noise that an extreme order is the best one, the bound is loose, not wrong.
         warnings.filterwarnings("ignore", "Optimal order is the (smallest|largest) alpha")
         try:
-            epsilon = figure()
+            epsilons = figures()
         except (ArithmeticError, ValueError, RuntimeError):
-            return math.inf
-    return max(0.0, epsilon) if math.isfinite(epsilon) else math.inf
+            return []
+    return [max(0.0, epsilon) if math.isfinite(epsilon) else math.inf for epsilon in epsilons]
 
 
 def _mu(history: Canonical) -> float:

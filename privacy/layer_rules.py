@@ -70,6 +70,13 @@ def _convolution(
     **options: Any,
 ) -> torch.Tensor:
     """`others`: dilation and groups."""
+    padding = 0 if padding == "valid" else padding
+    dilation, groups = (*others, *(1, 1)[len(others) :])[:2]
+    dilation, groups = options.pop("dilation", dilation), options.pop("groups", groups)
+    others = (dilation, groups)
+    if groups != 1 and inputs.dim() == 4:
+        _simple(inputs, padding, (dilation,), options, ((1, 1),))
+        return _grouped(recorder, function, inputs, weight, bias, stride, padding, groups)
     _simple(inputs, padding, others, options, ((1, 1), 1))
     output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others))
     if of := recorder.range_of(weight):
@@ -77,7 +84,7 @@ def _convolution(
         flat = patches.reshape(-1, patches.shape[-1])
         recorder.note(of, output, lambda gradient: Outer(_places(gradient), flat))
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient)))
     return output
 
 
@@ -104,8 +111,60 @@ def _transposed(
 
         recorder.note(of, output, terms, inputs)
     if of := recorder.range_of(bias):
-        recorder.note(of, output, lambda gradient: RowGradients(gradient.flatten(2).sum(2)))
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient)))
     return output
+
+
+def _grouped(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    groups: int,
+) -> torch.Tensor:
+    """A convolution of groups of channels: each item's gradient of the weight is formed, group by group."""
+    output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, 1, groups))
+    if of := recorder.range_of(weight):
+        still, size = inputs.detach(), weight.shape[2:]
+
+        def terms(gradient: torch.Tensor) -> RowGradients:
+            patches = F.unfold(still, size, padding=padding, stride=stride)
+            patches = patches.view(len(still), groups, -1, patches.shape[-1])
+            by_group = gradient.reshape(len(gradient), groups, -1, patches.shape[-1])
+            return RowGradients((by_group @ patches.transpose(2, 3)).flatten(1))
+
+        recorder.note(of, output, terms, inputs)
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient)))
+    return output
+
+
+def _batch_norm(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Normalisation by fixed statistics. Statistics of a batch would mix patients, and are refused."""
+    if training or running_mean is None or running_var is None:
+        raise SettingsError("batch normalisation by the statistics of a batch mixes patients: use fixed ones")
+    output = _watched(function(inputs, running_mean, running_var, _still(weight), _still(bias), False, momentum, eps))
+    if of := recorder.range_of(weight):
+        normalised = F.batch_norm(inputs.detach(), running_mean, running_var, None, None, False, momentum, eps)
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient * normalised)))
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient)))
+    # ResNets add to this output in place; what was noted stays as it is.
+    return output.clone()
 
 
 def _simple(
@@ -117,9 +176,7 @@ def _simple(
         for other, d in zip(others, defaults, strict=False)
     ]
     if inputs.dim() != 4 or isinstance(padding, str) or options or settings != list(defaults[: len(others)]):
-        raise SettingsError(
-            "a convolution with dilation, groups or named padding has no gradient per patient: freeze it"
-        )
+        raise SettingsError("a convolution with dilation or named padding has no gradient per patient: freeze it")
 
 
 def _embedding(
@@ -197,9 +254,25 @@ def _sum(recorder: "Recorder", function: Any, first: Any, second: Any) -> torch.
     return output
 
 
+def _product(recorder: "Recorder", function: Any, first: Any, second: Any) -> torch.Tensor:
+    """Scales items by a value that is the same for all items, such as a layer scale."""
+    (value, items) = (first, second) if recorder.range_of(first) else (second, first)
+    of = recorder.range_of(value)
+    if of is None or not isinstance(items, torch.Tensor) or recorder.range_of(items):
+        return torch.as_tensor(function(first, second))
+    output, still, shape = _watched(items * _still(value)), items.detach(), value.shape
+    recorder.note(of, output, lambda gradient: RowGradients(_reduced(gradient * still, shape)), items)
+    return output
+
+
 def _summed(gradient: torch.Tensor, width: int) -> torch.Tensor:
     """[items, ..., width] summed over all positions of an item."""
     return gradient.reshape(len(gradient), -1, width).sum(1)
+
+
+def _by_channel(gradient: torch.Tensor) -> torch.Tensor:
+    """[items, channels, ...] summed over all places of an item."""
+    return gradient.reshape(*gradient.shape[:2], -1).sum(2)
 
 
 def _places(maps: torch.Tensor) -> torch.Tensor:
@@ -232,6 +305,11 @@ RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.add: _sum,
         torch.Tensor.__radd__: _sum,
         torch.Tensor.__add__: _sum,
+        F.batch_norm: _batch_norm,
+        torch.mul: _product,
+        torch.Tensor.mul: _product,
+        torch.Tensor.__mul__: _product,
+        torch.Tensor.__rmul__: _product,
     }
 )
 """Rules by torch function; each is called with the recorder, the function and its arguments."""

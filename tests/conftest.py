@@ -22,8 +22,8 @@ from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone
-from medfedvqa.models.bundled import assemble, build
+from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone, open_clip_models
+from medfedvqa.models.bundled import build
 from medfedvqa.models.vilt import ViltBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES
 from medfedvqa.pretraining.train import write_weights
@@ -104,7 +104,7 @@ def places_backbone(backbone: ClipBackbone) -> ClipBackbone:
     def build() -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
-            clip = assemble(configuration)
+            clip = open_clip_models.build(configuration)
             for parameter in clip.parameters():
                 parameter.data.add_(0.1 * torch.randn_like(parameter))
         return clip.double().eval().requires_grad_(False)

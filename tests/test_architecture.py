@@ -7,9 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
-        *("audits", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity", "medfedvqa.errors"),
+        *("audits", "medfedvqa.backbone_names", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity"),
+        "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
+        "medfedvqa.shape_cards",
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},

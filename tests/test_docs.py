@@ -24,6 +24,7 @@ from medfedvqa import core, data, models, training
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
 from privacy import Reliability, reliability_weights
+from privacy.report import Governance
 from privacy.report.mappings import mappings
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +99,7 @@ def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
     """The two tests above can fail."""
     with pytest.raises(AssertionError):
         resolved(["audit", "prove"])
-    for wrong in (["run"], ["run", "prompt_pfl", "--epsilom", "3"], ["audit", "show", "one", "two"]):
+    for wrong in (["jobs", "export"], ["run", "prompt_pfl", "--epsilom", "3"], ["audit", "show", "one", "two"]):
         command, rest = resolved(wrong)
         with pytest.raises(typer.TyperException):
             command.make_context("medfedvqa", rest)
@@ -162,7 +163,8 @@ def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
 
 def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
     """Reference, topic, support and sections: what a report of a job with everything in it says, the page says."""
-    everything = SimpleNamespace(run=True, measured=True, ingested=True)
+    words = Governance(**dict.fromkeys(Governance.model_fields, "given"))
+    everything = SimpleNamespace(run=True, measured=True, ingested=True, governance=words)
     lines = mappings(SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything))
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
     for line in lines:
@@ -177,7 +179,7 @@ def test_the_compliance_page_never_says_that_anybody_complies() -> None:
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     heads = [row for row in rows if row[2] == "support"]
-    assert len(heads) == 6 and len(rows) > 50
+    assert len(heads) == 11 and len(rows) > 50
     assert {row[2] for row in rows} == {"support", "supports", "partly supports", "not provided"}
     assert re.findall(r"(\S+ \S+) compl(?:y|ies|iant)\b", " ".join(page.split())) == ["that anybody"]
     assert "neither means that anybody complies" in page

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
 
 Curves = Sequence[Sequence[float]]

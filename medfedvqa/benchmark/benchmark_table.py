@@ -3,44 +3,56 @@
 from collections.abc import Mapping, Sequence
 
 from audits.escaping import NAME, for_markdown
-from medfedvqa.benchmark.grid import FREE, Grid, RunOutcome
+from medfedvqa.benchmark.comparison import Comparison
+from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.printed import PRINTED, PrintedTable
-from medfedvqa.benchmark.statistics import Summary, average, by_site, holm, p_value
+from medfedvqa.benchmark.statistics import Gain, Summary, average, by_site, gain, holm, p_value, paired
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
+ABSENT = "–"
 
 
-def markdown(grid: Grid, outcomes: Outcomes) -> str:
+def markdown(comparison: Comparison) -> str:
     """The whole page: the settings, every system, and the paper's table if it has one for this data."""
-    reference = best_baseline(grid, outcomes)
-    parts = [_facts(grid), _comparison(grid, outcomes, reference), _reading(reference)]
-    if grid.reader in PRINTED:
-        parts += [f"## {PRINTED[grid.reader].title}", beside_printed(PRINTED[grid.reader], outcomes)]
+    parts = [_facts(comparison), _table_of(comparison), _reading(comparison.reference)]
+    if comparison.setting["data"] in PRINTED:
+        printed = PRINTED[comparison.setting["data"]]
+        parts += [f"## {printed.title}", beside_printed(printed, comparison.rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def best_baseline(grid: Grid, outcomes: Outcomes) -> str:
-    """The label of the baseline with the highest average accuracy."""
-    labels = [*FREE, *(system.label for system in grid.systems if system.baseline)]
-    return max(labels, key=lambda label: average(outcomes[label]).mean)
+def corrected(comparison: Comparison) -> dict[str, float]:
+    """The p value against the reference of every row that shares a seed with it, corrected after Holm."""
+    rows, reference = comparison.rows, comparison.rows[comparison.reference]
+    others = {label: each for label, each in rows.items() if each is not reference and paired(each, reference)}
+    return holm({label: p_value(each, reference) for label, each in others.items()})
 
 
-def _comparison(grid: Grid, outcomes: Outcomes, reference: str) -> str:
-    others = [label for label in outcomes if label != reference]
-    corrected = holm({label: p_value(outcomes[label], outcomes[reference]) for label in others})
-    sites = [for_markdown(site, NAME) for site in grid.sites]
-    head = ["system", *sites, "average", f"p against {reference}", "bytes up", "bytes down", "s", "trained"]
+def gains(comparison: Comparison, label: str) -> tuple[Gain | None, Gain | None]:
+    """A row's gain from pictures and its gain from federation; None where the table has no row to compare with."""
+    rows = comparison.rows
+    pairs = (comparison.pair(label, others) for others in (comparison.without_picture, comparison.alone))
+    pictures, federation = (gain(rows[label], rows[other]) if other else None for other in pairs)
+    return pictures, federation
+
+
+def _table_of(comparison: Comparison) -> str:
+    tested, reference = corrected(comparison), comparison.reference
+    sites = [for_markdown(site, NAME) for site in comparison.sites]
+    compared = [f"p against {for_markdown(reference)}", "from pictures", "from federation"]
+    head = ["system", "seeds", *sites, "average", *compared, "bytes up", "bytes down", "s", "trained"]
     rows = []
-    for label, runs in outcomes.items():
-        accuracies = [*by_site(runs).values(), average(runs)]
+    for label, runs in comparison.rows.items():
         first = runs[0]
         cost = ["", "", "", ""]
         if first.parameters:
             cost = [f"{first.bytes_up:,.0f}", f"{first.bytes_down:,.0f}", f"{first.seconds:.1f}"]
             cost.append(f"{first.parameters:,}")
-        tested = f"{corrected[label]:.3f}" if label in corrected else "reference"
-        rows.append([label, *map(cell, accuracies), tested, *cost])
-    return _table(head, rows)
+        p = "reference" if label == reference else p_cell(tested[label]) if label in tested else ABSENT
+        accuracies = map(cell, (*by_site(runs).values(), average(runs)))
+        both = map(gain_cell, gains(comparison, label))
+        rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, *cost])
+    return table(head, rows)
 
 
 def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
@@ -53,24 +65,28 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
         for site, figure in zip(printed.columns.values(), row.figures, strict=True):
             cells += [f"{figure:.2f}", f"{100 * ours[site].mean:.2f}" if site in ours else "–"]
         rows.append([row.name, *cells, row.differs])
-    return "\n\n".join([_table(head, rows), *printed.notes])
+    return "\n\n".join([table(head, rows), *printed.notes])
 
 
-def _facts(grid: Grid) -> str:
-    budget = ", ".join(f"{name} {value}" for name, value in grid.budget.items()) or "each method's own budget"
-    backbone = for_markdown(grid.job(grid.systems[0], 0).backbone)
+def _facts(comparison: Comparison) -> str:
+    setting = comparison.setting
+    budget = ", ".join(f"{name} {value}" for name, value in setting["budget"].items()) or "each method's own budget"
     return (
-        f"Data {grid.reader}, official split, {len(grid.sites)} sites; backbone {backbone}, frozen but for what is "
-        f"trained; {grid.seeds} seeds; {budget}."
+        f"Data {for_markdown(setting['data'])}, {for_markdown(str(setting['split'].get('kind')))} split, "
+        f"{len(comparison.sites)} sites, {for_markdown(setting['regime'])}; backbone "
+        f"{for_markdown(setting['backbone'])}, frozen but for what is trained; {for_markdown(budget)}."
     )
 
 
 def _reading(reference: str) -> str:
     return (
         "Accuracy on closed questions: mean over seeds, its standard deviation, and the 95 % interval of that mean on "
-        "these test rows (sites: Wilson; average: variance recovery). p: paired permutation test over patients against "
-        f"{reference}, the best of the baselines, corrected after Holm for all rows. Bytes per site and round; s are "
-        "processor seconds per round, of all sites together, without decoding pictures."
+        "these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). p: paired "
+        f"permutation test over patients against {for_markdown(reference)}, the best of the baselines, corrected after "
+        "Holm for all rows. From pictures: points of the average more than the same system on black pictures; from "
+        "federation: more than the same model alone with equal steps; each with its 95 % interval by patient, not "
+        "corrected. (personal): each site's own model before the last mean, of the same run. Bytes per site and round; "
+        "s are processor seconds per round, of all sites together, without decoding pictures."
     )
 
 
@@ -80,6 +96,22 @@ def cell(summary: Summary) -> str:
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def p_cell(p: float) -> str:
+    """`0.023`, or `<0.001`."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def gain_cell(difference: Gain | None) -> str:
+    """`+2.1 [-0.4, 4.6]`, in points; a dash where there is nothing to compare with."""
+    if difference is None:
+        return ABSENT
+    if difference.interval is None:
+        return f"{100 * difference.mean:+.1f}"
+    low, high = difference.interval
+    return f"{100 * difference.mean:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: the first column aligned to the left, the others to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -16,25 +14,25 @@ from typing import Any
 import torch
 
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.late_site import late_sites
+from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.benchmark.regimes import Regime, newcomer
+from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
+from medfedvqa.benchmark.single_run import centralised, federated, patients_of
 from medfedvqa.benchmark.systems import System
-from medfedvqa.core import Site
-from medfedvqa.core.local_training import Alone
-from medfedvqa.core.scores import RIGHT, VALIDATED
-from medfedvqa.data import SiteData, Split, load_site, united
+from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
-from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Launch, plan, write_sites
-from medfedvqa.federation.serve import check_sites, serve_job
-from medfedvqa.federation.site_config import load_site_config
-from medfedvqa.federation.site_state import StateFile
-from medfedvqa.models import bundled_for, load_backbone, seen_by
+from medfedvqa.federation.serve import check_sites
+from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
+from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
-UNION = "all sites"
-"""The name of the site that has the rows of all sites, for centralised training."""
-
+NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg", "round_timeout")
+"""The settings of a job that a result has under names of their own, that are a system's, or that change no result."""
+OLD = "at most 0.2.0"
+"""The version of runs that do not say theirs."""
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
     "majority": lambda site: majority_right(site.train.answers, site.test.answers),
     "question-only prior": lambda site: question_prior_right(site.train, site.test),
@@ -52,8 +50,29 @@ class Grid:
     systems: tuple[System, ...]
     seeds: int
     budget: Mapping[str, Any]
-    sites: tuple[str, ...]
+    organs: tuple[str, ...]
     backbone: str = ""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
+    regime: Regime = Regime()
+    """How the organs' rows are divided among sites."""
+    lines: Path | None = None
+    """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
+        return self.regime.sites(self.organs)
+
+    @property
+    def results_file(self) -> Path:
+        """The file of raw results."""
+        return self.lines or self.out / RESULTS
+
+    @property
+    def store(self) -> FeatureStore | None:
+        """The store in that folder. Raises `ConfigError`."""
+        return None if self.cache is None else FeatureStore(self.cache)
 
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
@@ -69,31 +88,13 @@ class Grid:
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,
+                "round_timeout": None,
             }
         )
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""
         return self.out / "runs" / f"{system.folder}-{seed}"
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """The outcome of one run, by site. It stays on the machine that runs the benchmark."""
-
-    right: dict[str, list[bool]]
-    """Whether each test row is answered right."""
-    validated: dict[str, list[float]]
-    """The accuracy on validation rows after each round; empty if the method does not measure it."""
-    patients: dict[str, list[int]]
-    """The patient of each test row, numbered within the site."""
-    bytes_up: float
-    """Bytes per site and round."""
-    bytes_down: float
-    seconds: float
-    """Processor seconds per round, with evaluation and without decoding pictures."""
-    parameters: int
-    """The number of parameters that a site trains; 0 without training."""
 
 
 def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
@@ -116,16 +117,86 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
                 yield ended
 
 
-def outcomes(grid: Grid) -> dict[str, list[RunOutcome]]:
-    """The outcomes of each seed, by label; first those of answers without training."""
-    data = [_data(grid, seed) for seed in range(grid.seeds)]
-    by_label = {label: [_free(each, right) for each in data] for label, right in FREE.items()}
-    for system in grid.systems:
-        files = [grid.folder(system, seed) / OUTCOME for seed in range(grid.seeds)]
-        by_label[system.label] = [
-            RunOutcome(**json.loads(file.read_text(encoding="utf-8"))["outcome"]) for file in files
+def results(grid: Grid) -> list[Result]:
+    """The result of each run, first those of answers without training. All of them are in `results.jsonl` then."""
+    found = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
+    found += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
+    append(grid.results_file, found)
+    return found
+
+
+def _saved(grid: Grid, system: System, seed: int) -> Result:
+    """The result of a run that has ended. Version 0.2.0 numbered patients otherwise and wrote no version."""
+    record = json.loads((grid.folder(system, seed) / OUTCOME).read_text(encoding="utf-8"))
+    patients = {site: numbered_patients(rows) for site, rows in record["outcome"]["patients"].items()}
+    changes = {"patients": patients, "seed": seed, "cohort": _cohort(grid, seed)}
+    described = {
+        "system": system.label,
+        "method": system.method,
+        "options": record["job"]["options"],
+        "baseline": system.baseline,
+        "alone": system.alone,
+        "without_picture": system.without_picture,
+        "version": record.get("version", OLD),
+    }
+    return _result(grid, RunOutcome(**{**record["outcome"], **changes}), described)
+
+
+def _free(grid: Grid, label: str, seed: int) -> Result:
+    data = _data(grid, seed)
+    if grid.regime.late:
+        data = {site: newcomer(each, grid.regime.late) for site, each in data.items()}
+    outcome = RunOutcome(
+        right={site: FREE[label](each).tolist() for site, each in data.items()},
+        validated={},
+        patients=patients_of(data),
+        bytes_up=0.0,
+        bytes_down=0.0,
+        seconds=0.0,
+        parameters=0,
+        seed=seed,
+        cohort=_cohort(grid, seed),
+    )
+    described: dict[str, Any] = {"method": "", "options": {}, "baseline": True, "alone": "", "without_picture": ""}
+    return _result(grid, outcome, {"system": label, "version": code_version(), **described})
+
+
+def _result(grid: Grid, outcome: RunOutcome, described: Mapping[str, Any]) -> Result:
+    spec = grid.job(grid.systems[0], outcome.seed)
+    job, changed = spec.to_dict(), spec.model_dump(mode="json", exclude_defaults=True)
+    split = {name: value for name, value in job["split"].items() if name != "seed"}
+    # Through JSON, so that a result is equal to the one that is read from its line.
+    budget = json.loads(json.dumps(dict(grid.budget)))
+    setting = {"data": grid.reader, "split": split, "backbone": job["backbone"], "budget": budget}
+    setting["regime"] = grid.regime.name
+    setting["job"] = {name: value for name, value in changed.items() if name not in NAMED}
+    return Result.model_validate(json.loads(json.dumps({**setting, **described, **parts_of(outcome)})))
+
+
+def _cohort(grid: Grid, seed: int) -> int:
+    """The first seed whose test rows are those of this one: a set may publish them, or a seed may draw them."""
+    mine = _test_rows(grid, seed)
+    return next(other for other in range(seed + 1) if _test_rows(grid, other) == mine)
+
+
+def _test_rows(grid: Grid, seed: int) -> dict[str, list[tuple[str, str]]]:
+    """The patient's key and the question of each test row, by site."""
+    job = grid.job(grid.systems[0], seed)
+    return _read_test_rows(grid.reader, grid.root, grid.organs, job.split, seed, grid.regime)
+
+
+@lru_cache
+def _read_test_rows(
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, regime: Regime
+) -> dict[str, list[tuple[str, str]]]:
+    by_site = regime.divided({organ: load_site(reader, root, organ, split, seed) for organ in organs})
+    return {
+        site: [
+            (data.patients[patient], question)
+            for patient, question in zip(data.test.patients.tolist(), data.test.questions, strict=True)
         ]
-    return by_label
+        for site, data in by_site.items()
+    }
 
 
 def _is_done(grid: Grid, system: System, seed: int) -> bool:
@@ -134,7 +205,14 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
     if not file.exists():
         return False
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return bool(record["job"] == grid.job(system, seed).to_dict() and record["sites"] == list(grid.sites))
+    try:
+        # A run of an earlier version lacks the settings that came later: they have their defaults.
+        job = JobSpec.from_dict({**record["job"], "round_timeout": None})
+    except ConfigError:
+        return False
+    same_job = job == grid.job(system, seed) and record["sites"] == list(grid.sites)
+    same_rows = record.get("pictures", True) == system.pictures and record.get("regime", ALL_ROWS) == grid.regime.name
+    return bool(same_job and same_rows)
 
 
 def _run(grid: Grid, system: System, seed: int) -> None:
@@ -142,93 +220,42 @@ def _run(grid: Grid, system: System, seed: int) -> None:
     folder, job = grid.folder(system, seed), grid.job(system, seed)
     if folder.exists():
         shutil.rmtree(folder)
-    outcome = _centralised(grid, job, seed) if system.centralised else _federated(grid, job, folder, seed)
-    content = {"job": job.to_dict(), "sites": list(grid.sites), "outcome": vars(outcome)}
+    data = _data(grid, seed, system.pictures)
+    if grid.regime.late:
+        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, grid.store)
+    elif system.centralised:
+        outcome = centralised(job, data, seed, grid.store)
+    else:
+        outcome, _ = federated(job, grid.root, folder, data, grid.store)
+    content = {
+        "version": code_version(),
+        "job": job.to_dict(),
+        "sites": list(grid.sites),
+        "pictures": system.pictures,
+        "regime": grid.regime.name,
+        "outcome": vars(outcome),
+    }
     write_whole(folder / OUTCOME, json.dumps(content).encode())
+    append(grid.results_file, [_saved(grid, system, seed)])
 
 
-def _federated(grid: Grid, job: JobSpec, folder: Path, seed: int) -> RunOutcome:
-    """The outcome of the job at its sites."""
-    launch = plan(job, grid.root, folder, grid.sites)
-    sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
-    data = _data(grid, seed)
-
-    def load(
-        _reader: str, _root: Path | None, site: str, _split: Split, _seed: int, _answers: tuple[str, ...] | None
-    ) -> SiteData:
-        return data[site]
-
-    began = time.process_time()
-    with closing(LocalEngine(sites, job, "benchmark", load_data=load)) as engine:
-        results = serve_job(job, grid.sites, engine.call, folder, "local")
-    return _outcome(grid, launch, results, time.process_time() - began, seed)
-
-
-def _centralised(grid: Grid, job: JobSpec, seed: int) -> RunOutcome:
-    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
-    method = job.build()
-    if not isinstance(method, Alone):
-        raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
-    data = _data(grid, seed)
-    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone), "cpu", seed)
-    state, began = method.setup(everywhere), time.process_time()
-    for number in range(1, method.config.rounds + 1):
-        state, _ = method.train(everywhere, state, {}, number)
-    state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
-    seconds = (time.process_time() - began) / method.config.rounds
-    right = state[RIGHT].split([len(each.test) for each in data.values()])
-    return RunOutcome(
-        right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
-        validated={UNION: state[VALIDATED].tolist()},
-        patients=_patients(data),
-        bytes_up=0.0,
-        bytes_down=0.0,
-        seconds=seconds,
-        parameters=sum(value.numel() for value in method.trained(state).values()),
-    )
-
-
-def _outcome(grid: Grid, launch: Launch, results: Mapping[str, Any], seconds: float, seed: int) -> RunOutcome:
-    states = {}
-    for site in launch.sites:
-        saved = StateFile(launch.out / "sites" / site / "state", "benchmark").load()
-        states[site] = saved.state if saved else {}
-    method, rounds = launch.job.build(), len(results["rounds"])
-    traffic = [results["sites"][site]["bytes"] for site in launch.sites]
-    trained = method.trained(states[launch.sites[0]])
-    return RunOutcome(
-        right={site: state[RIGHT].tolist() for site, state in states.items()},
-        validated={site: state[VALIDATED].tolist() for site, state in states.items() if VALIDATED in state},
-        patients=_patients(_data(grid, seed)),
-        bytes_up=sum(each["up"] for each in traffic) / len(traffic) / rounds,
-        bytes_down=sum(each["down"] for each in traffic) / len(traffic) / rounds,
-        seconds=seconds / rounds,
-        parameters=sum(value.numel() for value in trained.values()),
-    )
-
-
-def _free(data: Mapping[str, SiteData], right: Callable[[SiteData], torch.Tensor]) -> RunOutcome:
-    by_site = {site: right(each).tolist() for site, each in data.items()}
-    return RunOutcome(by_site, {}, _patients(data), 0.0, 0.0, 0.0, 0)
-
-
-def _patients(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
-    return {site: each.test.patients.tolist() for site, each in data.items()}
-
-
-def _data(grid: Grid, seed: int) -> dict[str, SiteData]:
+def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
+    """The data of each site, without `pictures` all black ones."""
     job = grid.job(grid.systems[0], seed)
-    return _read(grid.reader, grid.root, grid.sites, job.split, seed, job.backbone)
+    data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone))
+    if pictures:
+        return data
+    return {site: replace(each, pictures=each.pictures.blank()) for site, each in data.items()}
 
 
 @lru_cache(maxsize=1)
 def _read(
-    reader: str, root: Path | None, sites: tuple[str, ...], split: Split, seed: int, backbone: str
+    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
-    """The data of each site, with its pictures. Runs of a seed follow each other, so that a process reads them once."""
-    by_site, size = {}, load_backbone(backbone).shape.image_size
-    for site in sites:
-        data = load_site(reader, root, site, split, seed)
-        by_site[site] = replace(data, pictures=data.pictures.cached())
-        by_site[site].pictures.load(size)
-    return by_site
+    """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
+    by_organ, size = {}, load_backbone(backbone).shape.image_size
+    for organ in organs:
+        data = load_site(reader, root, organ, split, seed)
+        by_organ[organ] = replace(data, pictures=data.pictures.cached())
+        by_organ[organ].pictures.load(size)
+    return by_organ

@@ -7,8 +7,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
+from medfedvqa.evaluation.patient_intervals import effective_rows, mean_difference
 
 FLIPS = 10_000
 
@@ -21,7 +22,7 @@ class Summary:
     deviation: float
     """Standard deviation over seeds; 0 for one seed."""
     interval: Interval
-    """The 95 % interval of the mean as a proportion of the test rows: it does not shrink with the number of seeds."""
+    """The 95 % interval of the mean as a share of the test rows, by patient: it does not shrink with more seeds."""
 
 
 def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
@@ -40,12 +41,54 @@ def average(outcomes: Sequence[RunOutcome]) -> Summary:
     return Summary(fmean(each), _deviation(each), mean[1] if mean else (0.0, 1.0))
 
 
+@dataclass(frozen=True)
+class Gain:
+    """The mean difference of two systems' average accuracies over their common seeds, in -1..1."""
+
+    mean: float
+    interval: Interval | None
+    """Its 95 % interval by patient; None if a site tests a single patient."""
+
+
+def paired(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> list[tuple[RunOutcome, RunOutcome]]:
+    """The outcomes of the seeds that both have."""
+    by_seed = {outcome.seed: outcome for outcome in second}
+    return [(outcome, by_seed[outcome.seed]) for outcome in first if outcome.seed in by_seed]
+
+
+def gain(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> Gain:
+    """What the first system has over the second, on paired test rows of at least one common seed.
+
+    A row's difference is its mean over the seeds of a cohort; the patients of other cohorts are other patients.
+    """
+    pairs = paired(first, second)
+    cohorts: dict[int, list[tuple[RunOutcome, RunOutcome]]] = {}
+    for pair in pairs:
+        cohorts.setdefault(pair[0].cohort, []).append(pair)
+    differences: list[list[float]] = []
+    owners: list[list[int]] = []
+    for site in pairs[0][0].right:
+        total = sum(len(each[0][0].right[site]) for each in cohorts.values())
+        values, patients = list[float](), list[int]()
+        for each in cohorts.values():
+            rows = np.mean([np.subtract(a.right[site], b.right[site], dtype=np.float64) for a, b in each], axis=0)
+            # Each seed weighs the same, whatever the number of rows that it draws.
+            weight = len(each) / len(pairs) * total / len(rows)
+            values += (weight * rows).tolist()
+            first_number = 1 + max(patients, default=-1)
+            patients += [first_number + patient for patient in each[0][0].patients[site]]
+        differences.append(values)
+        owners.append(patients)
+    return Gain(*mean_difference(differences, owners))
+
+
 def p_value(first: Sequence[RunOutcome], second: Sequence[RunOutcome], seed: int = 0) -> float:
     """The two-sided p-value of a permutation test, on paired test rows, that two systems answer alike.
 
     The difference of average accuracies is a sum over patients. If the systems were alike, each patient's part could
     as well have the other sign; the p-value is the share of `FLIPS` random choices of signs whose sum is as far from
-    0. Rows of a patient stay together, and so do the seeds of a row, since neither are independent.
+    0. Rows of a patient stay together, and so do the seeds of a row, since neither are independent. Seeds that only
+    one of the systems has do not count.
     Source: R. Fisher, "The Design of Experiments", 1935, section 21; B. Phipson and G. Smyth, 2010 (the added one).
     """
     parts = np.array(list(_parts(first, second).values()))
@@ -64,20 +107,22 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _parts(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:
-    """What each patient adds to the difference. If seeds draw different patients, each seed has entries of its own."""
-    fixed = all(outcome.patients == first[0].patients for outcome in first)
+    """What each patient adds to the difference. A patient who is tested in several seeds has a single entry."""
     parts: defaultdict[tuple[object, ...], float] = defaultdict(float)
-    for seed, (mine, theirs) in enumerate(zip(first, second, strict=True)):
+    pairs = paired(first, second)
+    for mine, theirs in pairs:
         for site, patients in mine.patients.items():
-            share = 1 / (len(first) * len(mine.patients) * len(patients))
+            share = 1 / (len(pairs) * len(mine.patients) * len(patients))
             for patient, a, b in zip(patients, mine.right[site], theirs.right[site], strict=True):
-                parts[(site, patient) if fixed else (seed, site, patient)] += share * (a - b)
+                parts[mine.cohort, site, patient] += share * (a - b)
     return dict(parts)
 
 
 def _proportion(outcomes: Sequence[RunOutcome], site: str) -> Proportion:
+    """The mean over seeds as a share of the rows of one seed."""
     rows = round(fmean(len(outcome.right[site]) for outcome in outcomes))
-    return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows)
+    effective = fmean(effective_rows(outcome.right[site], outcome.patients[site]) for outcome in outcomes)
+    return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows, effective)
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -1,12 +1,16 @@
 """The systems of the benchmark: methods with options, under the names that tables print."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medfedvqa.core import method_names, method_type
+from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.registry import BUILT_IN
 from medfedvqa.errors import ConfigError
+
+WITHOUT = " without the picture"
+"""The end of a label: the same system on black pictures."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,16 @@ class System:
     """Whether the method trains on the rows of all sites at once, which the benchmark can and a job cannot."""
     secagg: bool = False
     """Whether the job aggregates on shares, for methods that do not run without."""
+
+    alone: str = ""
+    """The label of the same model without the other sites, trained for equal steps; empty if there is none."""
+    pictures: bool = True
+    """Whether it sees the pictures. Without them it is the same system, trained and tested on black ones."""
+
+    @property
+    def without_picture(self) -> str:
+        """The label of the same system without the picture; empty for that system itself."""
+        return self.label + WITHOUT if self.pictures else ""
 
     @property
     def folder(self) -> str:
@@ -51,56 +65,89 @@ UNICON: dict[str, Any] = {"decay_after": (4, 8)}
 """The common budget's decay, which UniCon states in another form."""
 
 
+LOCAL_HEAD: dict[str, Any] = {"head": "local"}
+TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt", "bias": "local bias"}
+"""What is tuned, and the label of its training alone."""
+ADAPTER: dict[str, Any] = {"tuning": "adapter"}
+PROXIMAL = {"FedProx": "fedprox", "MOON": "moon", "FedKD": "fedkd", "FedDC": "feddc"}
+BLOCKS_ALONE = "local last 3 blocks"
+OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
+
+
+def _tuned(kind: str) -> dict[str, Any]:
+    return {"tuning": kind.lower()}
+
+
 _LISTED = (
     # Systems that need no federation, and one that none can reach.
-    System("local (DT)", "local", {"tuning": "adapter"}),
-    System("local LoRA", "local", {"tuning": "lora"}),
-    System("local prompt", "local", {"tuning": "prompt"}),
-    System("local bias", "local", {"tuning": "bias"}),
+    *(System(label, "local", _tuned(kind)) for kind, label in TUNED.items()),
+    *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD) for kind, label in TUNED.items()),
     System("local classifier", "local", {"tuning": "classifier"}),
     System("local full", "local", {"tuning": "full", "learning_rate": MANY_WEIGHTS}),
-    System("centralised", "local", {"tuning": "adapter"}, baseline=False, centralised=True),
+    System(BLOCKS_ALONE, "local", FEDP3),
+    System("centralised", "local", ADAPTER, baseline=False, centralised=True),
     System("SAN", "san"),
     System("MEVF-style", "mevf"),
     System("PubMedCLIP-style", "pubmedclip"),
-    # Averaging, by what is tuned.
-    System("FedAvg adapter", "fedavg", {"tuning": "adapter"}),
-    System("FedAvg LoRA", "fedavg", {"tuning": "lora"}),
-    System("FedAvg prompt", "fedavg", {"tuning": "prompt"}),
-    System("FedAvg bias", "fedavg", {"tuning": "bias"}),
-    System("FedAvg classifier", "fedavg", {"tuning": "classifier"}),
-    System("FedAvg full", "fedavg", {"tuning": "full", "learning_rate": MANY_WEIGHTS}),
-    System("FedAvg last 3 blocks", "fedavg", FEDP3),
-    # Other federated baselines.
-    System("FedProx adapter", "fedprox", {"tuning": "adapter"}),
-    System("MOON adapter", "moon", {"tuning": "adapter"}),
-    System("FedKD adapter", "fedkd", {"tuning": "adapter"}),
-    System("FedDC adapter", "feddc", {"tuning": "adapter"}),
-    System("soft targets", "soft_targets", FEDP3),
-    System("SP", "sp", FEDP3),
-    System("CRD", "crd", FEDP3),
-    System("DKD", "dkd", FEDP3),
+    # Averaging, by what is tuned, with a shared head and with each site's own.
+    *(System(f"FedAvg {kind}", "fedavg", _tuned(kind), alone=label) for kind, label in TUNED.items()),
+    *(
+        System(f"FedAvg {kind} local head", "fedavg", _tuned(kind) | LOCAL_HEAD, alone=f"{label} local head")
+        for kind, label in TUNED.items()
+    ),
+    System("FedAvg classifier", "fedavg", {"tuning": "classifier"}, alone="local classifier"),
+    System("FedAvg full", "fedavg", {"tuning": "full", "learning_rate": MANY_WEIGHTS}, alone="local full"),
+    System("FedAvg last 3 blocks", "fedavg", FEDP3, alone=BLOCKS_ALONE),
+    # Other federated baselines: on FedAvg's adapters, and on the blocks that FedP3's paper tunes for all.
+    *(System(f"{name} adapter", method, ADAPTER, alone=TUNED["adapter"]) for name, method in PROXIMAL.items()),
+    *(System(f"{name} last 3 blocks", method, FEDP3, alone=BLOCKS_ALONE) for name, method in PROXIMAL.items()),
+    System("soft targets", "soft_targets", FEDP3, alone=BLOCKS_ALONE),
+    System("SP", "sp", FEDP3, alone=BLOCKS_ALONE),
+    System("CRD", "crd", FEDP3, alone=BLOCKS_ALONE),
+    System("DKD", "dkd", FEDP3, alone=BLOCKS_ALONE),
     # The prompt paper.
-    System("prompt_pfl (PM)", "prompt_pfl", PROMPT_PFL, baseline=False),
+    System("prompt_pfl (PM)", "prompt_pfl", PROMPT_PFL, baseline=False, alone="prompt_pfl AS2 (not shared)"),
     System("prompt_pfl AS1 (no prompts; not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
     System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
     System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
     System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
     # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers.
-    System("FedP3", "fedp3", FEDP3 | {"weight": WEIGHT}, baseline=False),
-    System("FedP3 all answers", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "all"}, baseline=False),
-    System("FedP3 random filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "random"}, baseline=False),
-    System("FedP3 student filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "student"}, baseline=False),
-    System("FedP3 teacher filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "teacher"}, baseline=False),
-    System("FedP3 Eq. 11 filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "eq11"}, baseline=False),
-    System("FedP3 lambda = 1", "fedp3", FEDP3 | {"weight": 1.0}, baseline=False),
+    System("FedP3", "fedp3", FEDP3 | {"weight": WEIGHT}, baseline=False, alone=BLOCKS_ALONE),
+    System(
+        "FedP3 all answers", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "all"}, baseline=False, alone=BLOCKS_ALONE
+    ),
+    System(
+        "FedP3 random filter",
+        "fedp3",
+        FEDP3 | {"weight": WEIGHT, "filter": "random"},
+        baseline=False,
+        alone=BLOCKS_ALONE,
+    ),
+    System(
+        "FedP3 student filter",
+        "fedp3",
+        FEDP3 | {"weight": WEIGHT, "filter": "student"},
+        baseline=False,
+        alone=BLOCKS_ALONE,
+    ),
+    System(
+        "FedP3 teacher filter",
+        "fedp3",
+        FEDP3 | {"weight": WEIGHT, "filter": "teacher"},
+        baseline=False,
+        alone=BLOCKS_ALONE,
+    ),
+    System(
+        "FedP3 Eq. 11 filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "eq11"}, baseline=False, alone=BLOCKS_ALONE
+    ),
+    System("FedP3 lambda = 1", "fedp3", FEDP3 | {"weight": 1.0}, baseline=False, alone=BLOCKS_ALONE),
     # FedDAT: without parts of the teacher, and with other parts tested.
-    System("FedDAT", "feddat", baseline=False),
-    System("FedDAT without frozen", "feddat", {"ablation": "frozen"}, baseline=False),
-    System("FedDAT without local", "feddat", {"ablation": "local"}, baseline=False),
-    System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False),
-    System("FedDAT: local adapter tested", "feddat", {"inference": "local"}, baseline=False),
-    System("FedDAT: both adapters tested", "feddat", {"inference": "both"}, baseline=False),
+    System("FedDAT", "feddat", baseline=False, alone=OWN_HEAD_ALONE),
+    System("FedDAT without frozen", "feddat", {"ablation": "frozen"}, baseline=False, alone=OWN_HEAD_ALONE),
+    System("FedDAT without local", "feddat", {"ablation": "local"}, baseline=False, alone=OWN_HEAD_ALONE),
+    System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False, alone=OWN_HEAD_ALONE),
+    System("FedDAT: local adapter tested", "feddat", {"inference": "local"}, baseline=False, alone=OWN_HEAD_ALONE),
+    System("FedDAT: both adapters tested", "feddat", {"inference": "both"}, baseline=False, alone=OWN_HEAD_ALONE),
     # Exchange of knowledge without weights, and split learning, which counts batches instead of passes.
     System("CreamFL", "creamfl", baseline=False),
     System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
@@ -112,20 +159,40 @@ def _not_listed() -> Iterator[System]:
     for name in method_names():
         kind = method_type(name)
         if name not in {system.method for system in _LISTED} and kind.__module__.startswith(f"{BUILT_IN}."):
-            yield System(kind.__name__, name)
+            adapter = kind.config_type.model_fields.get("tuning")
+            averages = issubclass(kind, Averaging) and adapter is not None and adapter.default == "adapter"
+            yield System(kind.__name__, name, alone=TUNED["adapter"] if averages else "")
 
 
-SYSTEMS = (*_LISTED, *_not_listed())
+def without_picture(system: System) -> System:
+    """The same system on black pictures. It is compared with nothing but the system itself."""
+    return replace(system, label=system.label + WITHOUT, baseline=False, alone="", pictures=False)
+
+
+_SIGHTED = (*_LISTED, *_not_listed())
+_BLIND = ("local (DT)", "FedAvg full", "prompt_pfl (PM)", "FedDAT")
+"""The systems that the whole table shows without the picture too."""
+
+SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system.label in _BLIND))
 
 
 def systems_named(names: Sequence[str]) -> tuple[System, ...]:
-    """The systems with these labels or methods; all systems if there are no names. Raises `ConfigError`."""
+    """The systems with these labels or methods; all systems if there are no names. Raises `ConfigError`.
+
+    Every label may end in `WITHOUT`, also where the whole table has no such line.
+    """
     if not names:
         return SYSTEMS
     systems: dict[str, System] = {}
     for name in names:
-        matches = {s.label: s for s in SYSTEMS if name == s.label or (name == s.method and not s.centralised)}
+        matches = {s.label: s for s in SYSTEMS if name == s.label or (name == s.method and _is_usual(s))}
+        matches |= {blind.label: blind for s in _SIGHTED if (blind := without_picture(s)).label == name}
         if not matches:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")
         systems |= matches
     return tuple(systems.values())
+
+
+def _is_usual(system: System) -> bool:
+    """Whether a method's name stands for this system too."""
+    return system.pictures and not system.centralised

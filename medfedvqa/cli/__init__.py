@@ -7,25 +7,33 @@ import typer
 
 from medfedvqa.cli.lazy import NAMES_OF_HELP, Source, group_of
 from medfedvqa.cli.missing import SENTENCE, is_missing_extra
+from medfedvqa.errors import BackboneError
 
 COMMANDS = {
-    "demo": Source("run", "demo"),
+    "demo": Source("demo", "demo"),
     "run": Source("run", "run"),
     "methods": Source("methods", "methods"),
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),
+    "tune": Source("tune", "tune"),
+    "study": Source("study", "study"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest"),
     "pretrain": Source("pretrain", "pretrain"),
     "probe": Source("probe", "probe"),
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
+    "status": Source("status", "status"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}
 KIT = {
     "prepare": Source("kit", "prepare_command"),
     "root": Source("kit", "root_command"),
+}
+PEERS = {
+    "add": Source("peers", "add_command"),
+    "verify": Source("peers", "verify_command"),
 }
 AUDIT = {
     "verify": Source("audit", "verify_command"),
@@ -51,9 +59,16 @@ PRIVACY = {
     "spent": Source("privacy", "spent_command"),
     "ledger": Source("privacy", "ledger_command"),
 }
+BACKBONE = {
+    "list": Source("backbone", "list_command"),
+    "check": Source("backbone", "check_command"),
+    "card": Source("backbone", "card_command"),
+}
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),
+    "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, and keys that stay."),
+    "peers": (PEERS, "Other sites' keys for secure aggregation: pinned, and compared by phone."),
     "audit": (AUDIT, "What left each site, and whether its log is whole."),
     "privacy": (PRIVACY, "What jobs cost, and what each site has spent of its patients' privacy."),
 }
@@ -97,6 +112,8 @@ def main() -> None:
         from medfedvqa.cli.usage import explained
 
         code = _failed(explained(error), 2)
+    except BackboneError as error:
+        code = _failed(str(error), 1)
     except Exception as error:
         # The modules that define the errors take longer to import than most commands take to run.
         from medfedvqa.cli.usage import place_of

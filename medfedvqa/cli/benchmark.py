@@ -13,8 +13,9 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.benchmark.benchmark_table import Outcomes
+    from medfedvqa.benchmark.comparison import Comparison
     from medfedvqa.benchmark.grid import Grid
+    from medfedvqa.benchmark.results_file import Result
     from medfedvqa.benchmark.systems import System
 
 TABLE = "benchmark.md"
@@ -35,7 +36,11 @@ def benchmark(
     data_root: options.RootOption = None,
     seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
     backbone: Annotated[
-        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+        str,
+        typer.Option(
+            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
+            callback=options.checked_backbone,
+        ),
     ] = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
@@ -44,7 +49,14 @@ def benchmark(
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
     ] = "",
+    from_files: Annotated[
+        str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
         "benchmark"
     ),
@@ -52,19 +64,22 @@ def benchmark(
     quiet: options.QuietOption = False,
 ) -> None:
     """Compare systems on the same data, backbone, budget and statistics. Stop at any time; it resumes."""
+    check_folder(out)
+    if from_files:
+        given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
+        given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
+        _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
+        return
     from medfedvqa.cli.run import announced
+    from medfedvqa.cli.tune import chosen
 
     progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
-    from medfedvqa.atomic_files import write_whole
-    from medfedvqa.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.benchmark.benchmark_table import markdown
-    from medfedvqa.benchmark.grid import Grid, outcomes
+    from medfedvqa.benchmark.grid import Grid, results
     from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_backbone
+    from medfedvqa.library.job_options import backbone_for, check_backbone
 
-    check_folder(out)
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
     backbone = "" if backbone == "auto" else backbone
@@ -72,23 +87,47 @@ def benchmark(
         check_backbone(backbone)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     check_budget(systems, changes)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(backbone, reader))
     settings = BUDGET | changes
     if scale:
-        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone)
+        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone, cache)
         path = _scale(progress, numbers(scale), grid, workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
-    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone)
-    _complete(progress, grid, workers)
-    results = outcomes(grid)
-    write_whole(out / TABLE, markdown(grid, results).encode())
-    draw_convergence(out, results)
+    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone, cache)
+    complete(progress, grid, workers)
+    _finish(results(grid), out, as_json, quiet)
+
+
+def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:
+    """The table of results files. Raises `ConfigError` if they hold none, or options choose what to run."""
+    from medfedvqa.benchmark.results_file import read
+
+    if given:
+        raise ConfigError(f"--from takes everything from the files: leave out {', '.join(given)}")
+    results, remarks = read([Path(name.strip()) for name in listed.split(",") if name.strip()])
+    warnings = Terminal(stderr=True)
+    for remark in remarks:
+        warnings.print(sentence(remark), soft_wrap=True)
+    _finish(results, out, as_json, quiet)
+
+
+def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> None:
+    """Write the table and the plot, and show the averages."""
+    from medfedvqa.atomic_files import write_whole
+    from medfedvqa.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.benchmark.benchmark_table import markdown
+    from medfedvqa.benchmark.comparison import compared
+
+    comparison = compared(results)
+    write_whole(out / TABLE, markdown(comparison).encode())
+    draw_convergence(out, comparison.rows)
     if as_json:
-        typer.echo(json.dumps(_record(results), indent=2))
+        typer.echo(json.dumps(_record(comparison), indent=2))
         return
     console = Terminal(quiet=quiet)
     console.print(f"Table, plot and runs are in [bold]{sentence(out)}[/]", soft_wrap=True)
-    _show(console, results)
+    _show(console, comparison)
 
 
 def check_folder(out: Path) -> None:
@@ -125,7 +164,8 @@ def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
     from dataclasses import replace
 
     from medfedvqa.benchmark.benchmark_plots import draw_scale
-    from medfedvqa.benchmark.grid import outcomes
+    from medfedvqa.benchmark.comparison import compared
+    from medfedvqa.benchmark.grid import results
     from medfedvqa.benchmark.statistics import average
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM
@@ -134,9 +174,9 @@ def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
         raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
     accuracies: dict[str, dict[int, float]] = {system.label: {} for system in grid.systems}
     for count in counts:
-        sized = replace(grid, out=grid.out / f"{count}-sites", sites=phantom.organs(count))
-        _complete(progress, sized, workers)
-        for label, each in outcomes(sized).items():
+        sized = replace(grid, out=grid.out / f"{count}-sites", organs=phantom.organs(count))
+        complete(progress, sized, workers)
+        for label, each in compared(results(sized)).rows.items():
             if label in accuracies:
                 accuracies[label][count] = average(each).mean
     return draw_scale(grid.out, accuracies)
@@ -150,7 +190,7 @@ def numbers(listed: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _complete(console: Terminal, grid: "Grid", workers: int) -> None:
+def complete(console: Terminal, grid: "Grid", workers: int) -> None:
     """Run what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
     from rich.progress import Progress
 
@@ -165,22 +205,34 @@ def _complete(console: Terminal, grid: "Grid", workers: int) -> None:
         progress.update(bar, completed=len(grid.systems) * grid.seeds, description="runs")
 
 
-def _record(results: "Outcomes") -> dict[str, Any]:
+def _record(comparison: "Comparison") -> dict[str, Any]:
+    from medfedvqa.benchmark.benchmark_table import corrected, gains
     from medfedvqa.benchmark.statistics import average
 
-    return {
-        label: {"average": average(each).mean, "runs": len(each), "trained": each[0].parameters}
-        for label, each in results.items()
-    }
+    tested = corrected(comparison)
+    record = {}
+    for label, each in comparison.rows.items():
+        names = ("gain_from_pictures", "gain_from_federation")
+        differences = zip(names, gains(comparison, label), strict=True)
+        record[label] = {
+            "average": average(each).mean,
+            "interval": average(each).interval,
+            "runs": len(each),
+            "trained": each[0].parameters,
+            "p": tested.get(label),
+            **{name: gain and {"mean": gain.mean, "interval": gain.interval} for name, gain in differences},
+        }
+    return record
 
 
-def _show(console: Console, results: "Outcomes") -> None:
+def _show(console: Console, comparison: "Comparison") -> None:
     from rich.table import Table
 
-    from medfedvqa.benchmark.benchmark_table import cell
+    from medfedvqa.benchmark.benchmark_table import cell, gain_cell, gains
     from medfedvqa.benchmark.statistics import average
 
-    table = Table("system", "average, %", "trained")
-    for label, each in results.items():
-        table.add_row(plain(label), plain(cell(average(each))), f"{each[0].parameters:,}")
+    table = Table("system", "average, %", "from pictures", "from federation", "trained")
+    for label, each in comparison.rows.items():
+        both = map(gain_cell, gains(comparison, label))
+        table.add_row(plain(label), plain(cell(average(each))), *map(plain, both), f"{each[0].parameters:,}")
     console.print(table)

@@ -40,6 +40,12 @@ def ingest(
             help="Keep patient characteristics, or dates shifted by patient; repeatable.",
         ),
     ] = None,
+    identifiers: Annotated[
+        Literal["leave-out", "replace"], typer.Option(help="A question with an identifier: left out, or replaced in.")
+    ] = "leave-out",
+    unread: Annotated[
+        Literal["blank", "flag"], typer.Option(help="Unread marks near the border: blanked, or flagged for review.")
+    ] = "blank",
     max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
     seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
@@ -50,8 +56,9 @@ def ingest(
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
     from medfedvqa.ingest.ingest import ingest as ingest_folder
     from medfedvqa.ingest.ledger_binding import read_binding
+    from medfedvqa.ingest.tables import OLD_ENCODING
 
-    options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds)
+    options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds, identifiers, unread)
     key = key or out.with_name(out.name + ".key")
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:
@@ -61,6 +68,12 @@ def ingest(
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
     _show(console, manifest.counts)
+    if manifest.encoding == OLD_ENCODING:
+        console.print(
+            "The file of questions is neither UTF-8 nor UTF-16 and was read as Windows-1252: check its umlauts and "
+            "accents in the store, or save it as UTF-8.",
+            soft_wrap=True,
+        )
     if read_binding(out) is None:
         console.print(
             "An earlier version made this store: its first site under differential privacy binds it to that site's "
@@ -102,10 +115,12 @@ def _show(console: Terminal, counts: "Counts") -> None:
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")
     table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")
+    if counts.flagged:
+        table.add_row("flagged", str(counts.flagged), "pictures with marks that nobody could read: review them")
     table.add_row("unasked", str(counts.unasked), "no question is about them: nothing of them is kept")
     for reason, number in counts.quarantined.items():
         table.add_row(f"quarantined: {reason}", str(number), reason.meaning)
-    table.add_row("questions", str(counts.rows), "kept")
+    table.add_row("questions", str(counts.rows), f"kept; an identifier replaced in {counts.rows_replaced}")
     for row_reason, number in counts.rows_left_out.items():
         table.add_row(f"left out: {row_reason}", str(number), row_reason.meaning)
     console.print(table)

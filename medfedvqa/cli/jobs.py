@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medfedvqa.cli import options
+from medfedvqa.cli.backbone import read_card
 from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
@@ -21,7 +22,13 @@ def export_command(
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = "any",
-    backbone: Annotated[str, typer.Option(help="Name of the backbone that every site loads.")] = "medclip-slake",
+    backbone: Annotated[
+        str, typer.Option(help="Name of the backbone that every site loads.", callback=options.checked_backbone)
+    ] = "medclip-slake",
+    card: Annotated[
+        Path | None, typer.Option(help="Shape card of a backbone in a local folder, by `medfedvqa backbone card`.")
+    ] = None,
+    questions: options.QuestionsOption = "closed",
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
@@ -29,7 +36,11 @@ def export_command(
     committee: options.CommitteeOption = None,
     gather: options.GatherOption = "mean",
     most_norm: options.MostNormOption = None,
-    min_sites: Annotated[int, typer.Option(help="The job does not begin with fewer sites.", min=1)] = 1,
+    min_sites: options.MinSitesOption = 1,
+    wait_for: options.WaitForOption = None,
+    round_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a round goes on without the sites that have not answered.", min=1)
+    ] = 600.0,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
@@ -52,6 +63,7 @@ def export_command(
         "options": options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
         "data": data,
         "backbone": backbone,
+        "split": {"questions": questions},
         "seed": seed,
         "dp": options.named_values(dp or [], epsilon=epsilon) or None,
         "secagg": secagg,
@@ -59,6 +71,9 @@ def export_command(
         "gather": gather,
         "most_norm": most_norm,
         "min_sites": min_sites,
+        "wait_for": wait_for,
+        "round_timeout": round_timeout,
+        **({"card": read_card(card)} if card else {}),
     }
     spec = checked_job(job)
     if kit or site:

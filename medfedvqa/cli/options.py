@@ -18,6 +18,7 @@ ENTRY_POINTS = "medfedvqa.methods"
 EngineName = Literal["local", "simulator", "provisioned"]
 GatherName = Literal["mean", "trimmed", "median"]
 SplitName = Literal["official", "patient"]
+QuestionsName = Literal["closed", "open", "all"]
 
 
 def method_words(incomplete: str) -> list[str]:
@@ -32,6 +33,16 @@ def method_words(incomplete: str) -> list[str]:
 def set_words(incomplete: str) -> list[str]:
     """Names of data sets, for completion in a shell."""
     return [name for name in SETS if name.startswith(incomplete)]
+
+
+def checked_backbone(name: str) -> str:
+    """The name. Raises `BackboneError`, before torch and any data are read, for one that cannot be used."""
+    if name not in ("", "auto"):
+        # Help and completion need no names of architectures.
+        from medfedvqa.backbone_names import check
+
+        check(name)
+    return name
 
 
 def writable(out: Path | None) -> Path | None:
@@ -62,6 +73,14 @@ MethodArgument = Annotated[
         help="The name of a method; `medfedvqa methods` lists them.", autocompletion=method_words, show_default=False
     ),
 ]
+OptionalMethodArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a method; `medfedvqa methods` lists them. Only --resume does without.",
+        autocompletion=method_words,
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     str,
     typer.Option(
@@ -77,10 +96,11 @@ BackboneOption = Annotated[
     str,
     typer.Option(
         help="The frozen backbone: auto (a bundled one that has not seen the data), a bundled name, ARCH/TAG of "
-        "open_clip, hf-hub:NAME, or ARCH@LABEL."
+        "open_clip, hf-hub:NAME, or NAME@LABEL.",
+        callback=checked_backbone,
     ),
 ]
-BackboneFileOption = Annotated[Path | None, typer.Option(help="The checkpoint of a backbone ARCH@LABEL.")]
+BackboneFileOption = Annotated[Path | None, typer.Option(help="The file or folder of a backbone NAME@LABEL.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds of the federation. Default: the method's.", min=1)]
 EpochsOption = Annotated[
     int | None, typer.Option(help="Passes over a site's rows in each round. Default: the method's.", min=1)
@@ -100,6 +120,14 @@ OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep outputs of the frozen backbone in this folder, for later runs on this machine. They are as personal "
+        "as the pictures.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
@@ -122,8 +150,16 @@ CommitteeOption = Annotated[
         help="With --secagg: how many sites compute (drawn if there are more), or which. Default: at most 8.",
     ),
 ]
+QuestionsOption = Annotated[
+    QuestionsName, typer.Option(help="The questions to train on and to test, by their published kind.")
+]
 GatherOption = Annotated[
     GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
+]
+MinSitesOption = Annotated[int, typer.Option(help="The job neither begins nor continues with fewer sites.", min=1)]
+WaitForOption = Annotated[
+    int | None,
+    typer.Option(help="A round ends with the answers of this many sites. Default: it waits for all.", min=1),
 ]
 MostNormOption = Annotated[
     float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
@@ -167,7 +203,7 @@ def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:
     if file is None:
         return {}
     if "@" not in backbone:
-        raise ConfigError("--backbone-file belongs to a backbone ARCH@LABEL: give one by --backbone")
+        raise ConfigError("--backbone-file belongs to a backbone NAME@LABEL: give one by --backbone")
     if not file.exists():
         raise ConfigError("the file of --backbone-file does not exist: check its path")
     return {backbone: file}

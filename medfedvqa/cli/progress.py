@@ -7,6 +7,8 @@ from typing import Self
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from medfedvqa.cli.terminal import Terminal, plain
+from medfedvqa.evaluation.accuracy import percent
+from medfedvqa.evaluation.flatness import rounds_since_best
 from medfedvqa.federation.hub import TaskAnswer
 
 EVALUATE = "evaluate"
@@ -40,6 +42,8 @@ class Stages:
         self._began = self._evaluation_began = clock()
         self._seconds: list[float] = []
         """The seconds of each finished round."""
+        self._curve: list[float] = []
+        """The released validation accuracy of each finished round, mean over sites, where the method releases one."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -54,26 +58,33 @@ class Stages:
             self._answer(event)
             return
         if event.task == EVALUATE and not self._evaluating:
-            self._end_round()
+            self._end_round(event.accuracy)
             self._begin_evaluation()
         elif event.task != EVALUATE and event.round != self._round:
-            self._end_round()
+            self._end_round(event.accuracy)
             self._begin_round(event)
         self._answered = set()
 
     def _begin_round(self, event: TaskAnswer) -> None:
         if event.round < self._round:  # another run: a benchmark or an attack makes several
-            self._seconds, self._evaluating = [], False
+            self._seconds, self._curve, self._evaluating = [], [], False
         self._round, self._planned, self._began = event.round, event.rounds, self._clock()
         self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
 
-    def _end_round(self) -> None:
+    def is_flat(self, patience: int) -> bool:
+        """Whether so many rounds have not been better, by released validation accuracy, than the best one before."""
+        return rounds_since_best(self._curve) >= patience
+
+    def _end_round(self, accuracy: float | None) -> None:
         if self._round == 0 or self._evaluating:
             return
+        if accuracy is not None:
+            self._curve.append(accuracy)
         self._seconds.append(self._clock() - self._began)
         self._bar.update(self._task, completed=self._round)
         left = self._seconds_left(self._planned - self._round)
-        self._line(f"round {self._round} of {self._planned}: {duration(self._seconds[-1])}{about(left)}")
+        curve = "" if accuracy is None else f", {percent(accuracy)} of validation rows right"
+        self._line(f"round {self._round} of {self._planned}: {duration(self._seconds[-1])}{curve}{about(left)}")
 
     def _begin_evaluation(self) -> None:
         self._evaluating, self._evaluation_began = True, self._clock()

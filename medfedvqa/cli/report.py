@@ -1,7 +1,7 @@
 """`medfedvqa privacy report` and `join-reports`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from medfedvqa.cli.report_verify import KeysOption, Reports, joined_of
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.cli.verdicts import MARKS
+from medfedvqa.errors import ConfigError
 
 
 def report_command(
@@ -29,6 +30,11 @@ def report_command(
     ] = None,
     against: Against = None,
     network: Network = True,
+    audience: Annotated[
+        Literal["officers", "patients"],
+        typer.Option(help="For whom the pages are; for patients it is one, in short words."),
+    ] = "officers",
+    language: Annotated[Literal["en", "de"], typer.Option(help="The language of the page for patients.")] = "en",
 ) -> None:
     """What a job released from this site and what it cost its patients: JSON, HTML and PDF, signed with the site's key.
 
@@ -36,6 +42,8 @@ def report_command(
     """
     from medfedvqa.library.site_report import write_report
 
+    if language != "en" and audience != "patients":
+        raise ConfigError("only the page for patients is in other languages: add --audience patients")
     report = write_report(
         config_of(site),
         out,
@@ -45,6 +53,8 @@ def report_command(
         attack=attack,
         against=against or (),
         network=network,
+        audience=audience,
+        language=language,
     )
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))

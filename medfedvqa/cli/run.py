@@ -1,4 +1,4 @@
-"""`medfedvqa run` and `demo`."""
+"""`medfedvqa run`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,63 +9,16 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
+from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import Terminal
     from medfedvqa.federation.launch import Launch
 
-DEMO_OPTIONS: dict[str, Any] = {"learning_rate": 0.002, "decay": 0.3, "decay_every": 4}
-DEMO_ROUNDS, DEMO_EPOCHS = 10, 2
-"""The paper's 30 rounds of 5 epochs take most of an hour on two cores; the demo takes minutes."""
-NEXT = """
-What to do next:
-{activate}  medfedvqa audit show {out}
-      lists every tensor that left a site
-  medfedvqa audit verify {out} --no-network
-      checks that every log is whole, and that others confirm it (no network, since all sites ran on this machine)
-  medfedvqa audit ui {out} --no-network
-      shows the same in a browser on this machine
-  medfedvqa methods
-      lists other methods, for `medfedvqa run METHOD`
-docs/quickstart.md continues with your own data, privacy, and a federation of several machines."""
-
-
-def demo(
-    data_root: options.RootOption = None,
-    out: options.OutOption = None,
-    device: options.DeviceOption = "cpu",
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
-) -> None:
-    """Three organ sites train on VQA-RAD through FLARE's simulator (on the phantom set where no data is given)."""
-    announced(f"medfedvqa demo: three organ sites train {DEMO_ROUNDS} rounds, in a few minutes on two cores", quiet)
-    # What follows imports torch, which takes seconds.
-    from medfedvqa.library.run_job import new_folder
-
-    pairs = [f"{name}={value}" for name, value in DEMO_OPTIONS.items()]
-    out = out or new_folder("demo", "prompt_pfl")
-    run(
-        "prompt_pfl", "", data_root, "simulator", DEMO_ROUNDS, DEMO_EPOCHS, pairs,
-        out=out, device=device, as_json=as_json, quiet=quiet,
-    )  # fmt: skip
-    if not as_json and not quiet:
-        typer.echo(NEXT.format(out=out, activate=_activation()))
-
-
-def _activation() -> str:
-    """How the shell finds the command, where it does not: `make` starts it from an environment that is not active."""
-    import shutil
-    import sys
-
-    script = Path(sys.prefix, "bin", "activate")
-    if shutil.which("medfedvqa") or not script.exists():
-        return ""
-    place = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
-    return f"  . {place}\n      makes the commands below known to this shell\n"
-
 
 def run(
-    method: options.MethodArgument,
+    method: options.OptionalMethodArgument = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
     engine: Annotated[
@@ -84,6 +37,7 @@ def run(
     split: Annotated[
         options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
     ] = "official",
+    questions: options.QuestionsOption = "closed",
     seed: options.SeedOption = 0,
     site: options.OrgansOption = None,
     epsilon: options.EpsilonOption = None,
@@ -92,18 +46,36 @@ def run(
     committee: options.CommitteeOption = None,
     gather: options.GatherOption = "mean",
     most_norm: options.MostNormOption = None,
+    min_sites: options.MinSitesOption = 1,
+    wait_for: options.WaitForOption = None,
+    round_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a round goes on without the sites that are late. Default: no limit.", min=1
+        ),
+    ] = None,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = 1,
+    cache: options.CacheOption = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
     ] = None,
     out: options.OutOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Continue a run of the engine local whose process was killed."),
+    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
     """Train a method over one site per organ and write results, table, plots and each site's log."""
+    if resume is not None:
+        _resume(method, resume, plugin, module, as_json, quiet)
+        return
+    if not method:
+        raise typer.BadParameter("name a method, as in `medfedvqa run fedavg`; `medfedvqa methods` lists them")
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root
@@ -122,7 +94,11 @@ def run(
         committee=options.parsed_committee(committee),
         gather=gather,
         most_norm=most_norm,
+        min_sites=min_sites,
+        wait_for=wait_for,
+        round_timeout=round_timeout,
         split=split,
+        questions=questions,
         seed=seed,
         backbone=backbone,
     )
@@ -136,11 +112,30 @@ def run(
         threads=threads,
         backbone_files=options.check_backbone_file(backbone, backbone_file),
         ledger=ledger,
+        cache=cache,
     )
     if not data and root is None:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)
-    results = _watched(launch, engine, progress)
-    _finish(launch, results, as_json, quiet)
+    results = watched(launch, engine, progress)
+    finish(launch, results, as_json, quiet)
+
+
+def _resume(
+    method: str, folder: Path, plugin: list[str] | None, module: list[str] | None, as_json: bool, quiet: bool
+) -> None:
+    """Continue the run in a folder."""
+    if method:
+        raise ConfigError("the folder of --resume says what is run: leave out the method and its options")
+    progress = announced(f"medfedvqa run --resume {folder}: loading PyTorch", quiet)
+    from medfedvqa.federation.launch import Launch
+    from medfedvqa.federation.launch import resume as resume_launch
+
+    allow_plugins(plugin)
+    import_modules(module, "local")
+    launch = Launch.read(folder)
+    with _stages(launch, progress) as (stages, stop):
+        results = resume_launch(folder, stages.watch, stop)
+    finish(launch, results, as_json, quiet)
 
 
 def announced(text: str, quiet: bool) -> "Terminal":
@@ -156,9 +151,14 @@ def announced(text: str, quiet: bool) -> "Terminal":
     return progress
 
 
-def _watched(launch: "Launch", engine: options.EngineName, progress: "Terminal") -> dict[str, Any]:
-    """Run the launch while its stages are shown, and return its results."""
-    from medfedvqa.cli.progress import Stages
+def watched(
+    launch: "Launch", engine: options.EngineName, progress: "Terminal", patience: int | None = None
+) -> dict[str, Any]:
+    """Run the launch while its stages are shown, and return its results.
+
+    `patience`: the rounds without a better released validation accuracy, mean over sites, after which no new round
+    begins; None trains for all rounds.
+    """
     from medfedvqa.cli.terminal import plain
     from medfedvqa.federation.launch import run as run_launch
 
@@ -168,13 +168,24 @@ def _watched(launch: "Launch", engine: options.EngineName, progress: "Terminal")
     progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
-    config = job.build().config
+    with _stages(launch, progress) as (stages, stop):
+        ended = stop if patience is None else lambda: stop() or stages.is_flat(patience)
+        return run_launch(launch, engine, stages.watch, ended)
+
+
+@contextmanager
+def _stages(launch: "Launch", progress: "Terminal") -> Iterator[tuple["Stages", Callable[[], bool]]]:
+    """Shows the stages of a launch; also yields whether the user has asked to stop."""
+    from medfedvqa.cli.progress import Stages
+
+    config = launch.job.build().config
     baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
+    count = len(launch.sites)
     with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
-        return run_launch(launch, engine, stages.watch, stop)
+        yield stages, stop
 
 
-def _finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool) -> None:
     """Print what left each site, where the results are, and last the accuracies."""
     import json
 

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, Share, SiteName, Width
+from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, SiteName, Width
+from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import MethodConfig, State, arrays_of
@@ -16,7 +17,7 @@ from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import counts
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD, BackboneShape, HeadConfig, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models import HEAD, BackboneShape, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer
 from privacy import DPSettings
@@ -43,11 +44,9 @@ class TunedConfig(MethodConfig, frozen=True):
         return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
 
 
-class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
+class AveragingConfig(AloneConfig, TunedConfig, HeadOptions, frozen=True):
     """Options of all averaging methods."""
 
-    hidden: Width = Field(512, description="width of the answer head's hidden layer")
-    dropout: Share = Field(0.2, description="dropout in the answer head")
     head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
@@ -56,10 +55,6 @@ class AveragingConfig(AloneConfig, TunedConfig, frozen=True):
     unseen: tuple[SiteName, ...] = Field(
         (), max_length=MOST_SITES, description="sites that never train, and test the last mean on their rows"
     )
-
-    def head_of(self, answers: int) -> HeadConfig:
-        """The answer head for this number of answers."""
-        return HeadConfig(answers, self.hidden, self.dropout)
 
 
 Config = TypeVar("Config", bound=AveragingConfig)
@@ -74,7 +69,7 @@ class Averaging(Alone[Config]):
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
         if self._shares_head and config.answers == "site":
-            raise ConfigError("a shared head has one answer space: give 'answers' a list, or 'closed', or nothing")
+            raise ConfigError("a shared head has one answer space: give 'answers' a list or a bundled list's name")
         if config.finish_epochs and self.shares and self._shares_head and config.evaluated == "shared":
             raise ConfigError(
                 "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "
@@ -102,6 +97,11 @@ class Averaging(Alone[Config]):
         return self._shares_head or self.config.tuning != "classifier"
 
     @property
+    def silent(self) -> bool:
+        """See `Alone.silent`."""
+        return not self.shares
+
+    @property
     def on_shares(self) -> Mapping[str, OnShares]:
         """See `Method.on_shares`: every training task ends in a mean."""
         how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
@@ -113,17 +113,23 @@ class Averaging(Alone[Config]):
         return self.shares
 
     @property
+    def rejoins(self) -> bool:
+        """See `Method.rejoins`: a site starts each round from the mean, unless its first round differs from others."""
+        return type(self).start is Averaging.start
+
+    @property
     def bystanders(self) -> int:
         """The number of sites that only test."""
         return len(self.config.unseen)
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
-        head = self.config.head_of(len(self.answers or ())).shapes(shape.width) if self._shares_head else {}
+        head = self.config.head_of(len(self.answers or ())).shapes(shape) if self._shares_head else {}
         return self.config.tuned.shapes(shape) | head
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
+        self.config.check_head(self.config.tuned, shape)
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         whose = "the server's" if self.steps_at_server else "the mean of all sites'"
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
@@ -179,7 +185,8 @@ class Averaging(Alone[Config]):
 
         `held`: the model that it sent before the round; `state`: the state that this function returned last, empty at
         first. The server has no model before the first round, so it sends the first mean unchanged. The step sees
-        only means, so it costs no privacy. The state lives in the server's process: a server that dies fails the job.
+        only means, so it costs no privacy. A server that died computes all steps again, and must get the same: what is
+        random is drawn from `hub.seed`.
         """
         return mean, state
 

@@ -11,6 +11,7 @@ class Hub(Protocol):
     """How a server loop reaches its sites. A method calls the weakest gathering that is enough for it."""
 
     sites: tuple[str, ...]
+    """The sites of the job, without those that are left out for its rest; messages to these are dropped."""
     seed: int
     """The job's seed, for the server's initial values."""
     backbone: str
@@ -20,7 +21,7 @@ class Hub(Protocol):
         """Rounds 1..count; ends early when the user asks to stop."""
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """Each site's upload. `down` holds the message to each site; None sends nothing."""
+        """The uploads of the sites that answered, by site. `down` holds the message to each; None sends nothing."""
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """The mean of the uploads, weighted by the scalar named `weight`, which is not averaged.

@@ -38,12 +38,7 @@ class Keeping:
     @cached_property
     def alone(self) -> State:
         """The state of a site that trains for as many rounds without the others and without noise."""
-        plain, site = self._plain, self._site
-        state = plain.setup(site)
-        for number in range(1, self._rounds + 1):
-            handler = plain.start if number == 1 else plain.train
-            state, _ = handler(site, state, {}, number)
-        return state
+        return self._plain.trained_alone(self._site, self._rounds)
 
     @cached_property
     def alone_equal(self) -> State:

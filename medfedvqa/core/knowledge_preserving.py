@@ -31,7 +31,7 @@ class Outputs:
 def outputs(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: Rows, chance: Chance | None) -> Outputs:
     """The outputs of a model with these values. Dropout applies only if there is a `chance` to draw from."""
     features = model.features(values, rows.batch)
-    return Outputs(features, model.answer(values, features, chance))
+    return Outputs(features, model.answer(values, features, rows.batch, chance))
 
 
 class PreservingConfig(AveragingConfig, frozen=True):

@@ -24,12 +24,13 @@ from medfedvqa.bounds import (
     Text,
     WeightDecay,
 )
+from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
-from medfedvqa.data import CLOSED_ANSWERS, Examples, public_list
+from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
 from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
@@ -54,11 +55,19 @@ class AloneConfig(MethodConfig, frozen=True):
     finish_epochs: ExtraPasses = Field(
         0, description="passes that a site trains on by itself after its last release, without noise; 0 is none"
     )
-
-    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | Literal["closed", "site"] | None = Field(
+    keep: Literal["last", "best"] = Field(
+        "last", description="the round whose model a site tests and keeps: the last, or its best on validation rows"
+    )
+    patience: Rounds | None = Field(
         None,
-        description="the answer space: a list, 'closed' for the bundled one, 'site' for the one in each site.yml; "
-        "null: the bundled one for a shared head, else each site's own, if need be that of its rows",
+        description="rounds without a better validation accuracy after which a site that shares nothing trains no "
+        "more; null: it trains in all rounds",
+    )
+
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName | Literal["site"] | None = Field(
+        None,
+        description="the answer space: a list, 'closed' or 'public' for a bundled one, 'site' for the one in each "
+        "site.yml; null: 'closed' for a shared head, else each site's own, if need be that of its rows",
     )
 
     @field_validator("answers")
@@ -68,9 +77,9 @@ class AloneConfig(MethodConfig, frozen=True):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The job's list of answers, or the bundled one that it names."""
-        if self.answers == "closed":
-            return CLOSED_ANSWERS
+        """The job's list of answers, or the bundled one that it names; None if it names none."""
+        if self.answers == "closed" or self.answers == "public":
+            return bundled_list(self.answers)
         return self.answers if isinstance(self.answers, tuple) else None
 
     @property
@@ -98,8 +107,23 @@ class Alone(Method[Config]):
         if dp is not None and self.answers is None and config.answers != "site":
             raise ConfigError(
                 "under differential privacy the answer space is public, never made of a site's rows: give the option "
-                "'answers' a list or 'closed', the bundled one, or give it 'site' and each site.yml a list of answers"
+                "'answers' a list, or 'closed' or 'public', the bundled ones, or 'site' and each site.yml a list"
             )
+        if dp is not None and (config.keep == "best" or config.patience is not None):
+            raise ConfigError(
+                "'keep' as 'best' and 'patience' look at validation rows without noise, which differential privacy "
+                "would have to charge: leave both out"
+            )
+        if config.patience is not None and not self.silent:
+            raise ConfigError(
+                f"what a site of '{self.name}' sends would show when it stopped: 'patience' is for sites that send "
+                "nothing before the evaluation"
+            )
+
+    @property
+    def silent(self) -> bool:
+        """Whether a site sends nothing before the evaluation, so that it may stop when it likes."""
+        return True
 
     @property
     def passes(self) -> int:
@@ -136,6 +160,29 @@ class Alone(Method[Config]):
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
+
+    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """See `Method.handle`. A site may remember its best round, test with it, and stop when none gets better."""
+        if self.config.keep == "best":
+            names = {spec.name for spec in self.exchange(site.backbone.shape).task("evaluate").down}
+            state = remembered(self, site, state, received, names)
+        if task.name == "evaluate":
+            return super().handle(task, site, *recalled(state, received), round)
+        if has_stopped(state, self.config.patience):
+            return unchanged(state), {}
+        return super().handle(task, site, state, received, round)
+
+    def trained_alone(self, site: Site, rounds: int) -> State:
+        """The state of a site after so many rounds without any message, from its own setup: the last or the best."""
+        state = self.setup(site)
+        for number in range(1, rounds + 1):
+            if has_stopped(state, self.config.patience):
+                state = unchanged(state)
+            else:
+                state, _ = (self.start if number == 1 else self.train)(site, state, {}, number)
+            if self.config.keep == "best":
+                state = remembered(self, site, state, {}, ())
+        return recalled(state, {})[0]
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The first round."""

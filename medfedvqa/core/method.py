@@ -25,6 +25,9 @@ from privacy.secagg import MINIMUM
 State = dict[str, Any]
 """A site's state between tasks: tensors and plain values, nested in dicts."""
 
+Handler = Callable[[Site, State, Tensors, int], tuple[State, Tensors]]
+"""Maps a site, its state, the received message and the round to the new state and the reply."""
+
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
 """Travels with every message that costs epsilon. It follows from the job's settings alone."""
 
@@ -79,6 +82,13 @@ class Method(ABC, Generic[Config]):
     @property
     def averages(self) -> bool:
         """Whether the server uses the sites' uploads only through their means."""
+        return False
+
+    @property
+    def rejoins(self) -> bool:
+        """Whether a site that missed rounds may take part in the next: every task's message holds all that it needs of
+        them, and the server keeps nothing for each site. A site that misses a round of another method is left out for
+        the rest of the job."""
         return False
 
     @property
@@ -226,8 +236,12 @@ class Method(ABC, Generic[Config]):
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Runs the handler of a declared task: it maps state and message to state and message."""
-        handler: Callable[[Site, State, Tensors, int], tuple[State, Tensors]] = getattr(self, task.name)
-        return handler(site, state, received, round)
+        return self.handler(task, site)(site, state, received, round)
+
+    def handler(self, task: TaskSpec, site: Site) -> Handler:
+        """The handler of a declared task at this site: the method of that name."""
+        handler: Handler = getattr(self, task.name)
+        return handler
 
 
 def tensors_of(arrays: Tensors, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -10,6 +10,8 @@ from medfedvqa.evaluation.baselines import majority_correct, question_prior_corr
 
 RIGHT = "right"
 """The key in the state after `evaluate`: whether each test row is answered right, bool [rows]. It never leaves."""
+CLOSED = "closed"
+"""The key in the state after `evaluate`: whether each test row's question is closed, bool [rows]. It never leaves."""
 VALIDATED = "validated"
 """The key in the training state: the validation accuracy after each round, float32 [rounds]. It never leaves."""
 
@@ -38,7 +40,7 @@ FINISH = "finish_epochs"
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
     """The result of a handler `evaluate`: the state with the `right` test rows, bool [rows], and the counts to release.
 
-    The counts include those of the free baselines, and `others`.
+    The state also holds the kind of each row. The counts include those of the free baselines, and `others`.
     """
     totals = {
         "rows": len(data.test),
@@ -48,7 +50,8 @@ def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> 
         "prior_correct": question_prior_correct(data.train, data.test),
         **others,
     }
-    return {**state, RIGHT: right}, {name: np.array(count, np.int64) for name, count in totals.items()}
+    state = {**state, RIGHT: right, CLOSED: data.test.are_closed}
+    return state, {name: np.array(count, np.int64) for name, count in totals.items()}
 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:

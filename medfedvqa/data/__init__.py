@@ -1,4 +1,4 @@
-"""Readers, organ partition, pictures and batches: a site's closed questions from files to tensors."""
+"""Readers, organ partition, pictures and batches: a site's questions from files to tensors."""
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
@@ -9,12 +9,13 @@ from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, is_registered, organs, read, reader_function, register_reader
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
-from medfedvqa.public_answers import CLOSED_ANSWERS, fold, public_list
+from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 
 __all__ = [
     "CLOSED_ANSWERS",
     "READERS",
     "Examples",
+    "ListName",
     "Pictures",
     "PublicPairs",
     "Row",
@@ -24,6 +25,7 @@ __all__ = [
     "VQAData",
     "batches",
     "build_site",
+    "bundled_list",
     "fold",
     "is_part",
     "is_registered",
@@ -36,6 +38,7 @@ __all__ = [
     "read",
     "reader_function",
     "register_reader",
+    "training_answers",
     "united",
     "views",
 ]

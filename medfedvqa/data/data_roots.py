@@ -1,6 +1,7 @@
 """The folder of a data set, from the command's options and the environment."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from medfedvqa.data.readers import READERS
@@ -49,6 +50,22 @@ def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
         f"no {name} data is found in '{folder}': it should hold '{MARKS[name]}', directly or in its folder "
         f"'{name}'; --data names another set"
     )
+
+
+def first_root(readers: Sequence[str], root: Path | None) -> tuple[str, Path | None]:
+    """The first of these readers whose data the folder of the option or the environment holds, and their folder.
+
+    Without any folder it is the phantom set. Raises `ConfigError` for a folder that does not exist, `DataError` if it
+    holds none of them.
+    """
+    folder = _folder(root)
+    if folder is None:
+        return PHANTOM, None
+    for name in readers:
+        for place in (folder, folder / name):
+            if (place / MARKS[name]).is_file():
+                return name, place
+    raise DataError(f"no data of {' or '.join(readers)} is found in '{folder}', nor in a folder of that name in it")
 
 
 def _store(folder: Path, typed: str) -> Path:

@@ -10,12 +10,13 @@ from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import ConfigError, DataError
 
 Part = Literal["train", "validate", "test"]
+Questions = Literal["closed", "open", "all"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The rule that assigns rows to parts.
+    """The rule that chooses rows and assigns them to parts.
 
     `official`: the published test rows, and the published validation rows or else the rows of train patients whose
     `place` is below `validation`. `patient`: each patient's place against the sums of `fractions`, so that the parts
@@ -30,10 +31,14 @@ class Split:
     """Expected shares of the patients for train, validation and test; `patient` only."""
     validation: float = 0.15
     """Expected share of the train patients held out where the set publishes no validation rows; `official` only."""
+    questions: Questions = "closed"
+    """The kind of questions that there are; a question without a published answer is never one of them."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("official", "patient"):
             raise ConfigError("the split is 'official' or 'patient'")
+        if self.questions not in get_args(Questions):
+            raise ConfigError("the questions are 'closed', 'open' or 'all'")
         if not 0 <= self.seed <= MOST_SEED:
             raise ConfigError("the split's seed is a whole number from 0 to 2^63 - 1")
         shares = len(self.fractions) == 3 and all(0 <= share <= 1 for share in self.fractions)
@@ -41,6 +46,10 @@ class Split:
             raise ConfigError("the split's fractions are three numbers from 0 to 1 that sum to 1")
         if not 0 <= self.validation < 1:
             raise ConfigError("the split's validation share is at least 0 and below 1")
+
+    def asks(self, row: Row) -> bool:
+        """Whether the row's question is one of this kind."""
+        return bool(row.answer) and self.questions in ("all", "closed" if row.closed else "open")
 
     def place(self, patient: str) -> float:
         """The patient's place in [0, 1): HMAC-SHA256 of the patient's key under a key made of the seed."""
@@ -51,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True)
 class PartitionRows:
-    """One organ's closed rows, each part in published order."""
+    """One organ's rows of the split's questions, each part in published order."""
 
     train: tuple[Row, ...] = field(repr=False)
     validate: tuple[Row, ...] = field(repr=False)
@@ -64,23 +73,24 @@ def is_part(name: str) -> TypeGuard[Part]:
 
 
 def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:
-    """The organ's closed rows, split. Validation and train never share a patient.
+    """The organ's rows of the split's questions, split. Validation and train never share a patient.
 
     With `official`, test rows may share patients and images with train (VQA-RAD: 202 of 203 images).
     With `patient`, no two parts share a patient over the whole set. The parts of one patient's rows depend only on
     these rows and the split, not on other patients, the order of rows or other organs.
     A validation or test part may be empty.
 
-    Raises `DataError` for an unknown organ, an organ without closed rows, or a site without train rows.
+    Raises `DataError` for an unknown organ, an organ without such questions, or a site without train rows.
     """
     if organ not in data.organs:
         raise DataError(f"unknown organ; {data.name} has {', '.join(data.organs)}")
-    closed = [row for row in data.rows if row.closed and row.organ == organ]
-    if not closed:
-        raise DataError(f"the organ '{organ}' has no closed questions: check the data root")
-    names = [_part(row, split, data.publishes_validation) for row in closed]
+    asked = [row for row in data.rows if row.organ == organ and split.asks(row)]
+    if not asked:
+        kind = "" if split.questions == "all" else f"{split.questions} "
+        raise DataError(f"the organ '{organ}' has no {kind}questions: check the data root and 'questions'")
+    names = [_part(row, split, data.publishes_validation) for row in asked]
     train, validate, test = (
-        tuple(row for row, name in zip(closed, names, strict=True) if name == part) for part in PARTS
+        tuple(row for row, name in zip(asked, names, strict=True) if name == part) for part in PARTS
     )
     return PartitionRows(train, validate, test)
 

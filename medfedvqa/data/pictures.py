@@ -20,13 +20,17 @@ class Pictures:
         """The pictures of several sites, site by site."""
         return cls([source for part in parts for source in part._sources])
 
-    def only(self, number: int) -> "Pictures":
-        """The single picture of this number."""
-        return Pictures([self._sources[number]])
+    def chosen(self, numbers: Sequence[int]) -> "Pictures":
+        """The pictures of these numbers, in this order."""
+        return Pictures([self._sources[number] for number in numbers])
 
     def cached(self) -> "Pictures":
         """The same pictures, each decoded once for a size, for a process that runs many jobs on them."""
         return Pictures([(row, lru_cache(maxsize=1)(load)) for row, load in self._sources])
+
+    def blank(self) -> "Pictures":
+        """As many pictures, all of them black."""
+        return Pictures([(row, lambda _, size: torch.zeros(1, size, size)) for row, _ in self._sources])
 
     def __len__(self) -> int:
         return len(self._sources)

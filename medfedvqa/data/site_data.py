@@ -1,4 +1,4 @@
-"""One site's data: its encoded closed questions, and its pictures."""
+"""One site's data: its encoded questions, and its pictures."""
 
 import hashlib
 import json
@@ -34,8 +34,16 @@ class Examples:
     patients: torch.Tensor = field(repr=False)
     """int64 [rows], 0 to patients - 1. All examples of a site use the same numbers."""
 
+    closed: torch.Tensor | None = field(default=None, repr=False)
+    """Whether each question is closed, bool [rows]; None where all are."""
+
     def __len__(self) -> int:
         return len(self.questions)
+
+    @property
+    def are_closed(self) -> torch.Tensor:
+        """Whether each question is closed, bool [rows]."""
+        return torch.ones(len(self), dtype=torch.bool) if self.closed is None else self.closed
 
     @cached_property
     def answered(self) -> "Examples":
@@ -45,7 +53,8 @@ class Examples:
     def chosen(self, rows: torch.Tensor) -> "Examples":
         """The selected rows; `rows` is int64 [rows]."""
         questions = tuple(self.questions[row] for row in rows.tolist())
-        return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows])
+        closed = None if self.closed is None else self.closed[rows]
+        return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows], closed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +89,7 @@ class SiteData:
         if not 0 <= row < len(rows):
             raise DataError(f"the site has {len(rows)} rows of the part '{part}', numbered from 0")
         single, none = rows.chosen(torch.tensor([row])), rows.chosen(torch.tensor([], dtype=torch.int64))
-        pictures, patient = self.pictures.only(int(single.pictures)), self.patients[int(single.patients)]
+        pictures, patient = self.pictures.chosen([int(single.pictures)]), self.patients[int(single.patients)]
         first = torch.zeros_like(single.pictures)
         return replace(
             self,
@@ -147,6 +156,7 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
             answers=torch.tensor([places.get(fold(row.answer), -1) for row in part], dtype=torch.int64),
             pictures=torch.tensor([images[row.patient, row.image] for row in part], dtype=torch.int64),
             patients=torch.tensor([patients[row.patient] for row in part], dtype=torch.int64),
+            closed=torch.tensor([row.closed for row in part], dtype=torch.bool),
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
@@ -187,6 +197,7 @@ def united(sites: Sequence[SiteData]) -> SiteData:
             ),
             pictures=torch.cat([part.pictures + first[0] for part, first in zip(parts, firsts, strict=True)]),
             patients=torch.cat([part.patients + first[1] for part, first in zip(parts, firsts, strict=True)]),
+            closed=torch.cat([part.are_closed for part in parts]),
         )
 
     return SiteData(

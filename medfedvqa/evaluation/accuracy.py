@@ -15,6 +15,8 @@ class Proportion:
 
     correct: int
     rows: int
+    effective: float | None = None
+    """The number of independent rows that tell as much; None counts all rows as independent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.rows:
@@ -26,7 +28,7 @@ class Proportion:
         return self.correct / self.rows if self.rows else None
 
     def wilson(self, confidence: float = 0.95) -> Interval:
-        """Score interval of a binomial proportion; (0, 1) without rows.
+        """Score interval of a binomial proportion, with the effective rows; (0, 1) without any.
 
         Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
         Raises `ValueError` unless the confidence lies strictly between 0 and 1.
@@ -34,11 +36,12 @@ class Proportion:
         if not 0 < confidence < 1:
             raise ValueError("a confidence lies strictly between 0 and 1")
         z = NormalDist().inv_cdf((1 + confidence) / 2)
-        wrong = self.rows - self.correct
-        return _wilson_lower(self.correct, wrong, z), 1 - _wilson_lower(wrong, self.correct, z)
+        share = 1.0 if self.effective is None or not self.rows else self.effective / self.rows
+        correct, wrong = share * self.correct, share * (self.rows - self.correct)
+        return _wilson_lower(correct, wrong, z), 1 - _wilson_lower(wrong, correct, z)
 
 
-def _wilson_lower(correct: int, wrong: int, z: float) -> float:
+def _wilson_lower(correct: float, wrong: float, z: float) -> float:
     """The lower bound. The upper bound is the mirrored lower bound of the wrong answers."""
     if correct == 0:
         return 0.0

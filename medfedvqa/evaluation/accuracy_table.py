@@ -15,6 +15,12 @@ FREE = {"majority": "majority", "question_prior": "question-only prior"}
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
 """Labels of the models that a site trains alone."""
 ABSENT = "–"
+CAPTION = (
+    "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery), which counts rows, "
+    "not patients: it is too narrow where a patient has several rows."
+)
+"""Sites release counts of rows only, from which no design effect follows."""
+_KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -61,7 +67,7 @@ def markdown_table(results: Results) -> str:
     head, rows = _cells(results, for_markdown)
     paragraphs = [
         _aligned(head, rows),
-        "Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).",
+        CAPTION,
         for_markdown(facts_line(results)),
         *map(for_markdown, results["notes"]),
     ]
@@ -94,7 +100,8 @@ def facts_line(results: Results) -> str:
     backbone, split = results["backbone"], results["split"]
     data = "unknown" if backbone["seen"] is None else ", ".join(backbone["seen"]) or "nothing"
     facts = [
-        f"Data {results['data'] or 'of each site'}, {split['kind']} split (seed {split['seed']})",
+        f"Data {results['data'] or 'of each site'}, {_KINDS[split.get('questions', 'closed')]}, {split['kind']} split "
+        f"(seed {split['seed']})",
         f"backbone {backbone['name']} (trained on: {data})",
         f"{len(results['rounds'])} of {results['rounds_planned']} rounds",
         f"seed {results['seed']}",

@@ -32,6 +32,8 @@ class RoundRecord:
 
     It is empty without differential privacy.
     """
+    missing: tuple[str, ...] = ()
+    """The sites that did not answer a task of the round, in order of names."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ class History:
     shared: dict[str, Tensors] = field(default_factory=dict)
     """The last shared prompts by site, of the same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sites that broke a computation on shares and took no further part, with the round."""
+    """Sites that broke a computation on shares, or did not answer, and took no further part, with the round."""
     gathering: str = ""
     """A sentence on how uploads were combined; empty for a plain mean or mixture."""
     committee: str = ""
@@ -56,6 +58,8 @@ class History:
     """Tensor bytes that each site sent after the last round: the evaluation."""
     closing_down: dict[str, int] = field(default_factory=dict)
     """Tensor bytes that each site received after the last round."""
+    closing_missing: set[str] = field(default_factory=set)
+    """The sites that did not answer after the last round."""
 
 
 @dataclass(frozen=True)
@@ -103,5 +107,7 @@ class RunFacts:
     rounds_planned: int
     secagg: bool = False
     """Whether uploads were aggregated on shares."""
+    expected: tuple[str, ...] = ()
+    """The sites that the job names; empty if it names none. Those that are not among `sites` were never there."""
     dp: dict[str, Any] | None = None
     """The settings of differential privacy and the noise that follows from them; None without."""

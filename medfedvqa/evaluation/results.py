@@ -30,12 +30,12 @@ def write_results(
 ) -> dict[str, Any]:
     """Writes `results.json` in the folder `out`, whole or not at all, and returns its content.
 
-    `scores` covers every site, is empty if the sites keep their scores, and None while the run continues. `failure` is
-    the reason, in a sentence, if the run ended without a result. The format is `results_schema()`.
-    Raises `ConfigError` if the scores are of other sites than the run's.
+    `scores` covers every site that was there at the end, is empty if the sites keep their scores, and None while the
+    run continues. `failure` is the reason, in a sentence, if the run ended without a result. The format is
+    `results_schema()`. Raises `ConfigError` if the scores are of other sites than the run's.
     """
-    if scores and set(scores) != set(facts.sites):
-        raise ConfigError("the scores must cover exactly the sites of the run, or none of them")
+    if scores and set(scores) != set(facts.sites) - _missing_at_end(history):
+        raise ConfigError("the scores must cover exactly the sites that were there at the end, or none of them")
     return _write(out, _document(facts, history, scores, failure))
 
 
@@ -93,6 +93,8 @@ def _document(
         "seconds": sum(record.seconds for record in history.rounds),
         "secagg": facts.secagg,
         "dp": facts.dp,
+        "expected": list(facts.expected) or list(facts.sites),
+        "missing_at_end": sorted(_missing_at_end(history)),
         "average": _average(present),
         "sites": {site: _site(site, facts, history, present.get(site)) for site in facts.sites},
         "rounds": [_round(record, facts.sites) for record in history.rounds],
@@ -140,7 +142,7 @@ def _accuracy(answered: Proportion | None) -> dict[str, Any] | None:
 
 def _site(site: str, facts: RunFacts, history: History, score: Score | None) -> dict[str, Any]:
     """One site's entry. Without a score, its figures are null."""
-    rounds = [record for record in history.rounds if site in record.site_seconds]
+    rounds = [record for record in history.rounds if site in record.site_seconds and site not in record.missing]
     return {
         "organ": site,
         "data": facts.data,
@@ -193,6 +195,7 @@ def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
         "accuracy": record.accuracy,
         "bytes": traffic,
         "epsilon": record.epsilon,
+        "missing": list(record.missing),
     }
 
 
@@ -207,8 +210,7 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(history.gathering)
     if history.committee:
         notes.append(f"{history.committee}.")
-    for site, number in history.left_out.items():
-        notes.append(f"Site {site} broke off in round {number}: the job went on without it.")
+    notes += _missing(facts, history)
     for number, reason in history.lost.items():
         notes.append(f"Round {number} gave no mean, and the one before it stayed in use: {reason}.")
     if _seen_test_data(facts):
@@ -223,6 +225,32 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
     if scores == {} and failure is None:
         notes.append(_KEPT)
     return [*notes, *_judgements(facts.method, scores or {})]
+
+
+def _missing_at_end(history: History) -> set[str]:
+    """The sites of the run that were not there when it ended."""
+    return history.closing_missing | history.left_out.keys()
+
+
+def _missing(facts: RunFacts, history: History) -> list[str]:
+    """Sentences on the sites that were never there, fell out, or missed rounds, and on what that does to the mean."""
+    notes = []
+    if never := sorted(set(facts.expected) - set(facts.sites)):
+        notes.append(f"Not there when the job began, and so in no round: {', '.join(never)}.")
+    for site, number in history.left_out.items():
+        notes.append(f"Site {site} broke off in round {number}: the job went on without it.")
+    for site in facts.sites:
+        numbers = [str(record.round) for record in history.rounds if site in record.missing]
+        if numbers and site not in history.left_out:
+            notes.append(
+                f"Site {site} missed {len(numbers)} of {len(history.rounds)} rounds ({', '.join(numbers)}): the means "
+                "of these rounds are those of the other sites, and have nothing of its rows."
+            )
+    if late := sorted(history.closing_missing - history.left_out.keys()):
+        notes.append(f"Not evaluated, since it did not answer at the end: {', '.join(late)}.")
+    if _missing_at_end(history):
+        notes.append("Averages over sites are over those that were there at the end.")
+    return notes
 
 
 def _judgements(method: str, scores: Mapping[str, Score]) -> list[str]:

@@ -41,7 +41,8 @@ def draw_plots(out: Path, results: Results, history: History) -> list[Path]:
     """Draws the plots of a run into the folder `out`/plots, and returns their files.
 
     It leaves out accuracy by round if fewer than two rounds have one, reliability and prompts if the method has none,
-    and final accuracies before the evaluation.
+    and final accuracies before the evaluation. Under differential privacy sites keep their accuracies, so that what
+    they sent and received may be all that there is to draw.
     """
     return [
         write_whole(out / FOLDER / f"{name}.png", encoded(figure, "png")) for name, figure in _figures(results, history)
@@ -57,6 +58,8 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
         yield "prompts", prompts_figure(history)
     if results["average"]["accuracy"] is not None:
         yield "final", final_figure(results)
+    if any(record.bytes_up for record in history.rounds):
+        yield "traffic", traffic_figure(history)
 
 
 def accuracy_figure(results: Results, history: History) -> "Figure":
@@ -169,6 +172,27 @@ def final_figure(results: Results) -> "Figure":
     return figure
 
 
+def traffic_figure(history: History) -> "Figure":
+    """What the sites together sent and received in each round, in KiB."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(6.4, 3.0)
+    axes = figure.subplots()
+    rounds = [record.round for record in history.rounds]
+    for name, shift, colour, amounts in (
+        ("sent by the sites", -0.2, BLUE, [record.bytes_up for record in history.rounds]),
+        ("received by the sites", 0.2, ORANGE, [record.bytes_down for record in history.rounds]),
+    ):
+        heights = [sum(by_site.values()) / 1024 for by_site in amounts]
+        axes.bar([number + shift for number in rounds], heights, 0.4, color=colour, label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.set_ylabel("KiB of tensors")
+    axes.grid(axis="y")
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
 def _curve(history: History, site: str) -> tuple[list[int], list[float]]:
     """The rounds in which the site released its accuracy, and the accuracies in percent."""
     records = [record for record in history.rounds if site in record.accuracy]
@@ -229,7 +253,8 @@ def _look(kind: str, colour: str, marker: str) -> dict[str, Any]:
 
 def _whiskers(axes: "Axes", places: list[float], entries: Sequence[Entry], upright: bool = False, **look: Any) -> None:
     """Draws a dot and its interval for each entry with an accuracy."""
-    points = [(place, e["accuracy"], e["interval"]) for place, e in zip(places, entries, strict=True) if e is not None]
+    present = ((place, e) for place, e in zip(places, entries, strict=True) if e and e["accuracy"] is not None)
+    points = [(place, e["accuracy"], e["interval"]) for place, e in present]
     if not points:
         return
     places = [place for place, _, _ in points]

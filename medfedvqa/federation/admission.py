@@ -20,7 +20,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import is_bundled, outside_architecture, shape_of
+from medfedvqa.models import is_bundled, outside_architecture
 from medfedvqa.plugins import Group, PlugInRefused, check
 
 LOCK = "admission.lock"
@@ -172,8 +172,10 @@ class Admission:
             yield Refusal.BACKBONE
         if job.secagg and not self._knows_peers():
             yield Refusal.PEERS
-        if not has_device(config.device) or (config.data.root is not None and not config.data.root.exists()):
+        if not has_device(config.device):
             yield Refusal.DEVICE
+        if config.data.root is not None and not config.data.root.exists():
+            yield Refusal.ROOT
 
     def _check_plug_ins(self) -> None:
         """Refuse a method, reader or backbone from outside unless the site allows the distribution that brings it."""
@@ -211,7 +213,7 @@ class Admission:
     def _check_exchange(self) -> None:
         """Check every tensor that the job declares, in both directions, against the policy."""
         policy, method = self._config.policy, self._job.method
-        for task in self._job.build().final_exchange(shape_of(self._job.backbone)).tasks:
+        for task in self._job.build().final_exchange(self._job.shape).tasks:
             for spec in (*task.up, *task.down):
                 if reason := policy.allows(method, spec):
                     self.refuse(Refusal.KIND, reason)

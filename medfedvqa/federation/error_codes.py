@@ -1,5 +1,8 @@
 """The code by which a site reports an error to the server, which learns nothing else of it."""
 
+import errno
+from collections.abc import Iterator
+
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
 from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
 from medfedvqa.plugins import PlugInRefused
@@ -23,8 +26,32 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 )
 
 
-def code_of(error: Exception) -> Refusal:
-    """The code that the server gets for an error at a site."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""The name of torch's error for a card; commands that never train do not import torch."""
+
+
+def code_of(error: Exception, private: bool = False) -> Refusal:
+    """The code that the server gets for an error at a site.
+
+    `private`: the job is under differential privacy. Then it does not learn that the memory was too small, which may
+    depend on a patient's rows; a full disk does not.
+    """
+    chain = list(_chain(error))
+    if any(isinstance(link, OSError) and link.errno in _FULL for link in chain):
+        return Refusal.DISK
     if isinstance(error, JobRefused):
         return error.code
+    if any(isinstance(link, MemoryError) or type(link).__name__ == _OUT_OF_MEMORY for link in chain):
+        return Refusal.FAILED if private else Refusal.MEMORY
     return next((code for kind, code in _CODES if isinstance(error, kind)), Refusal.FAILED)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that led to it, the nearest first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from audits import Exchange, MessageRefused
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
+from medfedvqa.federation.journal import Journal, RecordedCall
+from medfedvqa.federation.quorum import NOBODY_MISSES, RECONNECT, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts
 from privacy import AggregationError, Gathering, Reliability, mix
 
@@ -32,7 +35,7 @@ def excuse_none(replies: Mapping[str, Reply]) -> Collection[str]:
     return ()
 
 
-MEAN = Gathering()
+MEAN, ALL_ANSWER = Gathering(), QuorumRule()
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,13 @@ class TaskCall:
     excused: Excused = excuse_none
     audit_bytes: Mapping[str, bytes] = field(default_factory=dict)
     """The audit bytes that each site is sent alongside its message."""
+    quorum: Quorum = NOBODY_MISSES
+    """When the engine returns although sites have not answered."""
 
 
 Engine = Callable[[TaskCall], dict[str, Reply]]
-"""Carries out a call; returns the answers in order of arrival. Raises `FederationError` naming a site that refuses."""
+"""Carries out a call; returns the answers in order of arrival, without those of sites that are silent or late. Raises
+`FederationError` naming a site that refuses."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class TaskAnswer:
     task: str
     site: str | None
     """The site that answered; None if the task was sent."""
+    accuracy: float | None = None
+    """With a task that was sent: the released validation accuracy of the last round, mean over sites; None without."""
 
 
 class ServerHub:
@@ -79,18 +87,25 @@ class ServerHub:
         backbone: str = "",
         receipts: ServerReceipts | None = None,
         gathering: Gathering = MEAN,
+        rule: QuorumRule = ALL_ANSWER,
+        journal: Journal | None = None,
     ) -> None:
         """`exchange` declares what travels in the job; every answer is checked against it before anything is computed.
 
         The hub calls `watch` with each event of progress, `stop` between rounds, and `ended` with the history after
         each round. `seed` is the job's and `backbone` the name of its backbone. `receipts` logs what sites send and
-        passes on their audit checkpoints. `gathering` is the rule by which means are taken.
+        passes on their audit checkpoints. `gathering` is the rule by which means are taken, and `rule` says what
+        becomes of sites that do not answer. `journal` holds the calls of the process that this one continues.
         """
         self.sites, self.seed = sites, seed
         self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
-        self._receipts, self._exchange, self._gathering = receipts, exchange, gathering
+        self._receipts, self._exchange, self._gathering, self._quorum_rule = receipts, exchange, gathering, rule
+        self._journal, self._recalled = journal or Journal(), 0.0
+        self._returned = self._journal.continues
+        """Whether this process continues a run and has called no site yet."""
+        self._absent: set[str] = set()
         self._round, self._planned = 0, 0
         self._tally = _Tally(sites)
         self._weights: dict[str, np.ndarray] = {}
@@ -101,19 +116,23 @@ class ServerHub:
         """Rounds 1 to `count`, each recorded when it ends. No round begins once `stop` returns true."""
         self._planned = count
         for number in range(1, count + 1):
-            if self._stop():
+            if self._stop() and not self._journal.recalls:
                 return
-            self._round, self._tally = number, _Tally(self.sites)
+            self._round, self._tally, self._recalled = number, _Tally(self.sites), 0.0
             began = time.monotonic()
             yield number
-            self._record(time.monotonic() - began)
+            self._record(time.monotonic() - began + self._recalled)
             self._tally = _Tally(self.sites)
             self.history.closing_up, self.history.closing_down = self._tally.up, self._tally.down
+            self.history.closing_missing = self._tally.missing
             self._ended(self.history)
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """The uploads of the sites in `down`; without `down`, all sites are sent an empty message."""
-        replies = self._ask(task, {site: {} for site in self.sites} if down is None else down)
+        """See `Hub.collect`. Raises `FederationError` if fewer sites answer than the job needs."""
+        called = self.sites if down is None else tuple(site for site in down if site in self.sites)
+        messages = {site: {} if down is None else down[site] for site in called}
+        replies = self._ask(task, messages, quorum=self._quorum_rule.of(task, self._absent & set(called)))
+        self._note_missing(task, called, replies)
         for site, (tensors, *_) in replies.items():
             if ACCURACY in tensors:
                 self._accuracy[site] = float(tensors[ACCURACY])
@@ -136,35 +155,92 @@ class ServerHub:
         down: Mapping[str, Tensors] | None = None,
         targets: tuple[str, ...] | None = None,
     ) -> dict[str, Tensors]:
-        """See `Hub.mix`. A site that `down` leaves out takes part with its last upload."""
+        """See `Hub.mix`. A site that `down` leaves out takes part with its last upload, unless the job has lost it."""
         for site, tensors in self.collect(task, down).items():
             self.history.uploads[site] = {name: array for name, array in tensors.items() if name != ACCURACY}
+        present = {site: upload for site, upload in self.history.uploads.items() if site in self.sites}
+        receiving = tuple(site for site in targets or present if site in present)
         try:
-            mixture = mix(self.history.uploads, self._accuracy, reliability, targets)
+            mixture = mix(present, self._accuracy, reliability, receiving)
         except AggregationError as error:
             raise FederationError(f"round {self._round}: {error}") from None
         self.history.shared.update(mixture.shared)
-        self._weights = mixture.weights
+        self._weights = {name: self._by_site(tuple(present), table) for name, table in mixture.weights.items()}
         return mixture.shared
 
-    def _ask(self, task: str, messages: Mapping[str, Tensors], excused: Excused = excuse_none) -> dict[str, Reply]:
-        """Call one task, report progress, and check and count the answers.
+    def _by_site(self, sites: tuple[str, ...], weights: np.ndarray) -> np.ndarray:
+        """Weights among these sites, [sites, sites], as weights among all sites of the run; those of others are 0."""
+        places = [self.history.sites.index(site) for site in sites]
+        table = np.zeros((len(self.history.sites),) * 2)
+        table[np.ix_(places, places)] = weights
+        return table
 
-        Raises `FederationError` naming a site whose answer is refused.
+    def _note_missing(self, task: str, called: Collection[str], replies: Collection[str]) -> None:
+        """Record the sites that did not answer. Raises `FederationError` if too few did."""
+        missing = set(called) - set(replies)
+        self._absent = (self._absent - set(replies)) | missing
+        if not missing:
+            return
+        self._tally.missing |= missing
+        left, least = len(replies), self._quorum_rule.least_of(task, len(called))
+        if not self._quorum_rule.rejoins:
+            self._leave_out(missing)
+            left = len(self.sites)
+        if left < least:
+            raise FederationError(
+                f"round {self._round}: {', '.join(sorted(missing))} did not answer, {left} of the {len(called)} sites "
+                f"asked are left, and the job needs {least}: start it again once they are back"
+            )
+
+    def _leave_out(self, fallen: Collection[str]) -> None:
+        """Leave these sites out for the rest of the job."""
+        for site in sorted(fallen):
+            self.history.left_out[site] = self._round
+        self.sites = tuple(site for site in self.sites if site not in self.history.left_out)
+
+    def _ask(
+        self,
+        task: str,
+        messages: Mapping[str, Tensors],
+        excused: Excused = excuse_none,
+        quorum: Quorum = NOBODY_MISSES,
+    ) -> dict[str, Reply]:
+        """Call one task, report progress, and check, count and record the answers.
+
+        A call that the journal holds is not made again. Raises `FederationError` naming a site whose answer is refused.
         """
-
-        def answered(site: str) -> None:
-            self._watch(TaskAnswer(self._round, self._planned, task, site))
-
-        self._watch(TaskAnswer(self._round, self._planned, task, None))
-        audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
-        replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes))
-        replies = {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
+        if recorded := self._journal.recall(task, self._round, messages):
+            replies = {site: Reply(*answer) for site, answer in recorded.answers.items()}
+            self._recalled += recorded.seconds
+        else:
+            if self._returned:
+                self._returned, quorum = False, quorum.extended(RECONNECT)
+            began = time.monotonic()
+            replies = self._asked(task, messages, excused, quorum)
+            answers = {site: (reply.tensors, reply.seconds) for site, reply in replies.items()}
+            call = RecordedCall(answers, time.monotonic() - began)
+            self._journal.record(task, self._round, messages, call)
         for site, message in messages.items():
             self._tally.sent(site, message)
         for site, reply in replies.items():
             self._tally.received(site, reply)
         return replies
+
+    def _asked(self, task: str, messages: Mapping[str, Tensors], excused: Excused, quorum: Quorum) -> dict[str, Reply]:
+        """The checked answers of the sites that answer."""
+
+        def answered(site: str) -> None:
+            self._watch(TaskAnswer(self._round, self._planned, task, site))
+
+        self._watch(TaskAnswer(self._round, self._planned, task, None, self._last_accuracy()))
+        audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
+        replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes, quorum))
+        return {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
+
+    def _last_accuracy(self) -> float | None:
+        """The mean over sites of the accuracies that they released in the last finished round, if all of them did."""
+        last = self.history.rounds[-1].accuracy if self.history.rounds else {}
+        return fmean(last.values()) if last.keys() == {*self.sites} else None
 
     def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
         """The answer if it is as the job declares it; None if the job continues without it. Both get a receipt."""
@@ -198,6 +274,7 @@ class ServerHub:
                 accuracy=dict(self._accuracy),
                 reliability={name: weights.tolist() for name, weights in self._weights.items()},
                 epsilon=dict(self._epsilon),
+                missing=tuple(sorted(self._tally.missing)),
             )
         )
 
@@ -208,12 +285,14 @@ def _without_epsilon(tensors: Tensors) -> Tensors:
 
 
 class _Tally:
-    """The bytes and seconds of one round, by site."""
+    """The bytes and seconds of one round, by site, and the sites that missed it."""
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.up = dict.fromkeys(sites, 0)
         self.down = dict.fromkeys(sites, 0)
         self.seconds = dict.fromkeys(sites, 0.0)
+        self.missing: set[str] = set()
+        """Sites that did not answer a task of the round."""
 
     def sent(self, site: str, message: Tensors) -> None:
         self.down[site] += sum(array.nbytes for array in message.values())

@@ -11,10 +11,18 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.quorum import Quorum
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
-from medfedvqa.models import Backbone, load_backbone
+from medfedvqa.models import Backbone, FeatureStore, load_backbone
 from privacy.secagg import InProcessRelay
+
+
+def _in_time(replies: dict[str, Reply], quorum: Quorum) -> dict[str, Reply]:
+    """The answers that arrive before the quorum is reached, in their order."""
+    by_time = sorted(replies, key=lambda site: replies[site].seconds)
+    late = {site for place, site in enumerate(by_time) if quorum.reached(place, replies[site].seconds)}
+    return {site: reply for site, reply in replies.items() if site not in late}
 
 
 class LocalEngine:
@@ -30,7 +38,9 @@ class LocalEngine:
         job_id: str,
         resident: int = 128,
         load_data: LoadData = load_site,
+        store: FeatureStore | None = None,
     ) -> None:
+        """`store`: where outputs of the frozen backbone are kept for other runs of this machine, if anywhere."""
         self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
         # Sites that exchange messages must all stay in memory.
         self._resident = max(resident, len(sites)) if job.secagg else resident
@@ -38,10 +48,15 @@ class LocalEngine:
         self._together = {name for task, how in shared.items() for name in how.joint(task)}
         self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()
+        self._store = store
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
-        """One task at each addressed site. Raises `FederationError` naming the site that refused."""
+        """One task at each addressed site. Raises `FederationError` naming the site that refused.
+
+        Sites take turns, and each has the whole time of the call for itself: where the call has a limit of time or of
+        answers, the sites that took longest miss it, as if all had worked at once.
+        """
 
         def answer(site: str) -> tuple[str, Reply]:
             began = time.monotonic()
@@ -54,7 +69,7 @@ class LocalEngine:
             return site, Reply(tensors, time.monotonic() - began, outgoing)
 
         if call.task not in self._together:
-            return dict(map(answer, call.messages))
+            return _in_time(dict(map(answer, call.messages)), call.quorum)
         with ThreadPoolExecutor(len(call.messages)) as pool:
             return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in call.messages]))
 
@@ -77,7 +92,7 @@ class LocalEngine:
     def _backbone(self, name: str, files: Mapping[str, Path], device: str) -> Backbone:
         key = name, files.get(name), device
         if key not in self._backbones:
-            self._backbones[key] = load_backbone(name, files, device)
+            self._backbones[key] = load_backbone(name, files, device).storing(self._store)
         return self._backbones[key]
 
     def close(self) -> None:

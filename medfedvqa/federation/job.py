@@ -8,12 +8,16 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, canonical
 from audits.policy import Offer
-from medfedvqa.bounds import MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
+from medfedvqa.backbone_names import parse
+from medfedvqa.bounds import MOST_SECONDS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
 from medfedvqa.core import Method, checked, create
-from medfedvqa.data import Split
+from medfedvqa.data import CLOSED_ANSWERS, Split
+from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_terms import Terms
-from medfedvqa.models import shape_of
+from medfedvqa.federation.quorum import QuorumRule
+from medfedvqa.models import BackboneShape, shape_of, shape_on
+from medfedvqa.shape_cards import ShapeCard
 from privacy import DPSettings, Gathering
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
@@ -21,6 +25,8 @@ from privacy.secagg.committee import Beacon
 ANY_DATA = "any"
 _Count = Annotated[int, Field(ge=0, le=MOST_SITES)]
 _Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
+
+ROUND_TIMEOUT = 600.0  # seconds
 
 MOST_MEMBERS = 8
 """With more sites than this, a committee of this size computes, unless the job sets another. Costs then stay those of a
@@ -39,7 +45,16 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
     secagg: bool = Field(False, description="aggregate on shares: neither server nor other sites see an upload")
-    min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job does not begin with fewer sites")
+    min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job neither begins nor continues with fewer sites")
+    wait_for: int | None = Field(
+        None, ge=1, le=MOST_SITES, description="a round ends with this many answers; null: it waits for all sites"
+    )
+    round_timeout: float | None = Field(
+        ROUND_TIMEOUT,
+        ge=1,
+        le=MOST_SECONDS,
+        description="seconds after which a round ends; the evaluation has as long as all rounds; null: no limit",
+    )
     committee: _Count | _Names | None = Field(
         None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
     )
@@ -47,7 +62,18 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
     )
     most_norm: float | None = Field(None, gt=0, le=MOST_WEIGHT, description="largest L2 norm of an upload")
+    card: ShapeCard | None = Field(
+        None, description="shape of a backbone that only sites have, by `medfedvqa backbone card`"
+    )
     terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
+
+    @field_validator("card")
+    @classmethod
+    def _check_card(cls, card: ShapeCard | None, others: ValidationInfo) -> ShapeCard | None:
+        name = others.data.get("backbone", "")
+        if card is not None and (card.name != name or not parse(name).is_folder):
+            raise ValueError("a shape card is for a backbone in a local folder, and has its name: leave it out")
+        return card
 
     @field_validator("committee")
     @classmethod
@@ -66,7 +92,12 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     def exchange(self) -> Exchange:
         """Everything that the job moves between a site and its peers. Raises `ConfigError`."""
-        return self.build().final_exchange(shape_of(self.backbone))
+        return self.build().final_exchange(self.shape)
+
+    @property
+    def shape(self) -> BackboneShape:
+        """The shape of the backbone, from its card or its name. Raises `BackboneError`."""
+        return shape_of(self.backbone) if self.card is None else shape_on(self.card)
 
     def build(self) -> Method[Any]:
         """The configured method. Raises `ConfigError`."""
@@ -78,6 +109,17 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         method = self.build()
         robust = method.gathering.least_sites + method.bystanders if method.gathering.robust else 1
         return max(self.min_sites, method.least_sites, robust)
+
+    def quorum_rule(self) -> QuorumRule:
+        """What becomes of sites that do not answer."""
+        method = self.build()
+        return QuorumRule(
+            least=self.least_sites,
+            wait_for=self.wait_for,
+            round_timeout=self.round_timeout,
+            rounds=method.config.rounds,
+            rejoins=method.rejoins and not self.secagg,
+        )
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
         """Which sites compute on shares. `beacon` is the result of the draw, if there was one."""
@@ -101,15 +143,32 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     @property
     def definition(self) -> str:
         """The SHA-256, in hex, of everything that the job trains, without its terms."""
-        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"terms"}))).hexdigest()
+        return hashlib.sha256(canonical(self._content({"terms"}))).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain JSON."""
-        return self.model_dump(mode="json")
+        return self._content(set())
+
+    def _content(self, exclude: set[str]) -> dict[str, Any]:
+        """The fields as plain JSON. A card that is not there is left out: earlier versions know no such field."""
+        return self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
 
     @classmethod
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":
         """Read a job strictly, the method's options included. Raises `ConfigError`."""
         spec = checked(cls, job, "job")
-        spec.build()
+        method = spec.build()
+        if spec.wait_for is not None:
+            if not spec.quorum_rule().rejoins:
+                raise ConfigError(
+                    f"a site that misses a round of this job of '{method.name}' takes no further part, so that "
+                    "'wait_for' would lose sites round by round: give 'round_timeout' alone"
+                )
+            if spec.wait_for < spec.least_sites:
+                raise ConfigError(f"the job needs {spec.least_sites} sites: give 'wait_for' at least this number")
+        if method.public_answers == CLOSED_ANSWERS and spec.split.questions != "closed":
+            raise ConfigError(
+                "the bundled list 'closed' holds few answers to open questions: give the option 'answers' as 'public', "
+                "or a list; methods whose answer head stays at its site also take the site's own"
+            )
         return spec

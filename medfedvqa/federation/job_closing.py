@@ -15,7 +15,7 @@ from medfedvqa.federation.task_order import LAST
 
 LATE = "the site closed the job: its process had ended without doing so"
 
-_DATA_DEPENDENT = {Refusal.DATA, Refusal.FAILED, Refusal.MESSAGE}
+_DATA_DEPENDENT = {Refusal.DATA, Refusal.FAILED, Refusal.MESSAGE, Refusal.MEMORY, Refusal.DISK}
 """Refusals that may depend on data that a task read: the server learns something from their code."""
 
 

@@ -8,23 +8,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from audits import Outcome, read
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
+from medfedvqa.evaluation.results import RESULTS
 from medfedvqa.federation.admission import has_device
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
-from medfedvqa.models import load_backbone
+from medfedvqa.models import FeatureStore, card_in, load_backbone
 from medfedvqa.plugins import allowed
 from privacy import LedgerError
 from privacy.secagg import Identity
 
 Engine = Literal["local", "simulator", "provisioned"]
+
+LAUNCH = "launch.json"
+"""The file in a run's folder that says how to continue the run, if it was killed."""
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Launch:
     """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
     ledger: Path | None = None
     """The folder of the ledger for a store's patients; None means the ledger beside the store."""
+    cache: Path | None = None
+    """The folder of outputs of the frozen backbone for other runs of this machine, for the engine `local` only."""
 
     def ledger_of(self, site: str) -> Path:
         """The folder of a site's ledger. All sites of a store share one."""
@@ -51,6 +61,43 @@ class Launch:
         if self.job.data == "store" and self.root is not None:
             return default_ledger(self.root)
         return (self.out / "sites" / site / "ledger").resolve()
+
+    def write(self) -> None:
+        """Write what `read` needs into the run's folder."""
+        files = {name: str(path.resolve()) for name, path in (self.backbone_files or {}).items()}
+        facts = {
+            "format": _FORMAT,
+            "job": self.job.to_dict(),
+            "root": self.root and str(self.root.resolve()),
+            "sites": self.sites,
+            "threads": self.threads,
+            "backbone_files": files,
+            "device": self.device,
+            "ledger": self.ledger and str(self.ledger.resolve()),
+            "cache": self.cache and str(self.cache.resolve()),
+        }
+        write_whole(self.out / LAUNCH, f"{json.dumps(facts, indent=2)}\n".encode())
+
+    @classmethod
+    def read(cls, out: Path) -> "Launch":
+        """The launch of the run in a folder. Raises `ConfigError` if there is none, or one of a newer version."""
+        try:
+            facts = json.loads((out / LAUNCH).read_text(encoding="utf-8"))
+            if facts["format"] > _FORMAT:
+                raise ConfigError(f"the run in '{out}' was begun by a newer version of this software: use that version")
+            return cls(
+                job=JobSpec.from_dict(facts["job"]),
+                root=facts["root"] and Path(facts["root"]),
+                out=out,
+                sites=tuple(facts["sites"]),
+                threads=facts["threads"],
+                backbone_files={name: Path(path) for name, path in facts["backbone_files"].items()},
+                device=facts["device"],
+                ledger=facts["ledger"] and Path(facts["ledger"]),
+                cache=facts["cache"] and Path(facts["cache"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"'{out}' holds no run in this process that was killed: give the folder of one") from None
 
     @property
     def audit_folders(self) -> dict[str, Path]:
@@ -73,6 +120,7 @@ def plan(
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
     device: str = "cpu",
+    cache: Path | None = None,
 ) -> Launch:
     """Check everything that can be checked without training, and write nothing.
 
@@ -86,10 +134,11 @@ def plan(
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     if not has_device(device):
         raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
+    job = _with_backbone(job, backbone_files or {})
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, cache)
     if job.dp is not None and job.data == "store" and root is not None:
         try:
             check_binding(root, launch.ledger_of(sites[0]))
@@ -97,8 +146,15 @@ def plan(
             raise ConfigError(str(error)) from None
     for site in sites:
         method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
-    load_backbone(job.backbone, backbone_files or {})
     return launch
+
+
+def _with_backbone(job: JobSpec, files: Mapping[str, Path]) -> JobSpec:
+    """The job, with the shape card of its backbone if only a local folder says it. The backbone is loaded to try it."""
+    if parse(job.backbone).is_folder and job.card is None:
+        job = job.model_copy(update={"card": card_in(job.backbone, files)})
+    load_backbone(job.backbone, files)
+    return job
 
 
 def write_sites(launch: Launch) -> dict[str, Path]:
@@ -144,12 +200,9 @@ def run(
     """Run to the end, or to the end of the round in which `stop` returns true. Returns the results."""
     paths = write_sites(launch)
     if engine == "local":
-        sites = {site: load_site_config(path, site) for site, path in paths.items()}
-        receipts = ServerReceipts(
-            launch.job.exchange(), launch.out.name, launch.sites, launch.out / SERVER_KEYS, launch.out
-        )
-        with closing(LocalEngine(sites, launch.job, launch.out.name)) as local, closing(receipts):
-            results = serve_job(launch.job, launch.sites, local.call, launch.out, engine, watch, stop, receipts)
+        if not launch.job.secagg:
+            launch.write()
+        results = _run_here(launch, watch, stop)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.
         from medfedvqa.federation.flare.engine import run_on_flare
@@ -159,6 +212,31 @@ def run(
         except FederationError as error:
             raise FederationError(f"{str(error).rstrip('.')}{refusals_of(launch)}") from None
     return _with_kept_scores(launch, results) if launch.job.keeps_scores else results
+
+
+def resume(out: Path, watch: Callable[[TaskAnswer], None], stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Continue a run of the engine `local` whose process was killed, from the last call that all sites had answered.
+
+    Returns the results. Raises `ConfigError` if there is no such run in the folder `out`, or if it is over.
+    """
+    launch = Launch.read(out)
+    results = out / RESULTS
+    if results.exists() and json.loads(results.read_text(encoding="utf-8"))["status"] in ("finished", "stopped"):
+        raise ConfigError(f"the run in '{out}' is over: its results are there")
+    completed = _run_here(launch, watch, stop)
+    return _with_kept_scores(launch, completed) if launch.job.keeps_scores else completed
+
+
+def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callable[[], bool]) -> dict[str, Any]:
+    """Run the job of sites whose files are written, in this process. A journal of an earlier process is followed."""
+    job, out = launch.job, launch.out
+    sites = {site: load_site_config(out / "sites" / site / "site.yml", site) for site in launch.sites}
+    # On shares an attempt's randomness must not serve twice, and a journal would repeat the server's part in it.
+    journal = None if job.secagg else Journal(out / JOURNAL)
+    receipts = ServerReceipts(job.exchange(), out.name, launch.sites, out / SERVER_KEYS, out)
+    store = None if launch.cache is None else FeatureStore(launch.cache)
+    with closing(LocalEngine(sites, job, out.name, store=store)) as local, closing(receipts):
+        return serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, journal)
 
 
 def refusals_of(launch: Launch) -> str:

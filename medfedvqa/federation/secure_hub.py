@@ -68,10 +68,9 @@ class SecureHub(ServerHub):
         A site that does not answer takes no further part.
         """
         messages = {site: {} for site in self.sites} if down is None else down
-        sent = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
-        replies = super().collect(task, sent)
-        self._leave_out(sent.keys() - replies.keys())
-        return replies
+        return super().collect(
+            task, {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        )
 
     def mix(
         self,
@@ -227,12 +226,6 @@ class SecureHub(ServerHub):
                 f"the job needs {self._least}: fewer could reveal each other"
             )
         return names
-
-    def _leave_out(self, fallen: Collection[str]) -> None:
-        """Leave these sites out for the rest of the job."""
-        for site in sorted(fallen):
-            self.history.left_out[site] = self._round
-        self.sites = tuple(site for site in self.sites if site not in self.history.left_out)
 
     def _count_shares(self, replies: Mapping[str, Reply]) -> None:
         for site, reply in replies.items():

@@ -46,7 +46,6 @@ from medfedvqa.federation.job_budget import JobBudget, log_charge
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Contribution, Saved, StateFile
 from medfedvqa.federation.tuple_dealing import DealingSite
-from medfedvqa.models import shape_of
 from privacy.secagg import EquivocationError, MisdealtError, SecureAggregationError, SiteError, TensorLayout, connect
 from privacy.secagg.channel import joined
 from privacy.secagg.differencing import sites_shown
@@ -386,7 +385,7 @@ class SecureSite:
 
     @cached_property
     def _exchange(self) -> Exchange:
-        return self.method.declared(shape_of(self.job.backbone))
+        return self.method.declared(self.job.shape)
 
     def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
         return how.layout(self._declared(task))

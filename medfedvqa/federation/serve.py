@@ -11,9 +11,10 @@ from medfedvqa.evaluation import History, RunFacts, Score, draw_plots, save_tran
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.hub import Engine, ServerHub, TaskAnswer
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.journal import Journal
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import ServerReceipts
-from medfedvqa.models import seen_by, shape_of
+from medfedvqa.models import seen_by
 from privacy import DPSettings, merge_steps
 
 
@@ -26,10 +27,12 @@ def serve_job(
     watch: Callable[[TaskAnswer], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
     receipts: ServerReceipts | None = None,
+    journal: Journal | None = None,
 ) -> dict[str, Any]:
     """Run `job` over `sites`, write results, table, transcript and plots into `out`, and return the results.
 
-    Results are written after every round, so that an interrupted run keeps what it reached.
+    Results are written after every round, so that an interrupted run keeps what it reached. With the `journal` of an
+    earlier process the run continues where that one died; once there are results, nothing is left in it.
     Raises `FederationError` if a site refuses or fails, once the results record it.
     """
     method = job.build()
@@ -45,6 +48,7 @@ def serve_job(
         seed=job.seed,
         engine=engine,
         sites=sites,
+        expected=job.terms.sites if job.terms else (),
         rounds_planned=method.config.rounds,
         secagg=job.secagg,
         dp=_privacy(job.dp, method) if job.dp else None,
@@ -53,10 +57,9 @@ def serve_job(
     def ended(history: History) -> None:
         write_results(out, facts, history, None)
 
-    exchange = method.final_exchange(shape_of(job.backbone))
-    hub = _hub(
-        job, method, sites, call, exchange, watch, stop, ended, job.seed, job.backbone, receipts, method.gathering
-    )
+    exchange = method.final_exchange(job.shape)
+    context = (job.seed, job.backbone, receipts, method.gathering, job.quorum_rule(), journal)
+    hub = _hub(job, method, sites, call, exchange, watch, stop, ended, *context)
     try:
         uploads = method.serve(hub)
     except ACTIONABLE as error:
@@ -67,6 +70,8 @@ def serve_job(
     write_table(out, results)
     save_transcript(out, hub.history)
     draw_plots(out, results, hub.history)
+    if journal is not None:
+        journal.forget()
     return results
 
 
@@ -79,7 +84,7 @@ def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
     if not job.secagg:
         return ServerHub(*arguments)
-    shared = {task: method.declared(shape_of(job.backbone)).task(task) for task in method.on_shares}
+    shared = {task: method.declared(job.shape).task(task) for task in method.on_shares}
     rule = job.members_rule()
     return SecureHub(*arguments, on_shares=method.on_shares, shared=shared, least=job.least_sites, rule=rule)
 

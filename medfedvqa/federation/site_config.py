@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,7 +12,8 @@ from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
 from medfedvqa.errors import ConfigError
 from medfedvqa.plugins import checked_list
-from medfedvqa.public_answers import CLOSED_ANSWERS, public_list
+from medfedvqa.public_answers import ListName, bundled_list, public_list
+from privacy.report.report_evidence import Governance
 
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.
@@ -23,7 +24,7 @@ data:
   reader: {reader}
   root: {root}
   organ: {organ}
-  # The answers that a model of this site alone may give: `closed` for the project's public list, or a list of your
+  # The answers that a model of this site alone may give: `closed` or `public` for the project's lists, or one of your
   # own that you write without looking at the rows, in lower case and with "yes" and "no" in quotes. null: the answers
   # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
   answers: {answers}
@@ -56,6 +57,10 @@ backbones: {backbones}
 # Distributions from outside that bring methods, readers or backbones, each with the digest of the code that you looked
 # at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
 plugins: {plugins}
+
+# What reports print as the site's own words, each optional: purpose, controller, contact, legal_basis, retention,
+# epsilon_decided_by, epsilon_reason, permitted_use, review_date. As in {{purpose: "...", contact: "..."}}
+governance: {governance}
 
 # What may leave, and what a job must offer. Everything else is refused; a job may only be stricter.
 policy:
@@ -94,7 +99,7 @@ policy:
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "device": "cpu", "threads": 1,
-    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {},
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
@@ -104,9 +109,6 @@ DEFAULTS: dict[str, Any] = {
 
 _PLACES = ("state", "audit", "ledger", "identity", "audit_key")
 """The settings that are paths, relative to `site.yml`."""
-
-CLOSED = "closed"
-"""A site writes this word instead of a list to take `CLOSED_ANSWERS`."""
 
 
 class _Data(BaseModel, frozen=True, extra="forbid"):
@@ -121,10 +123,10 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
     def _are_public(cls, answers: Any) -> tuple[str, ...] | None:
         if answers is None:
             return None
-        if answers == CLOSED:
-            return CLOSED_ANSWERS
+        if answers in get_args(ListName):
+            return bundled_list(answers)
         if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"write '{CLOSED}' or a list of texts; yes, no and numbers need quotes")
+            raise ValueError("write 'closed', 'public' or a list of texts; yes, no and numbers need quotes")
         return public_list(answers)
 
 
@@ -150,6 +152,8 @@ class SiteConfig(BaseModel):
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
+    governance: Governance | None = None
+    """What reports print as the site's own words."""
     repeatable_noise: int | None = None
     """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void."""
 

@@ -27,7 +27,7 @@ from medfedvqa.federation.secure_site import SecureSite, split_hidden
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.federation.task_order import TaskOrder
-from medfedvqa.models import Backbone, load_backbone, shape_of
+from medfedvqa.models import Backbone, check_card, load_backbone
 from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
 
@@ -65,14 +65,22 @@ class SiteRuntime:
         self._job_id, self._actor = job_id, signature.actor if signature else ""
         self._refused: JobRefused | None = None
 
+    @property
+    def private(self) -> bool:
+        """Whether the job is under differential privacy."""
+        return self._job.dp is not None
+
     @cached_property
     def _exchange(self) -> Exchange:
-        return self._method.final_exchange(shape_of(self._job.backbone))
+        return self._method.final_exchange(self._job.shape)
 
     @cached_property
     def _backbone(self) -> Backbone:
         torch.set_num_threads(self.config.threads)
-        return self._load(self._job.backbone, self.config.backbones, self.config.device)
+        backbone = self._load(self._job.backbone, self.config.backbones, self.config.device)
+        if self._job.card is not None:
+            check_card(self._job.card, self._job.backbone, backbone.shape)
+        return backbone
 
     @cached_property
     def site(self) -> Site:

@@ -135,7 +135,9 @@ def serve_status(sites: tuple[str, ...], call: Engine, out: Path, receipts: Serv
     answers: dict[str, dict[str, Any]] = {}
     for site in sites:
         try:
-            reply = call(TaskCall("status", 1, {site: {}}, audit_bytes=receipts.outgoing([site])))[site]
+            replies = call(TaskCall("status", 1, {site: {}}, audit_bytes=receipts.outgoing([site])))
+            if (reply := replies.get(site)) is None:
+                raise FederationError(f"site '{site}' did not answer")
             tensors = EXCHANGE.check("status", "up", reply.tensors)
             receipts.incoming(site, "status", 1, tensors, reply.audit_bytes)
             answers[site] = _read(tensors)

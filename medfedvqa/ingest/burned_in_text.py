@@ -1,39 +1,63 @@
-"""Finds text that is burned into a picture, blanks it, and looks again."""
+"""Finds text and codes that are burned into a picture, reads them, blanks what must go, and looks again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
+from medfedvqa.ingest.machine_codes import code_corners
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+from medfedvqa.ingest.text_finds import (
+    Box,
+    Decision,
+    Find,
+    Kind,
+    Reading,
+    decide,
+    is_nothing,
+    is_off_anatomy,
+    surroundings,
+)
 
 Array = np.ndarray
-SCALE = 2
-"""The detector sees twice the size that is stored: text that is too small to detect then is too small to read."""
+SEARCHED_SIDE, FINEST = 1536, 4
+"""Pictures are searched at full resolution up to this many pixels a side, or up to this many times the stored size if
+that is more: letters that are lower than 8 pixels then are lower than 2 pixels in what is stored."""
+SMALL = 1024
+"""Pictures with fewer pixels a side are doubled before they are searched."""
 LINE_HEIGHT = 0.10
-"""A box whose short side is below this share of the picture's is blanked unread, since lines of text are low."""
-CONFIDENCE = 0.5
-"""A larger box is blanked if at least two letters or digits are read in it at this confidence: the detector takes rings
-and bones for text, too, and the reader reads nothing in them."""
+"""Of finds whose short side is above this share of the picture's only those count in which letters are read: lines of
+text are low, and the detector takes rings and bones for text, too."""
 PIXEL_THRESHOLD, BOX_THRESHOLD = 0.2, 0.3
-"""The detector's thresholds. Its defaults are 0.3 and 0.5; a missed text is worse than a needless blank."""
+"""The detector's thresholds. Its defaults are 0.3 and 0.5; a missed text is worse than one find more to read."""
 MARGIN = 3
 """Pixels of the stored picture that are blanked around a box."""
-PASSES = 3
-"""How often text is detected and blanked at most."""
+PASSES = 4
+"""How often a picture is searched at most. The second pass looks for faint text, and is always made."""
 MAX_BLANKED = 0.25
 """The largest share of the picture that may be blanked."""
-Box = tuple[int, int, int, int]
+READER_HEIGHT = 48
+"""The height in pixels of the lines that the reader takes."""
 
 
 @dataclass(frozen=True)
 class CleanPicture:
-    """A picture whose text is blanked."""
+    """A picture without its text."""
 
     grey: Array
     """uint8 [height, width]."""
-    boxes: tuple[Box, ...]
-    """The blanked boxes: left, top, right, bottom, in pixels of the stored picture."""
+    finds: tuple[Find, ...]
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The blanked boxes: left, top, right, bottom, in pixels of the stored picture."""
+        return tuple(find.box for find in self.finds if find.decision == Decision.BLANKED)
+
+    @property
+    def flags(self) -> int:
+        """The number of finds that wait for a person's decision."""
+        return sum(find.decision == Decision.FLAGGED for find in self.finds)
 
     @property
     def share(self) -> float:
@@ -61,50 +85,74 @@ class TextFinder:
             max_side_len=8192,
         )
 
-    def clean(self, grey: Array, side: int) -> CleanPicture:
-        """The picture, uint8 [height, width], fitted to `side` pixels, with its text blanked.
+    def clean(
+        self, grey: Array, side: int, is_known: Callable[[str], bool] = lambda form: False, blank_unread: bool = True
+    ) -> CleanPicture:
+        """The picture, uint8 [height, width], fitted to `side` pixels, without its text and codes.
 
-        Raises `Quarantined` if text remains, or most of the picture is text.
+        `is_known` and `blank_unread`: see `text_finds.decide`. Raises `Quarantined` if text remains, or most of the
+        picture is text.
         """
         stored = fitted(grey, side)
-        large = fitted(grey, SCALE * side)
-        if large.shape[0] < SCALE * stored.shape[0]:
-            large = cv2.resize(stored, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
-        boxes: list[Box] = []
-        for _ in range(PASSES):
-            text_boxes = self.find(large, stored.shape)
-            if not text_boxes:
+        searched = fitted(grey, max(SEARCHED_SIDE, FINEST * side))
+        factors = stored.shape[1] / searched.shape[1], stored.shape[0] / searched.shape[0]
+        finds: list[Find] = []
+        for number in range(PASSES):
+            new = [
+                Find(_widened(box, factors, stored.shape), kind, decision, reading, surroundings(box, searched))
+                for box, kind, decision, reading in self._search(searched, number, is_known, blank_unread)
+            ]
+            new = [find for find in new if not _is_decided(find, finds)]
+            finds += new
+            boxes = [find.box for find in new if find.decision == Decision.BLANKED]
+            searched = blanked(searched, [_enlarged(box, factors) for box in boxes])
+            stored = blanked(stored, boxes)
+            if number and not boxes:
                 break
-            stored = blanked(stored, text_boxes)
-            large = cv2.resize(stored, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
-            boxes += text_boxes
         else:
-            if self.find(large, stored.shape):
-                raise Quarantined(Reason.TEXT_REMAINS)
-        picture = CleanPicture(stored, tuple(boxes))
+            raise Quarantined(Reason.TEXT_REMAINS)
+        picture = CleanPicture(stored, tuple(_not_covered(finds)))
         if picture.share > MAX_BLANKED:
             raise Quarantined(Reason.MOSTLY_TEXT)
         return picture
 
-    def find(self, large: Array, shape: tuple[int, ...]) -> list[Box]:
-        """The boxes of text in an enlarged picture, in pixels of the picture of this shape, with a margin."""
-        picture = np.repeat(large[..., None], 3, axis=2)
-        quadrangles, _ = self._ocr(picture, use_cls=False, use_rec=False)
-        boxes = []
-        factors = shape[1] / large.shape[1], shape[0] / large.shape[0]
-        for corners in quadrangles or ():
-            left, top = np.floor(np.min(corners, axis=0)).astype(int).clip(0)
-            right, bottom = np.ceil(np.max(corners, axis=0)).astype(int)
-            if _short_side(corners) < LINE_HEIGHT * min(large.shape) or self._reads(picture[top:bottom, left:right]):
-                boxes.append(_widened((left, top, right, bottom), factors, shape))
-        return boxes
+    def _search(
+        self, searched: Array, number: int, is_known: Callable[[str], bool], blank_unread: bool
+    ) -> list[tuple[Box, Kind, Decision, Reading]]:
+        """The finds of a pass, with boxes in pixels of the searched picture."""
+        results = []
+        if number == 0:
+            results = [(_box(corners), Kind.CODE, Decision.BLANKED, Reading()) for corners in code_corners(searched)]
+        for corners in self._lines(searched, faint=number % 2 == 1):
+            box, reading = _box(corners), self.read(searched, corners)
+            square = max(box[2] - box[0], box[3] - box[1]) < 1.5 * min(box[2] - box[0], box[3] - box[1])
+            kind, decision = decide(reading, is_known, is_off_anatomy(box, searched), blank_unread, square)
+            is_low = _short_side(corners) < LINE_HEIGHT * min(searched.shape)
+            if (kind != Kind.UNREAD or is_low) and not is_nothing(decision, reading):
+                results.append((box, kind, decision, reading))
+        return results
 
-    def _reads(self, crop: Array) -> bool:
-        """Whether the reader reads at least two letters or digits in this part of a picture."""
-        if not crop.size:
-            return False
-        lines, _ = self._ocr(crop, use_det=False, use_cls=False, use_rec=True)
-        return any(score >= CONFIDENCE and sum(map(str.isalnum, text)) >= 2 for text, score in lines or ())
+    def _lines(self, searched: Array, faint: bool) -> list[Array]:
+        """The corners of each line of text, float32 [4, 2]. `faint`: in the picture with equal local contrast."""
+        scale = 2 if max(searched.shape) < SMALL else 1
+        view = local_contrast(searched) if faint else searched
+        if scale != 1:
+            view = cv2.resize(view, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+        quadrangles, _ = self._ocr(_coloured(view), use_cls=False, use_rec=False)
+        return [np.asarray(corners, np.float32) / scale for corners in quadrangles or ()]
+
+    def read(self, picture: Array, corners: Array) -> Reading:
+        """The best reading of a line: in both polarities, with its contrast stretched, and turned by half a circle."""
+        line = _straightened(picture, corners)
+        if min(line.shape) < 4:
+            return Reading()
+        if line.shape[0] > 1.5 * line.shape[1]:
+            line = np.rot90(line)
+        line = _stretched(line)
+        views = [_coloured(view) for turned in (line, np.rot90(line, 2)) for view in (turned, 255 - turned)]
+        results, _ = self._ocr.text_rec(views)
+        readings = [Reading(str(text), float(confidence)) for text, confidence in results]
+        return max(readings, key=lambda reading: (reading.is_legible, reading.letters * reading.confidence**2))
 
 
 def fitted(grey: Array, side: int) -> Array:
@@ -124,12 +172,56 @@ def blanked(grey: Array, boxes: list[Box]) -> Array:
     return copy
 
 
-def _short_side(corners: object) -> float:
-    points = np.asarray(corners, dtype=np.float32)
-    return float(min(np.linalg.norm(points[1] - points[0]), np.linalg.norm(points[2] - points[1])))
+def local_contrast(grey: Array) -> Array:
+    """The picture with equal contrast everywhere: grey letters on a grey plate become black and white."""
+    values = grey.astype(np.float32)
+    reach = max(8, max(grey.shape) / 48)
+    difference = values - cv2.GaussianBlur(values, (0, 0), reach)
+    deviation = np.sqrt(cv2.GaussianBlur(difference**2, (0, 0), reach))
+    return np.clip(128 + 50 * difference / np.maximum(deviation, 6), 0, 255).astype(np.uint8)
+
+
+def _coloured(grey: Array) -> Array:
+    return np.repeat(np.ascontiguousarray(grey)[..., None], 3, axis=2)
+
+
+def _stretched(line: Array) -> Array:
+    low, high = np.percentile(line, (2, 98))
+    stretched: Array = np.clip((line - low) * (255 / max(high - low, 1)), 0, 255).astype(np.uint8)
+    return stretched
+
+
+def _straightened(picture: Array, corners: Array) -> Array:
+    """The line within these corners and a margin, turned upright."""
+    centre = corners.mean(axis=0)
+    width = float(np.linalg.norm(corners[1] - corners[0]))
+    height = float(np.linalg.norm(corners[3] - corners[0]))
+    margin = 0.15 * min(width, height)
+    scale = READER_HEIGHT / max(min(width, height) + 2 * margin, 1)
+    size = round(scale * (width + 2 * margin)), round(scale * (height + 2 * margin))
+    if min(size) < 1 or max(size) > 8192:
+        return np.zeros((0, 0), np.uint8)
+    along = (corners[1] - corners[0]) / max(width, 1)
+    across = (corners[3] - corners[0]) / max(height, 1)
+    x, y = along * (width / 2 + margin), across * (height / 2 + margin)
+    source = np.asarray([centre - x - y, centre + x - y, centre - x + y], np.float32)
+    target = np.asarray([(0, 0), (size[0], 0), (0, size[1])], np.float32)
+    transform = cv2.getAffineTransform(source, target)
+    return cv2.warpAffine(picture, transform, size, flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+
+
+def _box(corners: Array) -> Box:
+    left, top = np.floor(corners.min(axis=0)).astype(int).clip(0)
+    right, bottom = np.ceil(corners.max(axis=0)).astype(int)
+    return int(left), int(top), int(right), int(bottom)
+
+
+def _short_side(corners: Array) -> float:
+    return float(min(np.linalg.norm(corners[1] - corners[0]), np.linalg.norm(corners[2] - corners[1])))
 
 
 def _widened(box: Box, factors: tuple[float, float], shape: tuple[int, ...]) -> Box:
+    """A box of the searched picture in pixels of the stored one, with a margin."""
     left, top, right, bottom = box
     return (
         max(0, int(left * factors[0]) - MARGIN),
@@ -137,3 +229,37 @@ def _widened(box: Box, factors: tuple[float, float], shape: tuple[int, ...]) -> 
         min(shape[1], int(np.ceil(right * factors[0])) + MARGIN),
         min(shape[0], int(np.ceil(bottom * factors[1])) + MARGIN),
     )
+
+
+def _enlarged(box: Box, factors: tuple[float, float]) -> Box:
+    """A box of the stored picture in pixels of the searched one."""
+    left, top, right, bottom = box
+    return int(left / factors[0]), int(top / factors[1]), round(right / factors[0]), round(bottom / factors[1])
+
+
+def _is_decided(find: Find, earlier: list[Find]) -> bool:
+    """Whether a find that stays lies mostly within one that was found before and stays."""
+    if find.decision == Decision.BLANKED:
+        return False
+    kept = (other.box for other in earlier if other.decision != Decision.BLANKED)
+    return any(2 * _common(find.box, box) > _area(find.box) for box in kept)
+
+
+def _not_covered(finds: list[Find]) -> list[Find]:
+    """The finds without those that stayed at first and were blanked with another one later."""
+    boxes = [find.box for find in finds if find.decision == Decision.BLANKED]
+    return [
+        find
+        for find in finds
+        if find.decision == Decision.BLANKED or not any(2 * _common(find.box, box) > _area(find.box) for box in boxes)
+    ]
+
+
+def _area(box: Box) -> int:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def _common(one: Box, other: Box) -> int:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0, width) * max(0, height)

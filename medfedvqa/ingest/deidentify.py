@@ -16,7 +16,7 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_options import CLEAN_PIXELS, Code, Options
 from medfedvqa.ingest.organs import CODES, PARTS, organ_of
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
@@ -48,23 +48,24 @@ TYPE_2 = (
     "SeriesNumber", "InstanceNumber", "Modality",
 )  # fmt: skip
 """Attributes that a secondary capture image must have, even if they are empty."""
-IDENTIFYING = ("PatientID", "OtherPatientIDs", "AccessionNumber", "StudyID", "PatientBirthDate")
-NAMES = ("PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName")
 OLDEST = "090Y"
 """Ages above 89 years are stored as 090Y."""
 Rules = dict[tuple[int, ...], Callable[..., None]]
 
 
-def deidentified(original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options) -> Dataset:
+def deidentified(
+    original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options, is_clean: bool = True
+) -> Dataset:
     """A new secondary capture image of `grey`, uint8 [rows, columns], with the attributes that may stay.
 
+    `is_clean`: no mark in the pixels waits for a person's decision; only then the header says that they are clean.
     Raises `Quarantined` if the original names no patient, or cannot be read.
     """
     try:
         patient = patient_id(original)
         dataset = _listed(original, options)
         anonymize_dataset(dataset, _option_rules(patient, keys, options), True, lambda: _profile(keys))
-        _add_codes(dataset, options)
+        _add_codes(dataset, options.codes(is_clean), "dates" in options.retain)
         _add_picture(dataset, grey, organ(original))
         for keyword in TYPE_2:
             if keyword not in dataset:
@@ -90,23 +91,6 @@ def organ(original: Dataset) -> str:
     regions = original.get("AnatomicRegionSequence") or ()
     coded = (CODES.get(str(region.get("CodeValue", ""))) for region in regions)
     return named or next(filter(None, coded), "others")
-
-
-def identifiers(original: Dataset) -> frozenset[str]:
-    """Case-folded texts that identify the patient or the visit: IDs, the birth date, and parts of names.
-
-    Texts of fewer than 3 letters are left out.
-    """
-    texts = {text for name in IDENTIFYING for text in _values(original, name)}
-    for name in NAMES:
-        for value in _values(original, name):
-            texts |= {part for part in re.split(r"[\^=\s,.\-]+", value) if len(part) > 2}
-    for date in _values(original, "PatientBirthDate"):
-        if re.fullmatch(r"\d{8}", date):
-            year, month, day = date[:4], date[4:6], date[6:]
-            orders = ((year, month, day), (month, day, year), (day, month, year))
-            texts |= {mark.join(order) for mark in "./-" for order in orders}
-    return frozenset(text for text in texts if len(text) > 2)
 
 
 def _listed(original: Dataset, options: Options) -> Dataset:
@@ -184,17 +168,18 @@ def _tag(keyword: str) -> tuple[int, int]:
     return tag >> 16, tag & 0xFFFF
 
 
-def _add_codes(dataset: Dataset, options: Options) -> None:
+def _add_codes(dataset: Dataset, codes: tuple[Code, ...], keeps_dates: bool) -> None:
     """Record what was done to the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
     dataset.PatientIdentityRemoved = "YES"
-    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in options.codes]
+    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in codes]
     dataset.DeidentificationMethodCodeSequence = []
-    for value, meaning in options.codes:
+    for value, meaning in codes:
         code = Dataset()
         code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning[:64]
         dataset.DeidentificationMethodCodeSequence.append(code)
-    dataset.LongitudinalTemporalInformationModified = "MODIFIED" if "dates" in options.retain else "REMOVED"
-    dataset.BurnedInAnnotation = "NO"
+    dataset.LongitudinalTemporalInformationModified = "MODIFIED" if keeps_dates else "REMOVED"
+    if CLEAN_PIXELS in codes:
+        dataset.BurnedInAnnotation = "NO"
 
 
 def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:
@@ -213,12 +198,3 @@ def _add_picture(dataset: Dataset, grey: np.ndarray, organ: str) -> None:
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
     dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-
-
-def _values(dataset: Dataset, keyword: str) -> list[str]:
-    """An attribute's values as case-folded texts; an empty list if it is absent."""
-    value = dataset.get(keyword)
-    if value is None:
-        return []
-    several = hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and keyword not in NAMES
-    return [text for part in (value if several else [value]) if (text := str(part).strip("\0 ").casefold())]

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 1
+RECIPE = 2
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
+UNREAD_POLICIES = ("blank", "flag")
+TEXT_POLICIES = ("leave-out", "replace")
 RETAINABLE = ("characteristics", "dates")
 
 BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
@@ -23,7 +25,7 @@ class Options:
     """The options that decide what the store holds. The manifest records them."""
 
     side: int = 384
-    """The most pixels along the longer side of a stored picture; text is detected at twice as many."""
+    """The most pixels along the longer side of a stored picture; text is searched at up to four times as many."""
     frame: str = "middle"
     """Which frame of several is kept if the file names no representative frame: `middle` or `first`."""
     retain: tuple[str, ...] = ()
@@ -34,6 +36,11 @@ class Options:
     """MiB of address space that a worker may use, at least 1536: text recognition alone takes most of that."""
     seconds: int = 120
     """The most time for one file."""
+    identifiers: str = "leave-out"
+    """What becomes of a question that holds an identifier: `leave-out`, or `replace` it by a placeholder."""
+
+    unread: str = "blank"
+    """What becomes of marks near the border that cannot be read: `blank`, or `flag` them for review."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -42,6 +49,10 @@ class Options:
             raise ConfigError(f"the frame is one of: {', '.join(FRAMES)}")
         if set(self.retain) - set(RETAINABLE):
             raise ConfigError(f"what can be retained is: {', '.join(RETAINABLE)}")
+        if self.identifiers not in TEXT_POLICIES:
+            raise ConfigError(f"the policy for identifiers in questions is one of: {', '.join(TEXT_POLICIES)}")
+        if self.unread not in UNREAD_POLICIES:
+            raise ConfigError(f"the policy for unread marks near the border is one of: {', '.join(UNREAD_POLICIES)}")
         if self.max_pixels < 2**16 or self.memory < 1536 or self.seconds < 5:
             raise ConfigError("limits are at least 65536 pixels, 1536 MiB and 5 seconds")
 
@@ -50,10 +61,12 @@ class Options:
         """The most bytes of a file, and of the data that a deflated file inflates to."""
         return self.memory * 2**20 // 4
 
-    @property
-    def codes(self) -> tuple[Code, ...]:
-        """The de-identification options in force, as codes of DICOM's context group 7050."""
-        codes = [BASIC_PROFILE, CLEAN_PIXELS]
+    def codes(self, is_clean: bool) -> tuple[Code, ...]:
+        """The de-identification options in force, as codes of DICOM's context group 7050.
+
+        `is_clean`: no mark in the pixels waits for a person's decision.
+        """
+        codes = [BASIC_PROFILE, *([CLEAN_PIXELS] if is_clean else [])]
         if "dates" in self.retain:
             codes.append(RETAIN_DATES)
         if "characteristics" in self.retain:
@@ -61,6 +74,7 @@ class Options:
         return tuple(codes)
 
     def recipe(self, versions: dict[str, str]) -> str:
-        """A digest of all that decides the outcome for a file: options and versions of tools, hex."""
-        facts = json.dumps([RECIPE, asdict(self), versions], sort_keys=True)
+        """A digest of all that decides the outcome for an image: options and versions of tools, hex."""
+        options = {name: value for name, value in asdict(self).items() if name != "identifiers"}
+        facts = json.dumps([RECIPE, options, versions], sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]

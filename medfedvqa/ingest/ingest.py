@@ -18,11 +18,12 @@ from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import CohortCheck
 from medfedvqa.ingest.file_lock import locked
+from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, read_questions
+from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
 from medfedvqa.ingest.resolve import ImageNames, Resolver
 from medfedvqa.ingest.store import (
@@ -82,7 +83,8 @@ def ingest(
     `ConfigError` for anything else.
     """
     versions = tool_versions()
-    rows = read_questions(questions)
+    table = read_questions(questions)
+    rows = table.rows
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
     with _exclusive(out):
@@ -97,7 +99,8 @@ def ingest(
             names = ImageNames.of(rows, keys)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
-            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), names.keyed, registers)
+            finds = make_folder_of_finds(out)
+            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), finds, names.keyed, registers)
             tasks = _tasks(folder.resolve(), survey, journal, names)
             for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
                 journal.add(Record.model_validate_json(json.dumps(answer | {"source": task.source, "recipe": recipe})))
@@ -107,7 +110,7 @@ def ingest(
                 stored = [record for record in journal.records.values() if record.verdict == "stored"]
                 files = {survey.sha256[record.source] for record in stored}
                 cohort.admit(files, {mark for record in stored for mark in record.marks})
-            return _publish(out, survey, journal, rows, keys, options, versions)
+            return _publish(out, survey, journal, table, keys, options, versions)
 
 
 def tool_versions() -> dict[str, str]:
@@ -232,14 +235,15 @@ def _publish(
     out: Path,
     survey: Survey,
     journal: IngestionJournal,
-    questions: list[IngestedQuestion],
+    questions: QuestionsFile,
     keys: Pseudonyms,
     options: Options,
     versions: dict[str, str],
 ) -> Manifest:
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
-    rows, omitted = Resolver(survey.paths, records, keys).rows(questions)
+    resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
+    rows, omitted = resolver.rows(questions.rows)
     images = [record.image for record in records.values() if record.image is not None]
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
@@ -251,21 +255,26 @@ def _publish(
         "unasked": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "unasked"),
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
+        "flagged": sum(bool(image.flags) for image in images),
         "rows": len(rows),
+        "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
         "patients": len({image.patient for image in images}),
     }
+    codes = options.codes(is_clean=not counts["flagged"])
     manifest = {
         "format": FORMAT,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "key": keys.fingerprint(),
         "options": asdict(options),
-        "deidentification": [{"value": value, "meaning": meaning} for value, meaning in options.codes],
+        "deidentification": [{"value": value, "meaning": meaning} for value, meaning in codes],
         "versions": versions,
         "code": code_digest(),
+        "encoding": questions.encoding,
         "counts": counts,
     }
     whole = write_store(out, manifest, sorted(images, key=lambda image: image.id), rows)
+    keep_finds(make_folder_of_finds(out), {image.id for image in images})
     names = {f"{image.id}.dcm" for image in images}
     for path in (out / PICTURES).iterdir():
         if path.name not in names:

@@ -1,9 +1,8 @@
-"""Reads the file of questions: CSV with a header line, or JSON Lines."""
+"""Reads the file of questions: a table with a header line, or JSON Lines."""
 
-import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard, get_args
@@ -11,6 +10,7 @@ from typing import Literal, TypeGuard, get_args
 from audits.bounded_files import read_bounded
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, organ_of
+from medfedvqa.ingest.tables import decoded, rows_of
 
 Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
@@ -38,19 +38,38 @@ class IngestedQuestion:
     split: Split | None
 
 
-def read_questions(path: Path) -> list[IngestedQuestion]:
-    """All rows in order. `.jsonl` and `.ndjson` are read as JSON Lines, other files as CSV. Raises `DataError`."""
+@dataclass(frozen=True)
+class QuestionsFile:
+    """All rows in order, and the encoding of their file."""
+
+    rows: list[IngestedQuestion]
+    encoding: str
+
+
+def read_questions(path: Path) -> QuestionsFile:
+    """`.jsonl` and `.ndjson` are read as JSON Lines, other files as tables. Raises `DataError`."""
     try:
-        text = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
+        text, encoding = decoded(read_bounded(path, MAX_BYTES))
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
-    except UnicodeDecodeError:
-        raise DataError("the questions file is not UTF-8: save it as UTF-8") from None
-    raw = _json_lines(text) if path.suffix.lower() in (".jsonl", ".ndjson") else _csv(text)
+    raw = _json_lines(text) if path.suffix.lower() in (".jsonl", ".ndjson") else rows_of(text, REQUIRED)
     questions = [_question(index, row) for index, row in enumerate(raw)]
     if not questions:
         raise DataError("the questions file has no rows: give it one for each question")
-    return questions
+    return QuestionsFile(questions, encoding)
+
+
+def contradictions(questions: Iterable[IngestedQuestion]) -> frozenset[int]:
+    """The indices of questions that stand twice about an image with different answers; case and spaces do not count."""
+    answers: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for question in questions:
+        same = answers.setdefault((question.image, _plain(question.question)), {})
+        same.setdefault(_plain(question.answer), []).append(question.index)
+    return frozenset(index for same in answers.values() if len(same) > 1 for group in same.values() for index in group)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip("?!. ")
 
 
 def _json_lines(text: str) -> Iterator[Mapping[str, object]]:
@@ -62,19 +81,6 @@ def _json_lines(text: str) -> Iterator[Mapping[str, object]]:
         if not isinstance(row, dict):
             raise DataError(f"row {index} is no JSON object: give one object a line")
         yield row
-
-
-def _csv(text: str) -> Iterator[Mapping[str, object]]:
-    reader = csv.DictReader(text.splitlines(keepends=True), strict=True)
-    try:
-        if set(REQUIRED) - set(reader.fieldnames or ()):
-            raise DataError(f"the questions file lacks a column: it needs {', '.join(REQUIRED)} in its first line")
-        for index, row in enumerate(reader):
-            if None in row or None in row.values():
-                raise DataError(f"row {index} has more or fewer fields than the first line: quote texts with commas")
-            yield row
-    except csv.Error:
-        raise DataError("the questions file is no valid CSV: check its quotes") from None
 
 
 def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:

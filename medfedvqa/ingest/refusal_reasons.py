@@ -33,7 +33,7 @@ class Reason(_WithMeaning):
     TOO_SMALL = "too_small", "fewer than 16 pixels high or wide"
     BLANK = "blank", "all pixels have the same grey"
     TEXT_NOT_FOUND = "text_not_found", "the header says that text is burned in, and none was found"
-    TEXT_REMAINS = "text_remains", "text is still found after three times of blanking"
+    TEXT_REMAINS = "text_remains", "text is still found after four searches"
     MOSTLY_TEXT = "mostly_text", "text covers more than a quarter of the picture"
 
 
@@ -43,9 +43,10 @@ class RowReason(_WithMeaning):
     NO_SUCH_IMAGE = "no_such_image", "no file has this name, SOP instance UID or accession number"
     SEVERAL_IMAGES = "several_images", "several images have this name, SOP instance UID or accession number"
     IMAGE_QUARANTINED = "image_quarantined", "the image is in quarantine"
+    CONTRADICTORY = "contradictory", "the same question about the same image has another answer as well"
     IDENTIFIER_IN_TEXT = (
         "identifier_in_text",
-        "question or answer holds the patient's name, ID, birth date or accession number",
+        "question or answer holds an identifier from the headers of the patient, or a date, an address or the like",
     )
 
 

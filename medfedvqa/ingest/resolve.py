@@ -1,15 +1,16 @@
 """Resolves questions, which name images, into rows of the store."""
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Self
 
+from medfedvqa.ingest.identifier_search import identifiers_in, without
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, Split
+from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions
 from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
@@ -44,9 +45,21 @@ class ImageNames:
 class Resolver:
     """Finds the image of each question."""
 
-    def __init__(self, paths: Mapping[str, Sequence[str]], records: Mapping[str, Record], keys: Pseudonyms) -> None:
-        """`paths`: the paths of each source within the folder. `records`: the verdict on each source."""
-        self._records, self._keys = records, keys
+    def __init__(
+        self,
+        paths: Mapping[str, Sequence[str]],
+        records: Mapping[str, Record],
+        keys: Pseudonyms,
+        replace: bool = False,
+    ) -> None:
+        """`paths`: the paths of each source within the folder. `records`: the verdict on each source. `replace`: an
+        identifier in a question or an answer becomes a placeholder; else the question is left out."""
+        self._records, self._keys, self._replace = records, keys, replace
+        self._secret = cache(lambda form: keys.digest("secret", form))
+        self.replaced = list[int]()
+        """The indices of questions in which something was replaced."""
+        self._secrets: dict[str, set[str]] = defaultdict(set)
+        """The digests of what identifies each patient, from the headers of all its pictures."""
         self._by_path: dict[str, list[str]] = defaultdict(list)
         self._by_file: dict[str, list[str]] = defaultdict(list)
         self._by_key: dict[str, list[str]] = defaultdict(list)
@@ -57,6 +70,8 @@ class Resolver:
         for source, record in records.items():
             for key in set(record.found):
                 self._by_key[key].append(source)
+            if record.image is not None:
+                self._secrets[record.image.patient].update(record.secrets)
 
     def rows(self, questions: Sequence[IngestedQuestion]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
         """The rows in the order of the questions, and the indices of questions that are left out, with the reasons."""
@@ -67,9 +82,17 @@ class Resolver:
             if isinstance(image, Image) and question.split
         }
         rows, left_out = list[StoredRow](), list[tuple[int, RowReason]]()
+        contradictory = contradictions(questions)
         for question, image in resolved:
             if not isinstance(image, Image):
                 left_out.append((question.index, image))
+                continue
+            if question.index in contradictory:
+                left_out.append((question.index, RowReason.CONTRADICTORY))
+                continue
+            texts = self._texts(question, image)
+            if texts is None:
+                left_out.append((question.index, RowReason.IDENTIFIER_IN_TEXT))
                 continue
             rows.append(
                 StoredRow(
@@ -77,8 +100,8 @@ class Resolver:
                     image=image.id,
                     organ=question.organ or image.organ,
                     split=question.split or named_splits.get(image.patient) or part_of(image.patient, self._keys),
-                    question=question.question,
-                    answer=question.answer,
+                    question=texts[0],
+                    answer=texts[1],
                 )
             )
         return rows, left_out
@@ -91,10 +114,24 @@ class Resolver:
         if len(sources) != 1:
             return RowReason.SEVERAL_IMAGES if sources else RowReason.NO_SUCH_IMAGE
         record = self._records.get(sources.pop())
-        if record is None or record.image is None:
-            return RowReason.IMAGE_QUARANTINED
-        words = {self._keys.digest("secret", word) for word in words_of(f"{question.question} {question.answer}")}
-        return record.image if words.isdisjoint(record.secrets) else RowReason.IDENTIFIER_IN_TEXT
+        return RowReason.IMAGE_QUARANTINED if record is None or record.image is None else record.image
+
+    def _texts(self, question: IngestedQuestion, image: Image) -> tuple[str, str] | None:
+        """Question and answer without identifiers; None if the question must be left out.
+
+        An identifier in an answer is never replaced: a placeholder is no answer.
+        """
+        secrets = self._secrets[image.patient]
+
+        def is_known(form: str) -> bool:
+            return self._secret(form) in secrets
+
+        in_question, in_answer = (identifiers_in(text, is_known) for text in (question.question, question.answer))
+        if in_answer or (in_question and not self._replace):
+            return None
+        if in_question:
+            self.replaced.append(question.index)
+        return without(question.question, in_question), question.answer
 
 
 def part_of(patient: str, keys: Pseudonyms) -> Split:
@@ -105,10 +142,3 @@ def part_of(patient: str, keys: Pseudonyms) -> Split:
         if position < reached:
             return part
     return PARTS[-1][0]
-
-
-def words_of(text: str) -> Iterator[str]:
-    """The case-folded words of a text that could be identifiers: with and without the punctuation within them."""
-    folded = text.casefold()
-    yield from re.findall(r"[^\W_]+", folded)
-    yield from (word.strip(".,;:!?()[]'\"") for word in folded.split())

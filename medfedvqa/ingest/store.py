@@ -44,6 +44,8 @@ class Image(StrictModel):
     frames: Annotated[int, Field(ge=1)]
     boxes: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
     blanked: Annotated[float, Field(ge=0, le=1)]
+    flags: Count = 0
+    """How many marks are kept that wait for a person's decision."""
 
 
 class StoredRow(StrictModel):
@@ -73,6 +75,8 @@ class StoreOptions(StrictModel):
     max_pixels: int
     memory: int
     seconds: int
+    identifiers: str = "leave-out"
+    unread: str = "blank"
 
 
 class Counts(StrictModel):
@@ -83,7 +87,9 @@ class Counts(StrictModel):
     unasked: Count
     quarantined: dict[Reason, Count]
     redacted: Count
+    flagged: Count = 0
     rows: Count
+    rows_replaced: Count = 0
     rows_left_out: dict[RowReason, Count]
     patients: Count
 
@@ -100,6 +106,8 @@ class Manifest(StrictModel):
     deidentification: list[CodeEntry]
     versions: dict[str, str]
     code: Digest
+    encoding: str = "utf-8"
+    """The encoding in which the file of questions was read."""
     counts: Counts
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""

@@ -19,8 +19,10 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.burned_in_text import TextFinder
-from medfedvqa.ingest.deidentify import deidentified, identifiers, organ, patient_id
+from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
 from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
+from medfedvqa.ingest.find_list import write_finds
+from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
@@ -40,10 +42,11 @@ class Worker:
         images: Path,
         names: frozenset[str],
         registers: Sequence[Pseudonyms] = (),
+        finds: Path | None = None,
     ) -> None:
         """`names`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
-        keys under which the patient is marked."""
-        self._registers = registers
+        keys under which the patient is marked. `finds`: the folder for what is found in pictures, if it is kept."""
+        self._registers, self._finds = registers, finds
         self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder = TextFinder()
 
@@ -58,27 +61,31 @@ class Worker:
             names = names_of(dataset, self._keys)
             if not named and not self._names & set(names):
                 return {"verdict": "unasked", "found": names}
-            image = self._store(dataset, source)
+            forms = known_forms(dataset)
+            image = self._store(dataset, source, forms)
         except Quarantined as quarantined:
             return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
         except MemoryError:
             return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names}
-        secrets = sorted({self._keys.digest("secret", secret) for secret in identifiers(dataset)})
+        secrets = sorted({self._keys.digest("secret", form) for form in forms})
         marks = [register.mark(patient_id(dataset)) for register in self._registers]
         return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
 
-    def _store(self, dataset: Dataset, source: str) -> Answer:
+    def _store(self, dataset: Dataset, source: str, forms: frozenset[str]) -> Answer:
         check_picture(dataset, self._options)
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
-        cleaned = self._finder.clean(rendered.grey, self._options.side)
+        blank_unread = self._options.unread == "blank"
+        cleaned = self._finder.clean(rendered.grey, self._options.side, forms.__contains__, blank_unread)
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
-        if declared == "YES" and not cleaned.boxes:
+        if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
-        stored = deidentified(dataset, cleaned.grey, self._keys, self._options)
+        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, is_clean=not cleaned.flags)
         buffer = BytesIO()
         stored.save_as(buffer, enforce_file_format=True)
         content, name = buffer.getvalue(), self._keys.digest("image", source)
+        if self._finds:
+            write_finds(self._finds, name, cleaned.finds)
         write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
@@ -89,6 +96,7 @@ class Worker:
             "frames": rendered.frames,
             "boxes": list(cleaned.boxes),
             "blanked": round(cleaned.share, 6),
+            "flags": cleaned.flags,
         }
 
 
@@ -96,6 +104,14 @@ def names_of(dataset: Dataset, keys: Pseudonyms) -> list[str]:
     """Keyed digests of the names that a questions file may use for the image, beside its file name."""
     texts = [str(dataset.get(name) or "").strip("\0 ") for name in ("SOPInstanceUID", "AccessionNumber")]
     return [keys.digest("name", text) for text in texts if text]
+
+
+def known_forms(dataset: Dataset) -> frozenset[str]:
+    """The forms of what identifies the patient. Raises `Quarantined` if an element cannot be parsed."""
+    try:
+        return header_forms(dataset)
+    except Exception:  # pydicom raises errors of many kinds for elements that it cannot parse
+        raise Quarantined(Reason.UNREADABLE) from None
 
 
 def main() -> None:
@@ -116,7 +132,8 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
     confine(options)
     names = frozenset(setup["wanted"])
     registers = [Pseudonyms(bytes.fromhex(key)) for key in setup["registers"]]
-    worker = Worker(options, Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), names, registers)
+    keys, images, finds = Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), Path(setup["finds"])
+    worker = Worker(options, keys, images, names, registers, finds)
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)

@@ -39,6 +39,7 @@ class WorkerProcess:
         options: Options,
         keys: Pseudonyms,
         images: Path,
+        finds: Path,
         names: frozenset[str],
         registers: Sequence[bytes] = (),
     ) -> None:
@@ -48,6 +49,7 @@ class WorkerProcess:
             "options": asdict(options),
             "key": keys.secret.hex(),
             "images": str(images),
+            "finds": str(finds),
             "wanted": sorted(names),
             "registers": [key.hex() for key in registers],
         }

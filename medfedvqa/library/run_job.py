@@ -59,14 +59,17 @@ def launch_of(
     threads: int = 1,
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
+    cache: Path | None = None,
 ) -> Launch:
     """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
         raise ConfigError(f"'sites' is a list of names: write sites=['{sites}']")
     _check_processes(job, data, engine_of(engine))
+    if cache is not None and engine != "local":
+        raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")
     check_site_names(data.name, data.root, tuple(sites))
     folder = new_folder(job.method, data.name) if out is None else Path(out)
-    return plan(job.spec(data), data.root, folder, tuple(sites), threads, backbone_files, ledger, device)
+    return plan(job.spec(data), data.root, folder, tuple(sites), threads, backbone_files, ledger, device, cache)
 
 
 def engine_of(name: str) -> Engine:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from audits import AuditKey, origin_of
 from medfedvqa.atomic_files import write_whole
@@ -22,10 +23,13 @@ def write_report(
     attack: Path | None = None,
     against: Sequence[Path] = (),
     network: bool = True,
+    audience: Literal["officers", "patients"] = "officers",
+    language: Literal["en", "de"] = "en",
 ) -> Report:
     """Write the report on `job`, by default the site's last one, into the new folder `out`, and return it.
 
     `results`, `baseline`: the job's results.json, and that of the same job without privacy. `attack`: an attack.json.
+    `audience`, `language`: for whom the pages are; those for patients are in English or German.
     `against`: what others hold of the site's log. `network`: False for a job in one process. The site's log is signed
     as it is; nothing else of the site changes. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
@@ -35,7 +39,7 @@ def write_report(
     # What draws takes seconds to import, and most programs do without it.
     from medfedvqa.report import render
 
-    render(report, out)
+    render(report, out, audience, language)
     files = {name: (out / name).read_bytes() for name in (JSON, HTML, PDF)}
     key = AuditKey.at(config.audit_key, origin_of(config.name))
     write_whole(out / ENVELOPE, sign_report(report, files, key))

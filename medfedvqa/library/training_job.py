@@ -27,7 +27,11 @@ class Job:
         committee: int | Sequence[str] | None = None,
         gather: str = "mean",
         most_norm: float | None = None,
+        min_sites: int = 1,
+        wait_for: int | None = None,
+        round_timeout: float | None = None,
         split: str = "official",
+        questions: str = "closed",
         seed: int = 0,
         backbone: str = AUTO,
         method_options: Mapping[str, Any] | None = None,
@@ -38,10 +42,12 @@ class Job:
         `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
         settings of it by name, as `clip`. `secagg`: aggregate on shares; `committee`: how many sites compute then, or
         which. `gather`: how the server combines uploads, `mean`, `trimmed` or `median`. `most_norm`: the largest L2
-        norm of an upload. `split`: `official`, or `patient` for parts that share no patient. `seed`: of the split, the
-        phantom set and training.
-        `backbone`: its name; `auto` is the bundled one that has not seen the data. `method_options`: options as a
-        mapping, for names that are only known when the program runs.
+        norm of an upload. `min_sites`: the job neither begins nor continues with fewer sites; `wait_for`: a round ends
+        with this many answers, by default with all; `round_timeout`: it ends after this many seconds, by default never,
+        since all sites run on this machine. `split`: `official`, or `patient` for parts that share no patient.
+        `questions`: `closed`, `open` or `all`. `seed`: of the split, the phantom set and training. `backbone`: its
+        name; `auto` is the bundled one that has not seen the data. `method_options`: options as a mapping, for names
+        that are only known when the program runs.
 
         Raises `ConfigError` for an unknown method or option, or a value out of range.
         """
@@ -50,7 +56,7 @@ class Job:
         self._settings: dict[str, Any] = {
             "method": method,
             "options": {**(method_options or {}), **options},
-            "split": {"kind": split, "seed": seed},
+            "split": {"kind": split, "seed": seed, "questions": questions},
             "backbone": bundled_for(ANY_DATA) if self._auto else backbone,
             "seed": seed,
             "dp": private or None,
@@ -58,6 +64,9 @@ class Job:
             "committee": committee,
             "gather": gather,
             "most_norm": most_norm,
+            "min_sites": min_sites,
+            "wait_for": wait_for,
+            "round_timeout": round_timeout,
         }
         try:
             self._spec = checked_job(self._settings)

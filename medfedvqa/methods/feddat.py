@@ -81,7 +81,8 @@ class FedDAT(Averaging[FedDATConfig]):
         seed = site.task_seed(LOCAL, 0) if self.config.local_adapter == "own" else site.seed + 1
         generator = torch.Generator().manual_seed(seed)
         local = self.config.tuned.initial(site.backbone.shape, site.backbone, generator)
-        return {**state, LOCAL: {name: value.to(site.device) for name, value in local.items()}}
+        frozen = {name: value for name, value in state["values"].items() if not name.startswith(HEAD)}
+        return {**state, LOCAL: {name: value.to(site.device) for name, value in local.items()}, FROZEN: frozen}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """For each batch, a step of the shared adapter and the head, then a step of the local adapter and the head."""
@@ -106,7 +107,7 @@ class FedDAT(Averaging[FedDATConfig]):
             trainer.step([shared, head], student, draw)
             for other in others:
                 trainer.step([local, head] if config.head_update == "both" else [local], tutor, other)
-        return {"values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
+        return {**state, "values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
 
     def teacher(self, frozen: Values, local: Values) -> Values:
         """The Dual-Adapter Teacher (Eq. 4). Values of `local` outside of its adapter pass through unchanged."""

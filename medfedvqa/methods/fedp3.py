@@ -7,11 +7,13 @@ from pydantic import Field
 
 from medfedvqa.bounds import MOST_ANSWERS, Blocks, Rate, Rounds, Temperature
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
+from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
+from medfedvqa.errors import ConfigError
 from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
-from medfedvqa.training import Rows
-from privacy import SeededChance
+from medfedvqa.training import Rows, Site
+from privacy import DPSettings, SeededChance
 
 Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
 
@@ -26,7 +28,7 @@ class FedP3Config(PreservingConfig, frozen=True):
     preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
     temperature: Temperature = Field(2.0, description="of preserve 'kl'")
     filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
-    top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), at most all")
+    top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), fewer than all")
     clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")
     pairs: Literal["sum", "mean"] = Field("sum", description="over ordered pairs of answers")
     space: Literal["probability", "logit"] = Field("probability", description="what is compared; 'logit' to experiment")
@@ -38,6 +40,34 @@ class FedP3(Preserving[FedP3Config]):
 
     name = "fedp3"
     config_type = FedP3Config
+
+    def __init__(self, config: FedP3Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        super().__init__(config, dp, secagg)
+        if not self._filters:
+            return
+        if self.answers is None and config.answers != "site":
+            raise ConfigError(
+                "the filter of 'fedp3' chooses among the answers of a public list, not of a site's own rows: give "
+                "'answers' as a list, 'closed', 'public' or 'site', or 'filter' as 'all'"
+            )
+        self._check_filter(self.answers)
+
+    @property
+    def _filters(self) -> bool:
+        return self.config.preserve == "pairs" and self.config.filter != "all"
+
+    def _check_filter(self, answers: tuple[str, ...] | None) -> None:
+        """Raises `ConfigError` where the filter would leave nothing out."""
+        if self._filters and answers is not None and len(answers) <= self.config.top:
+            raise ConfigError(
+                "the filter of 'fedp3' leaves nothing out: 'top' is at least the number of answers in the list. Give a "
+                "longer list of 'answers', a smaller 'top', or 'filter' as 'all'"
+            )
+
+    def setup(self, site: Site) -> State:
+        """See `Averaging.setup`. Raises `ConfigError` if the filter leaves nothing out of the site's declared list."""
+        self._check_filter(self.answers or site.data.answers)
+        return super().setup(site)
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
         """L_p3 of each row, or the divergence."""

@@ -37,7 +37,7 @@ class Moon(Averaging[MoonConfig]):
             features = model.features(values, rows.batch)
             with torch.no_grad():
                 shared, local = (model.features(frozen, rows.batch) for frozen in (start, last))
-            logits = model.answer(values, features, rows.chance)
+            logits = model.answer(values, features, rows.batch, rows.chance)
             answers = F.cross_entropy(logits, rows.answers, reduction="none")
             return answers + mu * contrast(features, shared, local, self.config.temperature)
 

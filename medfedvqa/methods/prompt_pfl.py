@@ -13,6 +13,7 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import BatchRows, Blocks, Passes, PromptLength, Rate, Rounds, Share, Weight, WeightDecay, Width
+from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.core.local_training import Alone, AloneConfig
@@ -29,7 +30,6 @@ from medfedvqa.models import (
     PROMPT,
     TEXT,
     BackboneShape,
-    HeadConfig,
     Shapes,
     TunedModel,
     TuningConfig,
@@ -45,7 +45,7 @@ from privacy import Cost, Reliability, noisy_share
 ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 
 
-class PromptPFLConfig(AloneConfig, frozen=True):
+class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
     """Options; the defaults are the paper's where it gives one (section 3.1)."""
 
     rounds: Rounds = Field(30, description="exchanges of prompts (paper: 30)")
@@ -60,7 +60,11 @@ class PromptPFLConfig(AloneConfig, frozen=True):
     length: PromptLength = Field(4, description="L: tokens per block and prompt, half keys, half values (paper: 4)")
     joining: Joining = Field("concatenate", description="how local and shared prompts join")
     placing: Placing = Field("before", description="prompts join before or after W^K, W^V")
-    features: Features = Field("concat", description="what the answer head sees")
+    features: Features = Field(
+        "concat",
+        description="features of the backbone: its towers' side by side, or also their product in CLIP's "
+        "common space, which goes with fusion 'concat'",
+    )
     hidden: Width = Field(512, description="width of the answer head's hidden layer (paper: 512)")
     dropout: Share = Field(0.2, description="dropout in the answer head (paper: 0.2)")
     prompt_std: Rate = Field(0.02, description="deviation of new prompts (paper: unsaid)")
@@ -104,6 +108,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
     config_type = PromptPFLConfig
 
     @property
+    def silent(self) -> bool:
+        """No: every round releases an accuracy, even where no prompts travel."""
+        return False
+
+    @property
     def least_sites(self) -> int:
         """Two sites at least, if they share prompts."""
         return max(super().least_sites, 2 if self.config.sharing else 1)
@@ -120,6 +129,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
+        self.config.check_head(self.config.tuned, shape, shape.embed if self.config.features == "product" else 0)
         shapes = self.prompts(shape) if self.config.sharing else {}
         trained = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
@@ -161,7 +171,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """A site's model. The others' mixed prompts, if there are any, are constants."""
         self.prompts(site.backbone.shape)
         config = self.config
-        head = HeadConfig(self.answer_count(site), config.hidden, config.dropout)
+        head = config.head_of(self.answer_count(site))
         return TunedModel(site.backbone, config.tuned, head, config.features, shared or None)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:

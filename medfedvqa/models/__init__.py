@@ -1,5 +1,7 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
+from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
+from medfedvqa.models.answer_rows import AskedQuestions
 from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
 from medfedvqa.models.backbone import (
     Architecture,
@@ -13,12 +15,15 @@ from medfedvqa.models.backbone import (
     Tuning,
 )
 from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
-from medfedvqa.models.clip import IMAGE, TEXT, ClipBackbone
+from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
+from medfedvqa.models.clip import ClipBackbone
+from medfedvqa.models.families import IMAGE, TEXT
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
-from medfedvqa.models.tuned import HEAD, AnswerModel, HeadConfig, TunedModel, joined_width
+from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __all__ = [
@@ -29,6 +34,7 @@ __all__ = [
     "TEXT",
     "AnswerModel",
     "Architecture",
+    "AskedQuestions",
     "Backbone",
     "BackboneShape",
     "Batch",
@@ -38,10 +44,13 @@ __all__ = [
     "Contrast",
     "Depth",
     "EnhancedAttention",
+    "FeatureStore",
+    "Fusion",
     "HeadConfig",
     "NetworkConfig",
     "PairedModel",
     "PromptShape",
+    "QuestionInput",
     "ServerNetworks",
     "ServerPart",
     "Shapes",
@@ -55,10 +64,14 @@ __all__ = [
     "TokenEmbeddings",
     "adapters",
     "bundled_for",
+    "card_in",
+    "card_of",
+    "check_card",
+    "shape_on",
     "is_bundled",
     "check_apart",
+    "check_head",
     "divergence",
-    "joined_width",
     "load_backbone",
     "outside_architecture",
     "prompt_distance",

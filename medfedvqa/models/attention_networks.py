@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.answer_head import HEAD, dropped
 from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
-from medfedvqa.models.clip import IMAGE
 from medfedvqa.models.distinct import DistinctQuestions, distinct
-from medfedvqa.models.tuned import HEAD, AnswerModel, dropped
+from medfedvqa.models.families import IMAGE
+from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 from privacy import Chance, owned
 
@@ -148,7 +149,7 @@ class Network(AnswerModel):
             values[name] = value.to(self.device)
         return values
 
-    def answer(self, values: Named, features: torch.Tensor, chance: Chance | None = None) -> torch.Tensor:
+    def answer(self, values: Named, features: torch.Tensor, batch: Any, chance: Chance | None = None) -> torch.Tensor:
         features = dropped(features, self.config.dropout, chance)
         return F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.prompts import JoinedPrompts
 
 Features = Literal["concat", "product"]
@@ -41,6 +42,28 @@ class TowerShape:
     """The name of its list of blocks within the backbone's module."""
     queries_values: tuple[tuple[str, int, int], ...] = field(default=(), compare=False)
     """Within a block, the weights that make queries and values: name, first row, end of rows."""
+    features: int = 0
+    """The width of the tower's features if it is not that of a token."""
+    names: tuple[str, ...] = field(default=(), compare=False)
+    """The names of its blocks, for a tower of convolutions, whose blocks stand in several lists."""
+    widths: tuple[int, ...] = ()
+    """The channels of each block's output in such a tower, which has no heads and takes no prompts."""
+    by_block: tuple[tuple[tuple[str, int, int, int], ...], ...] = field(default=(), compare=False)
+    """For each of its blocks, the weights that low-rank updates are for: name, first row, end of rows, inputs."""
+
+    def block_width(self, block: int) -> int:
+        """The width of a block's output."""
+        return self.widths[block] if self.widths else self.width
+
+    def low_rank(self, block: int) -> tuple[tuple[str, int, int, int], ...]:
+        """The weights in a block that low-rank updates are for: name, first row, end of rows, inputs."""
+        if self.widths:
+            return self.by_block[block]
+        return tuple((*part, self.width) for part in self.queries_values)
+
+    def block_name(self, block: int) -> str:
+        """The name of a block within the backbone's module."""
+        return self.names[block] if self.names else f"{self.blocks}.{block}"
 
 
 @dataclass(frozen=True)
@@ -60,22 +83,26 @@ class BackboneShape:
     """Builds the module with arbitrary weights, for its names and shapes."""
     aside: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that features do not depend on."""
+    listed: Mapping[str, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
+    """The shapes of the parameters where a shape card says them, and there is nothing to build."""
 
     @property
     def width(self) -> int:
         """The width of the features, side by side."""
-        return sum(tower.width for tower in self.towers.values())
+        return sum(tower.features or tower.width for tower in self.towers.values())
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the parameters that features depend on, by name."""
+        if self.listed is not None:
+            return self.listed
         with torch.device("meta"):
             module = self.build()
         return {name: tuple(p.shape) for name, p in module.named_parameters() if name not in self.aside}
 
     def block(self, tower: str, index: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters of one block, by full name."""
-        start = f"{self.towers[tower].blocks}.{index}."
+        start = f"{self.towers[tower].block_name(index)}."
         return {name: shape for name, shape in self.parameters.items() if name.startswith(start)}
 
 
@@ -232,6 +259,10 @@ class Backbone(ABC):
 
         Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
         """
+
+    def storing(self, store: FeatureStore | None) -> "Backbone":
+        """The same backbone, whose caches keep outputs of its frozen part in the store; itself if it keeps none."""
+        return self
 
     @abstractmethod
     def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedvqa.models.open_clip_models import build as build_open_clip
+
 if TYPE_CHECKING:
     from open_clip.model import CLIP
 
@@ -40,47 +42,21 @@ class BundledModel:
     """One set of weights that ships with the project, and the data that it was trained on."""
 
     file: str
-    architecture: str
     seen: tuple[str, ...]
 
 
 BUNDLED = {
-    "medclip2-slake": BundledModel("medclip2-slake.safetensors", "medclip2", ("open", "slake")),
-    "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", "medclip2", ("open", "vqa-rad")),
-    "medclip-slake": BundledModel("medclip-slake.safetensors", "medclip", ("open", "slake")),
-    "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", "medclip", ("open", "vqa-rad")),
+    "medclip2-slake": BundledModel("medclip2-slake.safetensors", ("open", "slake")),
+    "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", ("open", "vqa-rad")),
+    "medclip-slake": BundledModel("medclip-slake.safetensors", ("open", "slake")),
+    "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", ("open", "vqa-rad")),
 }
 """The second edition comes first: `auto` takes the first that has not seen the data."""
 
 
 def build(architecture: str = "medclip2") -> "CLIP":
     """An architecture with random weights, float32."""
-    clip: CLIP = assemble(ARCHITECTURES[architecture])
-    return clip
-
-
-def assemble(configuration: Mapping[str, Any]) -> Any:
-    """The CLIP of open_clip's configuration, or of this module's, with random weights, float32."""
-    # open_clip takes seconds to import, and most commands load no model.
-    from open_clip.model import CLIP, CustomTextCLIP
-
-    options = dict(configuration)
-    kind = CustomTextCLIP if options.pop("custom_text", False) else CLIP
-    keeps_place = options.pop("keeps_place", False)
-    clip = kind(**options)
-    if keeps_place:
-        from medfedvqa.models.place_tower import PlaceTower
-
-        vision = options["vision_cfg"]
-        clip.visual = PlaceTower(
-            width=vision["width"],
-            image_size=vision["image_size"],
-            patch_size=vision["patch_size"],
-            layers=vision["layers"],
-            heads=vision["width"] // vision["head_width"],
-            mlp_ratio=4.0,
-            output_dim=options["embed_dim"],
-        )
+    clip: CLIP = build_open_clip(ARCHITECTURES[architecture])
     return clip
 
 

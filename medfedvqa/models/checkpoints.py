@@ -11,6 +11,9 @@ from medfedvqa.errors import BackboneError
 
 Weights = dict[str, torch.Tensor]
 
+NO_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
+"""Buffers of OpenAI's state dicts that are no weights."""
+
 
 def fill(
     module: nn.Module, name: str, architecture: str, path: Path, rename: Callable[[Weights], Weights] = dict
@@ -23,7 +26,7 @@ def fill(
     from open_clip.factory import load_state_dict
 
     try:
-        weights = rename(load_state_dict(str(path), device="cpu", weights_only=True))
+        weights = rename(_weights_alone(load_state_dict(str(path), device="cpu", weights_only=True)))
         shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
     except Exception as error:  # whatever a broken or foreign file makes its parser raise
         raise BackboneError(
@@ -38,6 +41,15 @@ def fill(
             f"first '{wrong[0]}': {shapes.get(wrong[0], 'absent')}, expected {expected.get(wrong[0], 'absent')}"
         )
     module.load_state_dict(weights)
+
+
+def _weights_alone(weights: Weights) -> Weights:
+    """Without what some versions of the libraries saved beside the weights: constants that follow from the shape."""
+    return {
+        key: value
+        for key, value in weights.items()
+        if key not in NO_WEIGHTS and not key.endswith((".position_ids", ".token_type_ids"))
+    }
 
 
 def digest(module: nn.Module) -> str:

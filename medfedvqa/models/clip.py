@@ -1,7 +1,7 @@
 """CLIP as a backbone: two towers. Each distinct input goes through its tower once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,14 +9,14 @@ import torch
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
+from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
+from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
-from medfedvqa.models.towers import ImageTower, TextTower
+from medfedvqa.models.towers import ImageTower
 from privacy import owned
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
-
-IMAGE, TEXT = "image", "text"
 
 CHUNK = 32
 """Pictures or questions that go through the frozen part together."""
@@ -53,7 +53,7 @@ class ClipBatch:
 
 @dataclass(frozen=True, eq=False)
 class ClipBackbone(Backbone):
-    """A frozen CLIP of open_clip."""
+    """A frozen CLIP, SigLIP or CoCa, of open_clip or transformers."""
 
     name: str
     clip: "CLIP | CustomTextCLIP" = field(repr=False)
@@ -65,6 +65,8 @@ class ClipBackbone(Backbone):
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
+    store: FeatureStore | None = None
+    """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +80,17 @@ class ClipBackbone(Backbone):
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, pictures, questions)
 
+    def storing(self, store: FeatureStore | None) -> "ClipBackbone":
+        return replace(self, store=store)
+
+    def stored(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` returns for these inputs of a frozen part, from the store if there is one."""
+        if self.store is None:
+            return make()
+        # The name has the architecture: the same weights with other activations give other outputs.
+        whole = f"{self.name} {self.digest} {self.mean} {self.std} {self.device} {part}"
+        return self.store.recall(whole, inputs, make).to(self.device)
+
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         return tuning.call(_features, self.clip, batch, tuning, join)
 
@@ -87,12 +100,19 @@ class ClipBackbone(Backbone):
     @torch.no_grad()
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
         check_size(pictures, self.shape.image_size)
-        image = ImageTower(self.clip.visual, 1)
-        return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in torch.split(pictures, CHUNK)])
+        image = image_tower(self.clip, 1)
+        if not isinstance(image, ImageTower):
+            return super().places(pictures)
+
+        def made() -> torch.Tensor:
+            parts = torch.split(pictures, CHUNK)
+            return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in parts])
+
+        return self.stored("places", pictures, made)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
-        return TokenEmbeddings(*TextTower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
+        return TokenEmbeddings(*text_tower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, grey: torch.Tensor) -> torch.Tensor:
         """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
@@ -126,20 +146,20 @@ def _attention(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning) 
     return image.attention(_hidden(image, batch), tuning.tower(IMAGE))[batch.pictures.item]
 
 
-def _hidden(image: ImageTower, batch: ClipBatch) -> torch.Tensor:
+def _hidden(image: Images, batch: ClipBatch) -> torch.Tensor:
     """The distinct pictures below the tuned blocks, [pictures, tokens, width]."""
     start = batch.pictures.start
     return image.trunk(start) if _raw(image.layers, batch.depth[IMAGE]) else start
 
 
-def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[ImageTower, TextTower]:
+def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[Images, Texts]:
     """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
     # A tower that is tuned as a whole is cut below its first block; one that is not tuned may be cut anywhere.
-    image, text = ImageTower(clip.visual, 1), TextTower(clip, 1)
+    image, text = image_tower(clip, 1), text_tower(clip, 1)
     if depth[IMAGE] > image.layers + 1 or depth[TEXT] > text.layers + 1:
         raise ConfigError(f"CLIP's towers have {image.layers} and {text.layers} blocks: tune fewer")
     image_blocks, text_blocks = max(1, min(depth[IMAGE], image.layers)), max(1, min(depth[TEXT], text.layers))
-    return ImageTower(clip.visual, image_blocks), TextTower(clip, text_blocks)
+    return image_tower(clip, image_blocks), text_tower(clip, text_blocks)
 
 
 def _raw(layers: int, depth: int) -> bool:
@@ -162,11 +182,22 @@ class ClipCache:
         self._distinct = DistinctQuestions(questions, backbone.tokenize)
         tokens = self._distinct.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
-        with torch.no_grad():
-            self._pictures = torch.cat(
-                [_picture_start(backbone, image, depth[IMAGE], grey) for grey in torch.split(pictures, CHUNK)]
-            )
-            self._questions = _question_start(text, depth[TEXT], tokens, self._beginnings)
+
+        @torch.no_grad()
+        def picture_starts() -> torch.Tensor:
+            parts = torch.split(pictures, CHUNK)
+            return torch.cat([_picture_start(backbone, image, depth[IMAGE], grey) for grey in parts])
+
+        @torch.no_grad()
+        def question_starts() -> torch.Tensor:
+            return _question_start(text, depth[TEXT], tokens, self._beginnings)
+
+        # Where the embedding is tuned, the inputs themselves are what a batch begins with: there is nothing to store.
+        raw_pictures, raw_questions = _raw(image.layers, depth[IMAGE]), _raw(text.layers, depth[TEXT])
+        part = f"{IMAGE} {depth[IMAGE]}"
+        self._pictures = picture_starts() if raw_pictures else backbone.stored(part, pictures, picture_starts)
+        part = f"{TEXT} {depth[TEXT]}"
+        self._questions = question_starts() if raw_questions else backbone.stored(part, tokens, question_starts)
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +230,7 @@ class ClipCache:
         )
 
 
-def _picture_start(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: torch.Tensor) -> torch.Tensor:
+def _picture_start(backbone: ClipBackbone, tower: Images, depth: int, grey: torch.Tensor) -> torch.Tensor:
     """The inputs of the tuned part for grey pictures [n, 1, size, size]: [n, tokens, width], [n, width] or pixels."""
     pixels = backbone.normalised(grey)
     if _raw(tower.layers, depth):
@@ -207,7 +238,7 @@ def _picture_start(backbone: ClipBackbone, tower: ImageTower, depth: int, grey: 
     return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels))
 
 
-def _question_start(tower: TextTower, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
+def _question_start(tower: Texts, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
     """The inputs of the tuned part for token ids [n, context]: [states, width], [n, width] or token ids."""
     if _raw(tower.layers, depth):
         return tokens

@@ -23,7 +23,10 @@ class Layout(Protocol):
         """The one position of each item that is pooled, [items, 1, width]."""
 
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        """The rows of a mask [length, length] for the pooled positions. They broadcast to [items, heads, 1, length]."""
+        """The rows of a mask [length, length] or [items, 1, length, length] for the pooled positions.
+
+        They broadcast to [items, heads, 1, length].
+        """
 
     def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:
         """The owners of the items, int64 [items], from the owners of all states, int64 [states], if there are any."""
@@ -60,11 +63,17 @@ class Beginnings:
     """The state of each position, int64 [questions, longest]. Beyond its length a question repeats its last state."""
     count: int
     """The number of states."""
+    tokens: torch.Tensor
+    """The token ids, int64 [questions, longest]."""
 
 
-def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool) -> Beginnings:
-    """Numbers the beginnings of token ids [questions, context]. Without causal attention nothing is cut or shared."""
-    lengths = ends + 1 if causal else torch.full_like(ends, tokens.shape[1])
+def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool, cut: bool = False) -> Beginnings:
+    """Numbers the beginnings of token ids [questions, context].
+
+    Without causal attention nothing is shared, and nothing is cut unless `cut` says that a mask hides what is behind
+    the end.
+    """
+    lengths = ends + 1 if causal or cut else torch.full_like(ends, tokens.shape[1])
     longest = int(lengths.max())
     numbers: dict[tuple[int, int], int] = {}
     rows = []
@@ -75,7 +84,7 @@ def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool) -> Beginn
             row.append(state)
         rows.append(row + [state] * (longest - length))
     states = torch.tensor(rows, dtype=torch.int64, device=tokens.device)
-    return Beginnings(ends, lengths, states, len(numbers))
+    return Beginnings(ends, lengths, states, len(numbers), tokens[:, :longest])
 
 
 class Packed:
@@ -86,6 +95,10 @@ class Packed:
         lengths, self._ends = of.lengths[items], of.ends[items]
         self.length = int(lengths.max())
         """Positions of the longest question."""
+        self.present = torch.arange(self.length, device=lengths.device) < lengths[:, None]
+        """Which positions each question has, bool [items, length]."""
+        self.tokens = of.tokens[items, : self.length]
+        """The token ids, int64 [items, length]."""
         states = of.states[items, : self.length]
         if owner is not None:
             states = states + owner[:, None] * of.count
@@ -94,8 +107,7 @@ class Packed:
         """The number of each row's state, int64 [states]."""
         self.owners = None if owner is None else present // of.count
         """The owner of each row, int64 [states], if there are owners."""
-        place = torch.arange(spots.numel(), device=spots.device)
-        inside = place % self.length < lengths.repeat_interleave(self.length)
+        place, inside = torch.arange(spots.numel(), device=spots.device), self.present.flatten()
         self._spots = spots.flatten()
         # Of the places that share a state, the first one computes it.
         self._places = place.new_zeros(len(present)).scatter_reduce(
@@ -118,6 +130,8 @@ class Packed:
         return hidden.index_select(0, self._pooled)[:, None]
 
     def pooled_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        if mask.dim() == 4:
+            return mask[torch.arange(len(mask), device=mask.device), :, self._ends, None]
         return mask[self._ends, None, None]
 
     def pooled_owners(self, owners: torch.Tensor | None) -> torch.Tensor | None:

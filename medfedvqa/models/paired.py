@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import BackboneShape, Depth
-from medfedvqa.models.clip import IMAGE, TEXT
+from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.tuned import TunedModel
 from medfedvqa.models.tuning import Values
 

@@ -50,7 +50,8 @@ class ImageTower:
 
     def features(self, hidden: torch.Tensor, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
         """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
-        blocks, pool = self.visual.transformer.resblocks[-self.tuned :], bool(self.visual.pool_type == "tok")
+        visual = self.visual
+        blocks, pool = visual.transformer.resblocks[-self.tuned :], visual.pool_type == "tok" and not visual.attn_pool
         hidden = _run(blocks, hidden, Aligned(), tuning.above(self.layers - self.tuned), pool=pool)
         pooled: torch.Tensor = self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
         return pooled
@@ -67,7 +68,7 @@ class ImageTower:
         It is that of the pooled position; of a tower that pools by places, the mean over these. Raises `ConfigError`
         for a tower that pools by a mean.
         """
-        token = bool(self.visual.pool_type == "tok")
+        token = bool(self.visual.pool_type == "tok" and not self.visual.attn_pool)
         if not token and self.visual.pool_type != "places":
             raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
         *below, last = self.visual.transformer.resblocks[-self.tuned :]
@@ -142,14 +143,23 @@ class TextTower:
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
         """Token ids [n, context] up to the first tuned block: [states, width]."""
         text, blocks = self._text, self._text.transformer.resblocks
-        hidden = text.token_embedding(layout.pack(tokens[:, : layout.length]))
-        hidden = hidden + text.positional_embedding[layout.positions]
-        return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=text.attn_mask)
+        hidden = self._embedded(tokens, layout) + text.positional_embedding[layout.positions]
+        return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=self._mask(layout))
+
+    def _embedded(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
+        """The embeddings of token ids [n, context] without their positions, [states, width]."""
+        embedded: torch.Tensor = self._text.token_embedding(layout.pack(tokens[:, : layout.length]))
+        return embedded
+
+    def _mask(self, layout: Packed) -> torch.Tensor | None:
+        """What is added to attention's scores, see `_run`."""
+        mask: torch.Tensor | None = self._text.attn_mask
+        return mask
 
     def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
         """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
         text, tuning = self._text, tuning.above(self.layers - self.tuned)
-        pooled = _run(text.transformer.resblocks[-self.tuned :], hidden, layout, tuning, text.attn_mask, pool=True)
+        pooled = _run(text.transformer.resblocks[-self.tuned :], hidden, layout, tuning, self._mask(layout), pool=True)
         with owned(layout.pooled_owners(current_owners())):
             normed: torch.Tensor = text.ln_final(pooled[:, 0])
         return normed
@@ -157,6 +167,32 @@ class TextTower:
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in CLIP's common space, of length 1: [n, embed]."""
         return _embed(features, self._text.text_projection)
+
+
+@dataclass(frozen=True)
+class ClassTextTower(TextTower):
+    """The text tower of CoCa: a class token behind the text is pooled, and does not see padding."""
+
+    def beginnings(self, tokens: torch.Tensor) -> Beginnings:
+        # The class token stands for an id that no token has, so that `visible` and `trunk` find it.
+        tokens = F.pad(tokens, (0, 1), value=self._text.vocab_size)
+        return beginnings(tokens, torch.full_like(tokens[:, 0], tokens.shape[1] - 1), causal=True)
+
+    def words(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ends, padded = tokens.argmax(dim=-1), F.pad(tokens, (0, count))
+        present = torch.arange(1, count + 1, device=tokens.device) < ends[:, None]
+        return self._text.token_embedding(padded[:, 1 : count + 1]) * present[..., None], present
+
+    def _embedded(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
+        text, last = self._text, layout.positions == tokens.shape[1]
+        embedded = text.token_embedding(layout.pack(F.pad(tokens, (0, 1))))
+        return torch.where(last[:, None], text.cls_emb, embedded)
+
+    def _mask(self, layout: Packed) -> torch.Tensor | None:
+        text, ids = self._text, layout.tokens[:, :-1]
+        added = text._build_additive_mask(ids, layout.length, text.positional_embedding.dtype)
+        mask: torch.Tensor = text.attn_mask + added[:: text.heads, None]
+        return mask
 
 
 def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
@@ -174,7 +210,8 @@ def _run(
 ) -> torch.Tensor:
     """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
 
-    `mask` [context, context] is added to attention's scores. Prompts are for the last of the blocks.
+    `mask`, [context, context] or [items, 1, context, context], is added to attention's scores. Prompts are for the
+    last of the blocks.
     """
     prompts = tuning.prompts
     unprompted = 0 if prompts is None else len(blocks) - prompts.keys.shape[-3]
@@ -241,7 +278,7 @@ def _heads(
         queries = layout.pad(queries if update is None else queries + update.queries(normed))
     keys, values = layout.pad(keys), layout.pad(values if update is None else values + update.values(normed))
     if mask is not None:
-        mask = mask[: keys.shape[1], : keys.shape[1]]
+        mask = mask[..., : keys.shape[1], : keys.shape[1]]
         mask = layout.pooled_mask(mask) if pool else mask
     if prompts is not None and mask is not None:  # every position sees all prompts
         mask = F.pad(mask, (prompts[0].shape[1], 0))

@@ -6,36 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.answer_head import HeadConfig
+from medfedvqa.models.answer_rows import AnswerBatch, AnswerCache
 from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
-from medfedvqa.models.tuning import Shapes, TuningConfig, Values
+from medfedvqa.models.tuning import TuningConfig, Values
 from privacy import Chance
-
-HEAD = "head."
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """The answer head: features to `hidden` units, ReLU, dropout, answers."""
-
-    answers: int
-    hidden: int = 512
-    dropout: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1 or self.hidden < 1:
-            raise ConfigError("dropout lies in [0, 1), and the head's hidden width is positive")
-
-    def shapes(self, width: int) -> Shapes:
-        """The shapes of the head's weights, for features of this width."""
-        return {
-            f"{HEAD}hidden.weight": (self.hidden, width),
-            f"{HEAD}hidden.bias": (self.hidden,),
-            f"{HEAD}answers.weight": (self.answers, self.hidden),
-            f"{HEAD}answers.bias": (self.answers,),
-        }
 
 
 class AnswerModel(ABC):
@@ -49,6 +26,11 @@ class AnswerModel(ABC):
     def depth(self) -> Depth:
         """The depth of the tuned parts in the backbone, by tower; empty for a model without a tuned backbone."""
 
+    @property
+    def cache_key(self) -> str:
+        """The models with this key make the same cache of a site at the same depth."""
+        return type(self).__name__
+
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
         """The cache of a site's rows, see `Backbone.cache`. `pictures` have the backbone's size."""
@@ -59,17 +41,17 @@ class AnswerModel(ABC):
 
     @abstractmethod
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """The inputs of the answer head, [rows, width]."""
+        """What the model's trained parts make of the rows, which methods compare, [rows, width]."""
 
     @abstractmethod
     def answer(
-        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, chance: Chance | None = None
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        """Features [rows, width] to logits [rows, answers]. Dropout applies only with a chance to draw from."""
+        """Features [rows, width] of a batch to logits [rows, answers]. Dropout needs a chance to draw from."""
 
     def logits(self, values: Mapping[str, torch.Tensor], batch: Any, chance: Chance | None = None) -> torch.Tensor:
         """The logits of a batch's rows, [rows, answers]."""
-        return self.answer(values, self.features(values, batch), chance)
+        return self.answer(values, self.features(values, batch), batch, chance)
 
     @abstractmethod
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
@@ -84,7 +66,7 @@ class TunedModel(AnswerModel):
     tuning: TuningConfig
     head: HeadConfig
     join: Features = "concat"
-    """The inputs of the head: all towers' features; `product` adds their product in CLIP's common space."""
+    """The features: those of all towers; `product` adds their product in CLIP's common space."""
     shared: Mapping[str, torch.Tensor] | None = None
     """Other sites' prompts that join the model's own, by name. They are constants."""
 
@@ -97,44 +79,52 @@ class TunedModel(AnswerModel):
     def depth(self) -> Depth:
         return self.tuning.depth(self.shape)
 
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        return self.backbone.cache(depth, pictures, questions)
+    @property
+    def cache_key(self) -> str:
+        return f"{super().cache_key}{' with places' if self._looks else ''}"
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> AnswerCache:
+        places = self.backbone.places(pictures) if self._looks else None
+        return AnswerCache(self.backbone.cache(depth, pictures, questions), questions, places, self.backbone.device)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether the head looks at the places of a picture."""
+        return self.head.fusion == "attend"
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
         """Initial values. Those of the head are uniform in +-1/sqrt(inputs), like torch's default."""
         shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
-        inputs = {"hidden": joined_width(shape, self.join), "answers": self.head.hidden}
-        for name, size in self.head.shapes(inputs["hidden"]).items():
+        aside = shape.embed if self.join == "product" else 0
+        inputs = self.head.layers(shape, aside)
+        for name, size in self.head.shapes(shape, aside).items():
             bound = inputs[name.split(".")[1]] ** -0.5
             values[name] = torch.empty(size).uniform_(-bound, bound, generator=head)
         return {name: value.to(device) for name, value in values.items()}
 
-    def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        return self.backbone.features(batch, self.tuned(values, batch), self.join)
+    def features(self, values: Mapping[str, torch.Tensor], batch: AnswerBatch) -> torch.Tensor:
+        return self.backbone.features(batch.rows, self.tuned(values, batch), self.join)
 
     def tuned(self, values: Mapping[str, torch.Tensor], batch: Any) -> Tuning:
         """These values as the backbone takes them."""
         return self.tuning.applied(self.backbone, values, self.shared, batch.owners)
 
     def answer(
-        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, chance: Chance | None = None
+        self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        hidden = F.linear(features, values[f"{HEAD}hidden.weight"], values[f"{HEAD}hidden.bias"]).relu()
-        hidden = dropped(hidden, self.head.dropout, chance)
-        return F.linear(hidden, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
+        return self.head.logits(values, self.shape, features, batch, chance)
 
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        return self.backbone.attention(batch, self.tuned(values, batch))
+        return self.backbone.attention(batch.rows, self.tuned(values, batch))
 
 
-def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Tensor:
-    """Dropout of numbers with probability `share`, with the others scaled up. Without a chance nothing changes."""
-    if chance is None or not share:
-        return rows
-    return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)
-
-
-def joined_width(shape: BackboneShape, join: Features) -> int:
-    """The width of the features that the head sees."""
-    return shape.width + (shape.embed if join == "product" else 0)
+def check_head(head: HeadConfig, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
+    """Raises `ConfigError` for a head that the backbone does not allow, or that does not see all that is tuned."""
+    head.layers(shape, aside)
+    unseen = [tower for tower, depth in tuning.depth(shape).items() if depth and not head.sees(tower)]
+    if unseen:
+        raise ConfigError(
+            f"the answer head sees no features of the {unseen[0]} tower, so nothing tuned in it could learn: give "
+            "'fusion' as other than 'text', 'question_input' as 'tower' or 'both', or tune nothing ('classifier')"
+        )

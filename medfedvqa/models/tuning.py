@@ -79,6 +79,10 @@ class TuningConfig:
         for tower, facts in shape.towers.items():
             blocks = self._blocks(shape, tower)
             if self.kind == "prompt" and tower not in self.without:
+                if facts.widths:
+                    raise ConfigError(
+                        f"the tower '{tower}' has convolutions, which take no prompts: tune it by adapter, lora or bias"
+                    )
                 shapes[PROMPT + tower] = PromptShape(len(blocks), self.length, facts.width).size
             for block in blocks:
                 shapes |= self._in_block(shape, tower, block)
@@ -140,7 +144,8 @@ class TuningConfig:
         return range(layers - (self.blocks or layers), layers)
 
     def _in_block(self, shape: BackboneShape, tower: str, block: int) -> Shapes:
-        width = shape.towers[tower].width
+        facts = shape.towers[tower]
+        width = facts.block_width(block)
         match self.kind:
             case "adapter":
                 narrow = max(1, width // self.reduction)
@@ -149,9 +154,9 @@ class TuningConfig:
                 return {f"adapter.{tower}.{block}.{part}": size for part, size in sizes.items()}
             case "lora":
                 shapes: Shapes = {}
-                for part, first, end in shape.towers[tower].queries_values:
+                for part, first, end, inputs in facts.low_rank(block):
                     name = f"lora.{tower}.{block}.{part}.{first}"
-                    shapes |= {f"{name}.down": (self.rank, width), f"{name}.up": (end - first, self.rank)}
+                    shapes |= {f"{name}.down": (self.rank, inputs), f"{name}.up": (end - first, self.rank)}
                 return shapes
             case "bias":
                 parameters = shape.block(tower, block).items()
@@ -165,8 +170,8 @@ class TuningConfig:
         updates: dict[str, dict[int, Update]] = {}
         for tower, facts in shape.towers.items() if self.kind == "lora" else ():
             for block in self._blocks(shape, tower):
-                names = [f"lora.{tower}.{block}.{part}.{first}" for part, first, _ in facts.queries_values]
-                if all(f"{name}.down" in values for name in names):
+                names = [f"lora.{tower}.{block}.{part}.{first}" for part, first, *_ in facts.low_rank(block)]
+                if names and all(f"{name}.down" in values for name in names):
                     updates.setdefault(tower, {})[block] = Update(*(partial(_low_rank, values, name) for name in names))
         return updates
 

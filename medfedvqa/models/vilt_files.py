@@ -87,9 +87,8 @@ def _check(name: str, architecture: str, path: Path) -> None:
 def _renamed(weights: Weights) -> Weights:
     """The weights under the names of `ViltModel`, without the prefix `vilt.` and without a head."""
     if any(key.startswith("vilt.") for key in weights):
-        weights = {key.removeprefix("vilt."): value for key, value in weights.items() if key.startswith("vilt.")}
-    # Older versions of transformers saved this constant.
-    return {key: value for key, value in weights.items() if not key.endswith("position_ids")}
+        return {key.removeprefix("vilt."): value for key, value in weights.items() if key.startswith("vilt.")}
+    return weights
 
 
 def _tokenizer(name: str, path: Path, context: int, size: int) -> Callable[[list[str]], torch.Tensor]:

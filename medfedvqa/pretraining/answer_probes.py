@@ -20,7 +20,7 @@ from medfedvqa.data import Row, Split, VQAData, fold, partition
 from medfedvqa.models import Backbone, check_apart
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.bundled import SIZE
-from medfedvqa.models.clip import IMAGE
+from medfedvqa.models.families import IMAGE
 from medfedvqa.pretraining.picture_targets import edge_histograms, thumbnails
 
 Describe = Callable[[torch.Tensor], torch.Tensor]

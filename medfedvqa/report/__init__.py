@@ -1,26 +1,31 @@
 """The privacy-budget report for people: an HTML page and a PDF, made from the report alone."""
 
 from pathlib import Path
+from typing import Literal
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.report.blocks import Document
 from medfedvqa.report.document import compose
 from medfedvqa.report.joined import compose_joined
 from medfedvqa.report.page import page
+from medfedvqa.report.patients import Language, compose_patients
 from medfedvqa.report.pdf import pdf_bytes
 from privacy.report.join import JoinedReport
 from privacy.report.model_conduct import Report
 from privacy.report.report_files import HTML, PDF
 
+Audience = Literal["officers", "patients"]
 JOINED_HTML, JOINED_PDF = "joined.html", "joined.pdf"
 
 
-def render(report: Report, folder: Path) -> None:
+def render(report: Report, folder: Path, audience: Audience = "officers", language: Language = "en") -> None:
     """Write report.html and report.pdf into the folder, with the same content and with the same bytes each time.
 
-    Raises `ValueError` if the report's date is malformed.
+    For `patients` both are one page in short words, in the language that is given. Raises `ValueError` if the report's
+    date is malformed.
     """
-    _write(compose(report), folder / HTML, folder / PDF)
+    document = compose_patients(report, language) if audience == "patients" else compose(report)
+    _write(document, folder / HTML, folder / PDF)
 
 
 def render_joined(joined: JoinedReport, folder: Path) -> None:

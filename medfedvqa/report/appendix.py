@@ -17,6 +17,7 @@ from medfedvqa.report.blocks import (
     moment,
     plain,
     row,
+    stack,
     table,
 )
 from privacy.report.model_conduct import Report
@@ -34,15 +35,16 @@ def log(report: Report) -> Section:
         {
             "Entry": lambda entry: count(entry.record.get("seq")),
             "Time": lambda entry: moment(entry.record.get("time")),
-            "Event": lambda entry: plain(entry.record.get("event")),
-            "Task": lambda entry: plain(entry.record.get("task")),
-            "Round": lambda entry: count(entry.record.get("round")),
-            "Peer": lambda entry: plain(entry.record.get("peer")),
-            "#Bytes": lambda entry: count(entry.record.get("nbytes")),
-            "Outcome": lambda entry: plain(entry.record.get("outcome")),
-            "#Epsilon after": lambda entry: at_most(entry.record.get("epsilon_after")),
-            "Leaf": lambda entry: digest(entry.record.get("leaf_hash")),
-            "#Hashes of the proof": lambda entry: count(len(entry.proof)),
+            "Event, outcome": lambda entry: stack(plain(entry.record.get("event")), plain(entry.record.get("outcome"))),
+            "Task, round, peer": lambda entry: stack(
+                plain(entry.record.get("task")), count(entry.record.get("round")), plain(entry.record.get("peer"))
+            ),
+            "#Bytes, epsilon after": lambda entry: stack(
+                count(entry.record.get("nbytes")), at_most(entry.record.get("epsilon_after"))
+            ),
+            "Leaf, hashes of its proof": lambda entry: stack(
+                digest(entry.record.get("leaf_hash")), count(len(entry.proof))
+            ),
         },
         "No entry is quoted.",
         lambda entry: f"entry-{entry.record.get('seq')}",
@@ -64,9 +66,9 @@ def ledger(report: Report) -> Section:
             "Time": lambda line: moment(fields(line).get("time")),
             "Event": lambda line: "withheld" if line.record is None else plain(fields(line).get("event")),
             "Job": lambda line: plain(fields(line).get("job")),
-            "Task": lambda line: plain(fields(line).get("task")),
-            "Round": lambda line: count(fields(line).get("round")),
-            "Attempt": lambda line: count(fields(line).get("attempt")),
+            "Task, round, attempt": lambda line: stack(
+                plain(fields(line).get("task")), count(fields(line).get("round")), count(fields(line).get("attempt"))
+            ),
             "#All jobs, after": lambda line: at_most(fields(line).get("epsilon_after")),
             "Hash": lambda line: Digest(line.hash),
         },

@@ -148,6 +148,10 @@ class Table:
         """Whether the column has a word that is long enough to be broken anywhere."""
         return any(len(word) > LONG_WORD for row in self.rows for word in words(row.cells[column]).split())
 
+    def signed(self, column: int) -> bool:
+        """Whether people write into the column by hand."""
+        return any(row.cells[column] == ("",) for row in self.rows)
+
     def title(self, column: int) -> str:
         return self.columns[column].removeprefix("#")
 
@@ -196,31 +200,52 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """The sentence under the title, and its tone."""
+
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
 class Document:
     """A whole report, before it becomes HTML or PDF."""
 
     kind: str
     title: str
-    claim: str
-    claimed: bool
+    question: str | None
+    """The heading of the page; none: the title."""
+    lead: Lead
     created: str
     cards: tuple[Card, ...]
+    front: tuple[Section, ...]
+    """The first page, which stands before the list of sections."""
     sections: tuple[Section, ...]
     foot: str
+    language: str = "en"
+
+    @property
+    def heading(self) -> str:
+        return self.question or self.title
 
     @property
     def anchors(self) -> frozenset[str]:
         """All anchors that a link can lead to."""
         rows = (row.anchor for table in self.tables() for row in table.rows if row.anchor)
-        return frozenset([*rows, *(section.anchor for section in self.sections)])
+        return frozenset([*rows, *(section.anchor for section in (*self.front, *self.sections))])
 
     def tables(self) -> Iterator[Table]:
-        for section in self.sections:
+        for section in (*self.front, *self.sections):
             yield from (block for block in section.blocks if isinstance(block, Table))
 
 
 def cell(content: Content) -> Cell:
     return content if isinstance(content, tuple) else (content,)
+
+
+def stack(*contents: Content) -> Cell:
+    """Several contents in one cell, each on a line of its own."""
+    return tuple(part for content in contents for part in (Break(), *cell(content)))[1:]
 
 
 def row(*contents: Content, anchor: str | None = None) -> TableRow:

@@ -16,6 +16,7 @@ from medfedvqa.figures import (
     PAGE_STYLE,
     PURPLE,
     RED,
+    RULE,
     SKY,
     VERMILION,
     new_figure,
@@ -191,6 +192,31 @@ def attacks(empirical: Empirical) -> Drawing | None:
     return _drawing("Epsilon that the attacks prove, beside the claim", axes, lines)
 
 
+@styled(PAGE_STYLE)
+def people(
+    found: int,
+    guessed: int,
+    labels: tuple[str, str, str] = ("by guessing", "besides, at most", "not found"),
+    title: str = "Of 100 people who took part",
+) -> Drawing:
+    """A hundred people in two rows, by who finds them."""
+    axes = new_figure(1.5 * WIDTH, 0.75).subplots()
+    spots = [(place % 50, -(place // 50)) for place in range(100)]
+    groups = (
+        (labels[0], SKY, "s", spots[: min(guessed, found)]),
+        (labels[1], VERMILION, "o", spots[guessed:found]),
+        (labels[2], RULE, "o", spots[found:]),
+    )
+    for name, colour, marker, group in groups:
+        if group:
+            across, down = zip(*group, strict=True)
+            label = f"{name}: {len(group)}"
+            axes.plot(across, down, marker, color=colour, markersize=7, label=label)
+    axes.set_ylim(-1.6, 0.6)
+    axes.set_axis_off()
+    return _drawing(title, axes, columns=3)
+
+
 def _axes(height: float) -> "Axes":
     axes = new_figure(WIDTH, height).subplots()
     axes.tick_params(length=0)
@@ -206,7 +232,7 @@ def _rows(names: Sequence[str]) -> "Axes":
     return axes
 
 
-def _drawing(title: str, axes: "Axes", lines: Sequence[str] = ()) -> Drawing:
+def _drawing(title: str, axes: "Axes", lines: Sequence[str] = (), columns: int = 2) -> Drawing:
     """The plot with its legend. Its rows and its legend describe it."""
     from matplotlib.figure import Figure
 
@@ -215,7 +241,7 @@ def _drawing(title: str, axes: "Axes", lines: Sequence[str] = ()) -> Drawing:
         raise TypeError("the axes of a plot belong to a figure")
     texts = [str(label) for label in axes.get_legend_handles_labels()[1]]
     if texts:
-        figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+        figure.legend(loc="outside upper left", ncols=columns, fontsize=8)
     settle(figure)
     return Drawing(title, "; ".join([*lines, *texts]), figure)
 

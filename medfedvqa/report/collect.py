@@ -31,6 +31,7 @@ from privacy.report import (
     AccuracyMeasurement,
     Attack,
     AttackEstimate,
+    CohortAttestation,
     DicomCode,
     IngestionManifest,
     LedgerRow,
@@ -60,7 +61,7 @@ def evidence_of(
     Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
     check_site(config.audit, "")
-    ledger = _ledger(config)
+    ledger, cohort = _ledger(config)
     job_id = _job_id(config.audit, ledger, job)
     with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
         log.checkpoint()
@@ -84,6 +85,8 @@ def evidence_of(
         measured=_measured(config.name, results, baseline) if results and baseline else None,
         ingested=_ingested(store) if (store := store_of(config)) else None,
         binding=_binding(config),
+        governance=config.governance,
+        cohort=cohort,
     )
 
 
@@ -104,12 +107,19 @@ def _job_id(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
     return job
 
 
-def _ledger(config: SiteConfig) -> tuple[LedgerRow, ...]:
+def _ledger(config: SiteConfig) -> tuple[tuple[LedgerRow, ...], CohortAttestation | None]:
+    """The ledger without its patients, and how its deltas compare with their number."""
     if not config.ledger.is_dir():
-        return ()
+        return (), None
     with closing(look_into(config)) as ledger:
         ledger.verify()
-        return quote_ledger(ledger.rows())
+        rows = ledger.rows()
+    records = [row.record for row in rows]
+    sizes = [len(record["patients"]) for record in records if record["event"] == "cohort"]
+    deltas = [record["delta"] for record in records if record.get("delta") is not None]
+    if not sizes or not deltas:
+        return quote_ledger(rows), None
+    return quote_ledger(rows), CohortAttestation(delta=max(deltas), below=max(deltas) * max(sizes) < 1)
 
 
 def _policy(policy: SitePolicy) -> Policy:

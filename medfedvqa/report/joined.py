@@ -9,6 +9,7 @@ from medfedvqa.report.blocks import (
     Code,
     Document,
     Facts,
+    Lead,
     Section,
     Table,
     Text,
@@ -20,6 +21,7 @@ from medfedvqa.report.blocks import (
     figure,
     moment,
     row,
+    stack,
     table,
     words,
 )
@@ -42,10 +44,11 @@ def compose_joined(joined: JoinedReport) -> Document:
     return Document(
         kind="Joined privacy-budget reports",
         title=f"Job {bounded(joined.job, NAME)} ({bounded(joined.method, NAME)}) at {len(joined.sites)} sites",
-        claim=joined.sentence,
-        claimed=joined.epsilon is not None,
+        question=None,
+        lead=Lead(joined.sentence, "open" if joined.epsilon is not None else "bad"),
         created=joined.created,
         cards=cards,
+        front=(),
         sections=(*sections, omitted, appendix.digests(sections)),
         foot=f"Format {joined.format}, newest report of {words([moment(joined.created)])} UTC. "
         "A joined report is not signed: "
@@ -59,14 +62,12 @@ def _claims(joined: JoinedReport) -> Section:
         joined.sites,
         {
             "Site": lambda site: site.site,
-            "Claim": lambda site: "made" if site.claimed else "not made",
-            "#Epsilon": lambda site: at_most(site.epsilon),
-            "#Delta": lambda site: figure(site.delta),
+            "Claim, job": lambda site: stack("made" if site.claimed else "not made", site.state),
+            "#Epsilon, delta": lambda site: stack(at_most(site.epsilon), figure(site.delta)),
             "#GDP mu": lambda site: figure(site.mu),
             "Aggregation": lambda site: site.aggregation,
             "#Attacks prove": lambda site: at_least(site.lower_bound),
             "State": lambda site: state("broken" if site.broken else "not shown" if site.not_shown else "shown"),
-            "Job": lambda site: site.state,
         },
         "No site reports.",
     )

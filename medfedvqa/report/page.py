@@ -61,24 +61,23 @@ class _Page:
         )
         top = _line(
             "header",
-            _line("p", _text(document.kind), class_="name"),
-            _line("h1", _text(document.title)),
-            _line(
-                "p", *self._cell(blocks.sentence(document.claim)), class_="claim" if document.claimed else "claim open"
-            ),
-            _line("dl", *map(self._card, document.cards), class_="cards"),
+            _line("p", _text(document.kind), " · ", _text(document.title), class_="name"),
+            _line("h1", _text(document.heading)),
+            _line("p", *self._cell(blocks.sentence(document.lead.text)), class_=f"lead {document.lead.tone}"),
+            _line("dl", *map(self._card, document.cards), class_="cards") if document.cards else None,
         )
-        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in document.sections)
-        sections = (self._section(place, section) for place, section in enumerate(document.sections))
+        every = (*document.front, *document.sections)
+        places = (_line("li", tag("a", *_heading(section), href=f"#{section.anchor}")) for section in every)
+        sections = (self._section(place, section) for place, section in enumerate(every))
         body = tag(
             "body",
-            tag("a", "Skip to the sections", class_="skip", href="#main"),
+            tag("a", "Skip to the sections", class_="skip", href="#main") if document.sections else None,
             top,
-            _line("nav", tag("ol", *places), aria_label="Sections"),
+            _line("nav", tag("ol", *places), aria_label="Sections") if document.sections else None,
             tag("main", *sections, id="main", tabindex="-1"),
             tag("footer", _line("p", _text(document.foot))),
         )
-        return tag("html", head, body, lang="en")
+        return tag("html", head, body, lang=document.language)
 
     def _card(self, card: blocks.Card) -> Html:
         filled = None if card.share is None else tag("span", style=f"width: {100 * card.share:.1f}%")
@@ -89,16 +88,19 @@ class _Page:
 
     def _section(self, place: int, section: Section) -> Html:
         name = f"{section.anchor}-title"
-        parts = (part for number, block in enumerate(section.blocks) for part in self._block(block, (place, number)))
+        parts = (
+            part for number, block in enumerate(section.blocks) for part in self._block(block, (place, number), name)
+        )
         heading = _line("h2", _text(section.heading), id=name)
         return _line("section", heading, *parts, id=section.anchor, aria_labelledby=name)
 
-    def _block(self, block: Block, place: tuple[int, int]) -> Iterator[Html]:
+    def _block(self, block: Block, place: tuple[int, int], section: str) -> Iterator[Html]:
+        """The block's elements. A table without a caption is named by its section's heading."""
         match block:
             case blocks.Text():
                 yield _line("p", *self._cell(block.cell), class_="warning" if block.warning else None)
             case blocks.Bullets():
-                yield _line("h3", _text(block.title))
+                yield from _caption(block.title)
                 yield _line("ul", *(_line("li", _text(item)) for item in block.items))
             case blocks.Facts():
                 yield _line("h3", _text(block.title))
@@ -106,10 +108,10 @@ class _Page:
             case blocks.DrawingGroup():
                 yield _line("div", *map(_picture, block.drawings), class_="pictures")
             case blocks.Table(rows=()):
-                yield _line("h3", _text(block.caption))
+                yield from _caption(block.caption)
                 yield _line("p", _text(block.empty), class_="empty")
             case blocks.Table():
-                yield self._table(block, f"table-{place[0]}-{place[1]}")
+                yield self._table(block, f"table-{place[0]}-{place[1]}" if block.caption else section)
 
     def _fact(self, fact: Fact) -> Html:
         source = tag("dd", *self._cell(fact.source), class_="source") if fact.source else None
@@ -119,25 +121,27 @@ class _Page:
         columns = range(len(table.columns))
         looks = [_look(table, column) for column in columns]
         heads = (tag("th", _text(table.title(column)), scope="col", class_=looks[column]) for column in columns)
-        rows = (self._row(row, looks) for row in table.rows)
+        titles = [table.title(column) for column in columns]
+        rows = (self._row(row, titles, looks) for row in table.rows)
         whole = tag(
             "table",
-            _line("caption", _text(table.caption), id=name),
+            _line("caption", _text(table.caption), id=name) if table.caption else None,
             _line("thead", _line("tr", *heads)),
             tag("tbody", *rows),
+            aria_labelledby=None if table.caption else name,
         )
         scrolls = "long scroll" if len(table.rows) > LONG_TABLE else "scroll"
         return _line("div", whole, class_=scrolls, role="region", aria_labelledby=name, tabindex="0")
 
-    def _row(self, row: TableRow, looks: Sequence[str | None]) -> Html:
+    def _row(self, row: TableRow, titles: Sequence[str], looks: Sequence[str | None]) -> Html:
+        """A row; on a phone it becomes a card, in which each cell has its column's title before it."""
         first, *others = (self._cell(cell) for cell in row.cells)
+        cells = [
+            tag("td", *cell, class_=look, data_title=_text(title))
+            for cell, title, look in zip(others, titles[1:], looks[1:], strict=True)
+        ]
         head = tag("th", *first, scope="row", class_=looks[0])
-        return _line(
-            "tr",
-            head,
-            *(tag("td", *cell, class_=look) for cell, look in zip(others, looks[1:], strict=True)),
-            id=row.anchor and _text(row.anchor),
-        )
+        return _line("tr", head, *cells, id=row.anchor and _text(row.anchor))
 
     def _cell(self, cell: Cell) -> list[Child]:
         return [self._inline(part) for part in cell]
@@ -164,6 +168,11 @@ class _Page:
                 return _text(part)
             case _:
                 return _text(part.text)
+
+
+def _caption(title: str) -> Iterator[Html]:
+    if title:
+        yield _line("h3", _text(title))
 
 
 def _heading(section: Section) -> tuple[Child, ...]:

@@ -7,13 +7,13 @@ from medfedvqa.report.blocks import (
     NONE,
     Badge,
     Block,
-    Break,
     Bullets,
     Code,
     Digest,
     DrawingGroup,
     Fact,
     Facts,
+    Inline,
     Link,
     Section,
     Table,
@@ -31,6 +31,7 @@ from medfedvqa.report.blocks import (
     plain,
     row,
     section_links,
+    stack,
     table,
     yes,
 )
@@ -127,21 +128,20 @@ def _releases(releases: Sequence[ReleaseFigures]) -> Table:
         "Every tensor that left",
         releases,
         {
-            "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
+            "Entry, charge": lambda r: stack(Link(str(r.entry), f"entry-{r.entry}"), _charge(r)),
             "Time": lambda r: moment(r.time),
-            "Round": lambda r: count(r.round),
-            "Task": lambda r: plain(r.task),
-            "To": lambda r: plain(r.recipient),
-            "Tensor": lambda r: Code(r.tensor),
-            "Shape": lambda r: (_shape(r.shape), Break(), r.dtype),
-            "Kind": lambda r: r.kind,
-            "Protection": lambda r: r.protection,
+            "Task, round, to": lambda r: stack(plain(r.task), count(r.round), plain(r.recipient)),
+            "Tensor, SHA-256": lambda r: stack(Code(r.tensor), digest(r.sha256)),
+            "Shape": lambda r: stack(_shape(r.shape), r.dtype),
+            "Kind, protection": lambda r: stack(r.kind, r.protection),
             "#Bytes": lambda r: count(r.nbytes),
-            "SHA-256": lambda r: digest(r.sha256),
-            "Charge": lambda r: NONE if r.charge is None else Link(str(r.charge), f"record-{r.charge}"),
         },
         "Nothing left.",
     )
+
+
+def _charge(release: ReleaseFigures) -> Inline:
+    return NONE if release.charge is None else Link(f"record {release.charge}", f"record-{release.charge}")
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -215,15 +215,13 @@ def _attacks(empirical: Empirical) -> Table:
         "Attacks on synthetic patients; the interval for epsilon is from its bound to infinity",
         empirical.attacks,
         {
-            "Attacked": lambda a: a.artefact,
-            "Attack": lambda a: a.attack,
+            "Attacked": lambda a: stack(a.artefact, a.attack),
             "#Canaries": lambda a: count(a.canaries),
-            "#Guesses": lambda a: count(a.guessed),
-            "#Right": lambda a: count(a.correct),
-            "#Accuracy": lambda a: percent(a.accuracy),
-            "#Interval": lambda a: (percent(a.accuracy_low), " to ", percent(a.accuracy_high)),
-            "#Epsilon at least": lambda a: at_least(a.epsilon_at_least),
-            "#Could prove": lambda a: at_least(a.provable),
+            "#Guesses, right": lambda a: stack(count(a.guessed), count(a.correct)),
+            "#Accuracy, interval": lambda a: stack(
+                percent(a.accuracy), (percent(a.accuracy_low), " to ", percent(a.accuracy_high))
+            ),
+            "#Epsilon at least, could prove": lambda a: stack(at_least(a.epsilon_at_least), at_least(a.provable)),
             "Refutes": lambda a: yes(a.refutes),
         },
         "No attack was run.",
@@ -267,8 +265,7 @@ def mappings(report: Report) -> Section:
         "What this report has for each framework; it supports a judgement and is none",
         report.sections.mappings,
         {
-            "Framework": lambda m: m.framework,
-            "Reference": lambda m: m.reference,
+            "Framework": lambda m: stack(m.framework, m.reference),
             "Topic": lambda m: m.topic,
             "Support": lambda m: Badge(m.support, tones[m.support]),
             "What there is": lambda m: m.said,
@@ -297,14 +294,9 @@ def verdicts(report: Report) -> Section:
         tuple(row(e.verdict, e.part, state(e.state), with_links(e.said)) for e in report.evidence.examined),
         "The log was not examined.",
     )
-    signs = Table(
-        "Sign-off, by hand",
-        ("Role", "Confirms", "Name", "Date and signature"),
-        tuple(row(s.role, s.confirms, "", "") for s in section.sign_off),
-        "Nobody is asked to sign.",
-    )
-    worst = Text(("The worst of the rules: ", state(section.state)))
-    return Section("L", "Verdicts and sign-off", (worst, rules, examined, signs))
+    first = Link("first page", "signatures")
+    worst = Text(("The worst of the rules: ", state(section.state), ". Signatures are on the ", first, "."))
+    return Section("L", "Verdicts and sign-off", (worst, rules, examined))
 
 
 def never(report: Report) -> Section:

@@ -33,10 +33,12 @@ from medfedvqa.report.blocks import (
     moment,
     plain,
     row,
+    stack,
     table,
     with_commas,
     yes,
 )
+from medfedvqa.report.governance import deployments, words_of
 from privacy.report.model_conduct import Report
 from privacy.report.model_guarantee import (
     Accounting,
@@ -58,22 +60,30 @@ def identity(report: Report) -> Section:
     section = report.sections.identity
     logged = links_to("entry", _seqs(report))
     ledger = Link("ledger", "ledger")
-    run = Link("D", "D") if report.evidence.run else NONE
-    named = (section.backbone, section.backbone_digest and Digest(section.backbone_digest))
-    backbone = [part for part in named if part]
     about = [
-        fact("Report", Digest(section.report), "SHA-256 of the evidence in report.json"),
         fact("Made, UTC", moment(section.created), "the site's clock"),
         fact("Job", f"{section.job} ({section.method}), {section.state}", logged),
         fact("Site", section.site, logged),
         fact("Sites of the job", ", ".join(section.sites) or NONE, "as far as the site knows them"),
-        fact("Signer", Code(section.signer), "the site's verifier key"),
         fact("Log", (section.log_origin, ", ", count(section.log_entries), " entries"), Link("H", "H")),
-        fact("Log root", digest(section.log_root), ("signed checkpoint, ", Link("H", "H"))),
         fact("Ledger", (count(section.ledger_records), " records"), ledger),
-        fact("Ledger head", digest(section.ledger_head), ledger),
+        fact("Digests, keys and code", Link("at the end", "code")),
     ]
-    code = [
+    return Section("A", "Identity", (Facts("What it is of", tuple(about)), words_of(report)))
+
+
+def code(report: Report) -> Section:
+    """The digests of section A, which nobody reads first."""
+    section = report.sections.identity
+    logged, ledger = links_to("entry", _seqs(report)), Link("ledger", "ledger")
+    run = Link("D", "D") if report.evidence.run else NONE
+    named = (section.backbone, section.backbone_digest and Digest(section.backbone_digest))
+    backbone = [part for part in named if part]
+    facts = [
+        fact("Report", Digest(section.report), "SHA-256 of the evidence in report.json"),
+        fact("Signer", Code(section.signer), "the site's verifier key"),
+        fact("Log root", digest(section.log_root), ("signed checkpoint, ", Link("H", "H"))),
+        fact("Ledger head", digest(section.ledger_head), ledger),
         fact("Report's tool", (section.tool, ", code ", Digest(section.tool_code)), "this installation"),
         fact("Code of the job", _both(section.code_versions, section.code_digests), logged),
         fact("Backbone", with_commas(backbone), logged),
@@ -88,8 +98,8 @@ def identity(report: Report) -> Section:
         "No tensor was released.",
     )
     parts = _parts(section.code_parts) if section.code_parts else ()
-    blocks = (Facts("What it is of", tuple(about)), Facts("Code and settings", tuple(code)), *parts, adapter)
-    return Section("A", "Identity", blocks)
+    blocks = (Facts("What identifies it", tuple(facts)), *parts, adapter)
+    return Section("code", "Digests, keys and code", blocks)
 
 
 def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
@@ -127,13 +137,24 @@ def claim(report: Report) -> Section:
         fact("Neighbours", plain(section.neighbours), Link("C", "C")),
         fact("Observer", plain(section.observer), Link("G", "G")),
     )
-    return Section("B", "Claim", (*blocks, Facts("In its parts", facts), Bullets("Not covered", section.not_covered)))
+    blocks += [Facts("In its parts", facts), Bullets("Not covered", section.not_covered), deployments()]
+    return Section("B", "Claim", tuple(blocks))
 
 
 def unit(report: Report) -> Section:
     """Section C."""
     section = report.sections.unit
-    facts = (fact("Unit", section.unit), fact("Record", section.record), fact("Neighbours", section.neighbours))
+    attested = {
+        True: "yes",
+        False: "no: a delta that large may reveal whole patients",
+        None: "the site does not attest it",
+    }
+    facts = (
+        fact("Unit", section.unit),
+        fact("Record", section.record),
+        fact("Neighbours", section.neighbours),
+        fact("Delta below 1/n", attested[section.delta_below_cohort], "n: the largest cohort, not told"),
+    )
     bounds = Table(
         "Bounds on one patient",
         ("Bound", "#Value", "Unit", "Meaning", "Source"),
@@ -150,11 +171,9 @@ def mechanism(report: Report) -> Section:
         "Mechanisms, over all charges of the job",
         section.mechanisms,
         {
-            "Applied to": lambda m: m.applied_to,
-            "Mechanism": lambda m: _named(m.event),
+            "Mechanism, applied to": lambda m: stack(_named(m.event), m.applied_to),
             "Sampler": lambda m: m.sampler,
-            "Parameters": lambda m: tuple(_parameters(m.event)),
-            "Noise": lambda m: m.noise,
+            "Noise, parameters": lambda m: stack(m.noise, tuple(_parameters(m.event))),
             "#Steps": lambda m: count(m.event.steps),
             "Sensitivity": lambda m: m.sensitivity,
         },
@@ -265,19 +284,13 @@ def _charges(charges: Sequence[ReportCharge]) -> Table:
         "Charges, in the ledger's order, with epsilon after each",
         charges,
         {
-            "Record": lambda c: Link(str(c.record), f"record-{c.record}"),
-            "Time": lambda c: moment(c.time),
-            "Job, method": lambda c: (c.job, Break(), c.method),
-            "Task": lambda c: c.task,
-            "Round": lambda c: count(c.round),
-            "Attempt": lambda c: count(c.attempt),
-            "Events": lambda c: tuple(_events(c)) or (NONE,),
-            "#Delta": lambda c: figure(c.delta),
-            "#Job, recorded": lambda c: at_most(c.job_epsilon_after),
-            "#Job, replayed": lambda c: at_most(c.replayed),
+            "Record, log": lambda c: stack(Link(str(c.record), f"record-{c.record}"), links_to("entry", c.entries)),
+            "Job, method, time": lambda c: stack(c.job, c.method, moment(c.time)),
+            "Task, round, attempt": lambda c: stack(c.task, count(c.round), count(c.attempt)),
+            "Events, delta": lambda c: stack(tuple(_events(c)) or NONE, ("delta ", figure(c.delta))),
+            "#Job: recorded, replayed": lambda c: stack(at_most(c.job_epsilon_after), at_most(c.replayed)),
             "#All jobs, recorded": lambda c: at_most(c.site_epsilon_after),
             "State": lambda c: ", ".join(_states(c)),
-            "Log": lambda c: links_to("entry", c.entries),
         },
         "Nothing was charged.",
     )
@@ -313,10 +326,8 @@ def refusals(caption: str, refused: Sequence[ReportRefusal], empty: str) -> Tabl
         refused,
         {
             "Entry": lambda r: Link(str(r.entry), f"entry-{r.entry}"),
-            "Time": lambda r: moment(r.time),
-            "Job": lambda r: plain(r.job),
-            "Round": lambda r: count(r.round),
-            "Task": lambda r: plain(r.task),
+            "Job, time": lambda r: stack(plain(r.job), moment(r.time)),
+            "Task, round": lambda r: stack(plain(r.task), count(r.round)),
             "Direction": lambda r: plain(r.direction),
             "Reason": lambda r: r.reason,
         },

@@ -2,11 +2,12 @@
 
 from medfedvqa.training.config import Optimizer, TrainingConfig
 from medfedvqa.training.private import Privacy
-from medfedvqa.training.rows import Penalty, RowLoss, Rows, answer_losses, cached
+from medfedvqa.training.rows import MakeCache, Penalty, RowLoss, Rows, SiteRows, answer_losses, cached
 from medfedvqa.training.site import Site
 from medfedvqa.training.trainer import Part, Trainer
 
 __all__ = [
+    "MakeCache",
     "Optimizer",
     "Part",
     "Penalty",
@@ -14,6 +15,7 @@ __all__ = [
     "RowLoss",
     "Rows",
     "Site",
+    "SiteRows",
     "Trainer",
     "TrainingConfig",
     "answer_losses",

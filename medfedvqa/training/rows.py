@@ -46,11 +46,13 @@ def answer_losses(model: AnswerModel) -> RowLoss:
 class SiteRows:
     """A site's rows with answers in a model's answer space, over the backbone's cache."""
 
-    def __init__(self, site: Site, make: MakeCache, depth: Depth, count: int, answers: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, site: Site, model: AnswerModel, depth: Depth, count: int, answers: tuple[str, ...] | None
+    ) -> None:
         """`count`: views of each picture. `answers`: the model's answer space; None means the site's own."""
         self._site, self._views = site, count
         self._answers = answers or site.data.answers
-        self._cache = cached(site, depth, make, count)
+        self._cache = cached(site, depth, model.cache, count, model.cache_key)
 
     def encoded(self, examples: Examples) -> Examples:
         """The same rows, with answers in the model's answer space."""
@@ -84,8 +86,11 @@ class SiteRows:
         return pictures * self._views + view[place]
 
 
-def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1) -> Cache:
-    """The frozen part of the model at this depth, which `make` computes once for `count` views of each picture."""
+def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1, key: str = "backbone") -> Cache:
+    """The frozen part of the model at this depth, which `make` computes once for `count` views of each picture.
+
+    `key` names the kind of cache that it makes.
+    """
 
     def freeze() -> Cache:
         data, backbone = site.data, site.backbone
@@ -95,4 +100,4 @@ def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1) -> Cache:
             pictures = views(pictures, count, data.view_seeds(site.seed)).flatten(0, 1)
         return make(depth, pictures, questions)
 
-    return site.derive(("cache", make.__qualname__, tuple(sorted(depth.items())), count), freeze)
+    return site.derive(("cache", key, tuple(sorted(depth.items())), count), freeze)

@@ -55,7 +55,7 @@ class Trainer:
         `model` see the rows as well.
         """
         self.site, self.model, self.config = site, model, config
-        self._rows = SiteRows(site, model.cache, depth or model.depth, config.views, answers)
+        self._rows = SiteRows(site, model, depth or model.depth, config.views, answers)
         self.train_rows = self._rows.encoded(site.data.train).answered
         self._gradients = (
             PlainGradients(self._rows, self.train_rows, config)

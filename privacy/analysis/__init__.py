@@ -57,10 +57,16 @@ class Analysis(Protocol):
         """The loss of one such step, given that it lies between `least` and `most`."""
         ...
 
-    def composed_epsilon(
-        self, losses: Losses, steps: Sequence[int], reach: float, mesh: float, delta: float, errors: tuple[float, float]
-    ) -> float:
-        """An upper bound of epsilon at `delta` of all steps of each loss.
+    def composed_epsilons(
+        self,
+        losses: Losses,
+        steps: Sequence[int],
+        reach: float,
+        mesh: float,
+        deltas: Sequence[float],
+        errors: tuple[float, float],
+    ) -> list[float]:
+        """Upper bounds of epsilon, one at each of `deltas`, of all steps of each loss, which are composed once.
 
         `losses` makes the variables, given the ends of the grid, which reaches to about `reach` on both sides of 0
         with about `mesh` between its points. `errors`: those allowed in delta and in epsilon. Raises

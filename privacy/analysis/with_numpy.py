@@ -39,16 +39,21 @@ def sampled_gaussian_loss(rate: float, noise: float, least: float, most: float) 
     return _SampledGaussianLoss(rate, noise, least, most)
 
 
-def composed_epsilon(
-    losses: Losses, steps: Sequence[int], reach: float, mesh: float, delta: float, errors: tuple[float, float]
-) -> float:
+def composed_epsilons(
+    losses: Losses,
+    steps: Sequence[int],
+    reach: float,
+    mesh: float,
+    deltas: Sequence[float],
+    errors: tuple[float, float],
+) -> list[float]:
     grid = _Grid.aligned(reach, mesh)
     discrete = [_discrete(loss, grid) for loss in losses(grid.least, grid.most)]
     parts = [_self_convolution(loss, count) for loss, count in zip(discrete, steps, strict=True)]
     while len(parts) > 1:
         odd = [parts.pop()] if len(parts) % 2 else []
         parts = [_convolution(left, right) for left, right in zip(parts[::2], parts[1::2], strict=True)] + odd
-    return _epsilon(parts[0], delta, *errors)
+    return [_epsilon(parts[0], delta, *errors) for delta in deltas]
 
 
 @lru_cache(maxsize=1 << 16)

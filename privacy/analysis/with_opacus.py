@@ -31,10 +31,15 @@ def sampled_gaussian_loss(rate: float, noise: float, least: float, most: float) 
     return loss
 
 
-def composed_epsilon(
-    losses: Losses, steps: Sequence[int], reach: float, mesh: float, delta: float, errors: tuple[float, float]
-) -> float:
+def composed_epsilons(
+    losses: Losses,
+    steps: Sequence[int],
+    reach: float,
+    mesh: float,
+    deltas: Sequence[float],
+    errors: tuple[float, float],
+) -> list[float]:
     domain = Domain.create_aligned(-reach, reach, mesh)
     discrete = [discretize(loss, domain) for loss in losses(domain.t_min, domain.t_max)]
-    _, _, upper = compose_heterogeneous(discrete, list(steps)).compute_epsilon(delta, *errors)
-    return float(upper)
+    composed = compose_heterogeneous(discrete, list(steps))
+    return [float(composed.compute_epsilon(delta, *errors)[2]) for delta in deltas]

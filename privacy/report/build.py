@@ -9,6 +9,7 @@ from privacy.report.measured import data_handling, empirical
 from privacy.report.model_conduct import FORMAT, Report, Sections
 from privacy.report.report_evidence import ReportEvidence
 from privacy.report.spending import accounting
+from privacy.report.summary import summary
 from privacy.report.verdicts import verdicts
 
 NEVER = (
@@ -38,9 +39,10 @@ def sections_of(evidence: ReportEvidence) -> Sections:
 
 
 def _sections(facts: ReportFacts) -> Sections:
+    claimed = claim(facts)
     return Sections(
         identity=identity(facts),
-        claim=claim(facts),
+        claim=claimed,
         unit=unit(facts),
         mechanism=executed(facts),
         accounting=accounting(facts),
@@ -52,6 +54,7 @@ def _sections(facts: ReportFacts) -> Sections:
         mappings=mappings(facts),
         verdicts=verdicts(facts),
         never=NEVER,
+        summary=summary(facts, claimed.made),
     )
 
 

@@ -188,7 +188,16 @@ def unit(facts: ReportFacts) -> Unit:
         ),
     )  # fmt: skip
     bounds = (*_bounds(facts.evidence.run), *policy_bounds) if facts.is_private else policy_bounds
-    return Unit(unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds)
+    return Unit(
+        unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds, delta_below_cohort=_delta_below_cohort(facts)
+    )
+
+
+def _delta_below_cohort(facts: ReportFacts) -> bool | None:
+    """The site's attestation, where it is about a delta that is not smaller than that of any charge."""
+    attested = facts.evidence.cohort
+    deltas = [charge.charge.delta for charge in facts.replay.charges if charge.charge]
+    return attested.below if attested and deltas and attested.delta >= max(deltas) else None
 
 
 _SETTINGS = (

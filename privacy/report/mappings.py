@@ -1,7 +1,8 @@
 """Section K: what in the report serves which part of which framework, and what the project does not provide.
 
 Written in the project's own words, from NIST SP 800-226 (2025), the template of the OpenDP deployments registry (2026),
-45 CFR 164, Regulation (EU) 2016/679, SATRE 2, and Regulation (EU) 2024/1689. No legal conclusion follows from it.
+45 CFR 164, Regulations (EU) 2016/679, 2024/1689 and 2025/327, SATRE 2, ISO/IEC 27001:2022, 27701:2019 and 27559:2022,
+and NIST AI RMF 1.0. No legal conclusion follows from it.
 """
 
 from privacy.report.facts import ReportFacts
@@ -13,12 +14,15 @@ NO: Support = "not provided"
 
 NIST, REGISTRY = "NIST SP 800-226", "DP deployments registry"
 HIPAA, GDPR, SATRE, AI_ACT = "HIPAA", "GDPR", "SATRE", "EU AI Act"
+EHDS, AI_RMF = "European Health Data Space", "NIST AI RMF"
+ISO_27001, ISO_27701, ISO_27559 = "ISO/IEC 27001", "ISO/IEC 27701", "ISO/IEC 27559"
 _ELSEWHERE = "Not provided by the project: an organisation's own document."
 
 
 def mappings(facts: ReportFacts) -> tuple[Mapping, ...]:
     """K."""
-    lines = (*_nist(facts), *_registry(facts), *_hipaa(facts), *_gdpr(facts), *_SATRE, *_AI_ACT)
+    lines: tuple[Line, ...] = (*_nist(facts), *_registry(facts), *_hipaa(facts), *_gdpr(facts), *_SATRE)
+    lines += (*_ai_act(facts), *_ehds(facts), *_ISO, *_ai_rmf(facts))
     return tuple(
         Mapping(framework=of, reference=reference, topic=topic, support=support, said=sentence, evidence=tuple(where))
         for of, reference, topic, support, sentence, where in lines
@@ -65,19 +69,37 @@ def _hipaa(facts: ReportFacts) -> tuple[Line, ...]:
         (HIPAA, "164.514(b)(1)", "expert determination", PARTLY, "Figures an expert may use; no determination.", "BEJ"),
         (HIPAA, "164.514(b)(2)", "removal of listed identifiers", store, "A DICOM profile, not the list itself.", "I"),
         (HIPAA, "164.514(c)", "re-identification codes", store, "Keyed pseudonyms; the key stays on site.", "I"),
+        (HIPAA, "164.308(a)(1)(ii)(A)", "risk analysis", PARTLY, "Bounds, attacks, what is not covered.", "BFJ"),
+        (HIPAA, "164.308(a)(1)(ii)(D)", "review of activity", PARTLY, "Log, verifier; people are for the site.", "HL"),
+        (HIPAA, "164.308(a)(6)", "security incidents", NO, _ELSEWHERE, "H"),
         (HIPAA, "164.312(a)", "access control", NO, _ELSEWHERE, "G"),
         (HIPAA, "164.312(b)", "audit controls", YES, "Every release is logged before it is sent.", "H"),
         (HIPAA, "164.312(c)", "integrity", YES, "Hash chain, tree, signed and cosigned checkpoints.", "HL"),
         (HIPAA, "164.312(d)", "authentication", PARTLY, "Keys of sites; people are for the site.", "A"),
         (HIPAA, "164.312(e)", "transmission security", PARTLY, "Mutual TLS, and shares; not shown here.", "G"),
         (HIPAA, "164.316(b)(1)", "documentation", PARTLY, "This report, of the jobs it is about.", "A"),
+        (HIPAA, "164.512(i)(1)(i)", "approval of a board or waiver", NO, _ELSEWHERE, "A"),
+        (HIPAA, "164.512(i)(2)(ii)", "minimal risk of a use", PARTLY, "Bound, budget, trust; the board judges.", "BEG"),
         (HIPAA, "164.316(b)(2)", "six years' retention", PARTLY, "The log's default; the report is the site's.", "H"),
     )
 
 
 def _gdpr(facts: ReportFacts) -> tuple[Line, ...]:
+    words, law = _in_words(facts, "controller", "purpose"), _in_words(facts, "legal_basis")
+    purpose, kept = _in_words(facts, "purpose", "permitted_use"), _in_words(facts, "retention")
     return (
-        (GDPR, "Art. 30(1)(a), (b)", "controller and purposes", NO, _ELSEWHERE, "A"),
+        (GDPR, "Art. 5(1)(b)", "purpose limitation", purpose, "The site's words; the gate knows tasks only.", "A"),
+        (GDPR, "Art. 5(1)(c)", "data minimisation", YES, "Only declared tensors leave, each bounded.", "H"),
+        (GDPR, "Art. 5(1)(e)", "storage limitation", kept, "The site's words.", "A"),
+        (GDPR, "Art. 5(2)", "accountability", YES, "Log, ledger, proofs, verifier.", "EHL"),
+        (GDPR, "Art. 6", "lawfulness", law, "The site's reference; no assessment.", "A"),
+        (GDPR, "Art. 9", "health data", law, "The site's reference; no assessment.", "A"),
+        (GDPR, "Art. 17", "erasure", NO, "Models keep what they learned; epsilon bounds it.", "B"),
+        (GDPR, "Art. 25", "protection by design and default", PARTLY, "Gate, noise, budget, refusals.", "DEGH"),
+        (GDPR, "Art. 32(1)", "security of processing", PARTLY, "Noise, shares, log; disks are the site's.", "DGH"),
+        (GDPR, "Art. 33", "notice of a breach", PARTLY, "What left, when, to whom; notice is the site's.", "H"),
+        (GDPR, "Art. 89(1)", "safeguards of research", PARTLY, "Minimisation, pseudonyms, noise.", "DHI"),
+        (GDPR, "Art. 30(1)(a), (b)", "controller and purposes", words, "The site's words.", "A"),
         (GDPR, "Art. 30(1)(c)", "categories of people and data", PARTLY, "Unit and kinds of tensors.", "CH"),
         (GDPR, "Art. 30(1)(d)", "recipients", YES, "Of each release.", "H"),
         (GDPR, "Art. 30(1)(e)", "transfers to third countries", NO, _ELSEWHERE, "H"),
@@ -100,12 +122,71 @@ _SATRE: tuple[Line, ...] = (
     (SATRE, "Data management", "disclosure risk of outputs", PARTLY, "Epsilon and attacks.", "BJ"),
     (SATRE, "Federation", "what moves between environments", YES, "Releases and their protections.", "GH"),
 )
-_AI_ACT: tuple[Line, ...] = (
-    (AI_ACT, "Art. 12(1)", "automatic logging", PARTLY, "Of training; a system in use is not logged.", "H"),
-    (AI_ACT, "Art. 12(2)", "traceability", PARTLY, "Of releases, code, backbone, adapter.", "AH"),
-    (AI_ACT, "Art. 19(1)", "keeping logs six months or more", PARTLY, "Six years by default, of training.", "H"),
-    (AI_ACT, "Art. 12(3)", "remote biometric identification", NO, "Not what this is for.", "A"),
+
+
+def _ai_act(facts: ReportFacts) -> tuple[Line, ...]:
+    accuracy = PARTLY if facts.evidence.measured else NO
+    return (
+        (AI_ACT, "Art. 9", "risk management", PARTLY, "Bounds, attacks, what is not covered.", "BFJ"),
+        (AI_ACT, "Art. 10", "data governance", PARTLY, "De-identification, if done here; not bias.", "I"),
+        (AI_ACT, "Art. 11", "technical documentation", PARTLY, "Of training: code, settings, mechanism.", "ADH"),
+        (AI_ACT, "Art. 12(1)", "automatic logging", PARTLY, "Of training; a system in use is not logged.", "H"),
+        (AI_ACT, "Art. 12(2)", "traceability", PARTLY, "Of releases, code, backbone, adapter.", "AH"),
+        (AI_ACT, "Art. 13", "information for deployers", PARTLY, "Limits and accuracies of training.", "BFJ"),
+        (AI_ACT, "Art. 14", "human oversight", NO, _ELSEWHERE, "L"),
+        (AI_ACT, "Art. 15(1)", "accuracy and robustness", accuracy, "Accuracy on test rows, if given.", "J"),
+        (AI_ACT, "Art. 15(5)", "cybersecurity", PARTLY, "Of training: gate, log, limits of the server.", "GH"),
+        (AI_ACT, "Art. 19(1)", "keeping logs six months or more", PARTLY, "Six years by default, of training.", "H"),
+        (AI_ACT, "Art. 12(3)", "remote biometric identification", NO, "Not what this is for.", "A"),
+    )
+
+
+def _ehds(facts: ReportFacts) -> tuple[Line, ...]:
+    purpose = _in_words(facts, "purpose")
+    return (
+        (EHDS, "Art. 53", "purposes of secondary use", purpose, "The site's words; no assessment.", "A"),
+        (EHDS, "Art. 54", "prohibited uses", NO, _ELSEWHERE, "A"),
+        (EHDS, "Art. 66", "minimisation and purpose limitation", PARTLY, "Declared tensors; rows stay.", "H"),
+        (EHDS, "Art. 68", "data permit", NO, _ELSEWHERE, "A"),
+        (EHDS, "Art. 71", "right to opt out", NO, "The site leaves such patients out.", "I"),
+        (EHDS, "Art. 73", "secure processing environment", PARTLY, "Output gate, log; the rest is the site's.", "GH"),
+    )
+
+
+_ISO: tuple[Line, ...] = (
+    (ISO_27001, "A.5.34", "privacy and personal data", PARTLY, "Bound and budget by patient.", "BE"),
+    (ISO_27001, "A.8.10", "deletion of information", NO, _ELSEWHERE, "I"),
+    (ISO_27001, "A.8.11", "data masking", PARTLY, "Pseudonyms, noise, shares.", "DGI"),
+    (ISO_27001, "A.8.12", "prevention of leakage", PARTLY, "The gate; other ways out are the site's.", "H"),
+    (ISO_27001, "A.8.15", "logging", YES, "Signed and cosigned log.", "HL"),
+    (ISO_27001, "A.8.24", "cryptography", PARTLY, "Signatures and shares; keys are the site's.", "AG"),
+    (ISO_27701, "7.2.1", "purpose", NO, _ELSEWHERE, "A"),
+    (ISO_27701, "7.2.5", "privacy impact assessment", PARTLY, "Figures for one.", "BFJ"),
+    (ISO_27701, "7.2.8", "records of processing", PARTLY, "Of releases.", "H"),
+    (ISO_27701, "7.4.4", "minimisation", PARTLY, "Declared tensors, each bounded.", "H"),
+    (ISO_27701, "7.4.5", "de-identification and deletion", PARTLY, "De-identification, if done here.", "I"),
+    (ISO_27559, "context", "who receives what", YES, "Recipients, trust, observers.", "GH"),
+    (ISO_27559, "identifiability", "risk and mitigation", PARTLY, "Bound, attacks, noise.", "BDJ"),
+    (ISO_27559, "governance", "before, during and after", PARTLY, "Log and budget; review is the site's.", "EH"),
 )
+
+
+def _ai_rmf(facts: ReportFacts) -> tuple[Line, ...]:
+    purpose = _in_words(facts, "purpose", "permitted_use")
+    return (
+        (AI_RMF, "GOVERN 1", "policies and people", NO, _ELSEWHERE, "L"),
+        (AI_RMF, "MAP 1.1", "intended purpose", purpose, "The site's words.", "A"),
+        (AI_RMF, "MEASURE 2.3", "performance", _given(facts.evidence.measured), "Accuracy with and without.", "J"),
+        (AI_RMF, "MEASURE 2.7", "security and resilience", PARTLY, "Of training: trust, gate, log.", "GH"),
+        (AI_RMF, "MEASURE 2.10", "privacy risk", PARTLY, "Bound, budget, attacks.", "BEJ"),
+        (AI_RMF, "MANAGE 4.3", "incidents", NO, _ELSEWHERE, "H"),
+    )
+
+
+def _in_words(facts: ReportFacts, *names: str) -> Support:
+    """Whether the site gave these texts. Nobody checks what they say."""
+    governance = facts.evidence.governance
+    return PARTLY if governance and all(getattr(governance, name) for name in names) else NO
 
 
 def _given(value: object) -> Support:

@@ -11,6 +11,10 @@ NO_STORE = (
     "Not ingested with this tool, or its manifest was not given: the report says nothing of how the data were "
     "de-identified."
 )
+OPEN_FLAGS = (
+    "Clean pixels (113101) are not claimed: some pictures hold marks that the text finder could not read, and that no "
+    "person has decided on. What it read was blanked."
+)
 NO_ATTACK = "No attack on this job was given: nothing is proved from below."
 NOT_COVERED = (
     "Epsilon covers what was released: the model that the site keeps, and answers of it that are shown outside the "
@@ -43,7 +47,7 @@ def data_handling(facts: ReportFacts) -> DataHandling:
         said="Read from DICOM, de-identified and stored by `medfedvqa ingest`; patients are keyed pseudonyms.",
         profile=tuple(f"{code.value} {code.meaning}" for code in store.codes),
         retained=store.retained,
-        burned_in=sentence if is_cleaned else "Pixels were not searched for text.",
+        burned_in=sentence if is_cleaned else OPEN_FLAGS,
         tools=tuple(f"{name} {version}" for name, version in sorted(store.versions.items())),
         manifest=store.sha256,
         made=store.made,

@@ -213,6 +213,8 @@ class Rule(Frozen):
     state: State
     said: Wording
     evidence: Wordings
+    closing: MaybeWording = None
+    """What the site can do about it; none if the rule is shown to be kept."""
 
 
 class SignOff(Frozen):
@@ -229,6 +231,21 @@ class Verdicts(Frozen):
     """The worst of the rules."""
     rules: tuple[Rule, ...]
     sign_off: Annotated[tuple[SignOff, ...], WORDING]
+
+
+class Summary(Frozen):
+    """Figures of the first page, for people."""
+
+    wrongly: float
+    """The share, in 0..1, of people who did not take part and are accused nevertheless ..."""
+    found: float | None
+    """... and the largest share, in 0..1, of those who did whom anybody finds by what this job released; none without a
+    claim."""
+    found_in_all: float | None
+    """The same by what all jobs of the site released under differential privacy; none if it is not bounded."""
+    jobs_that_fit: int | None
+    """How many more jobs with this one's charges the limit allows, counted to `most_counted`; none without a limit."""
+    most_counted: int
 
 
 class Sections(Frozen):
@@ -248,6 +265,8 @@ class Sections(Frozen):
     verdicts: Verdicts
     never: Wordings
     """M: what is never in a report."""
+    summary: Summary | None = None
+    """None in reports of earlier versions."""
 
 
 class Report(Frozen):

@@ -104,6 +104,9 @@ class Unit(Frozen):
     record: Wording
     neighbours: Wording
     bounds: tuple[Bound, ...]
+    delta_below_cohort: bool | None = None
+    """Whether every delta of the ledger's charges is below one over the patients of the largest cohort, as the site
+    attests without their number; none if it does not."""
 
 
 class Parameter(Frozen):

@@ -3,9 +3,10 @@
 Every section of a report follows from this alone, so that whoever has the report can make its sections again.
 """
 
-from typing import Literal
+from datetime import date
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from audits.excerpt import Excerpt
 
@@ -190,6 +191,39 @@ class StoreBinding(Frozen):
     """Whether ingestion compared all files and patients of the store with those of the ledgers beside it."""
 
 
+MAX_WORDS = 20_000
+"""The most characters of a text of a site's governance."""
+Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
+
+
+class Governance(Frozen):
+    """What a site says of its own decisions, in its own words: nothing here vouches for it."""
+
+    purpose: Words | None = None
+    controller: Words | None = None
+    contact: Words | None = None
+    legal_basis: Words | None = None
+    retention: Words | None = None
+    epsilon_decided_by: Words | None = None
+    epsilon_reason: Words | None = None
+    permitted_use: Words | None = None
+    review_date: Words | None = None
+
+    @field_validator("review_date", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        """YAML reads a date as one."""
+        return value.isoformat() if isinstance(value, date) else value
+
+
+class CohortAttestation(Frozen):
+    """Whether delta is below one over the patients of the largest cohort: the site's word, without their number."""
+
+    delta: float
+    """The largest that a charge of the ledger used."""
+    below: bool
+
+
 class ReportEvidence(Frozen):
     """All that a report is made of."""
 
@@ -209,3 +243,6 @@ class ReportEvidence(Frozen):
     measured: AccuracyMeasurement | None
     ingested: IngestionManifest | None
     binding: StoreBinding | None = None
+    governance: Governance | None = None
+    cohort: CohortAttestation | None = None
+    """None if the ledger has no cohort."""

@@ -10,6 +10,7 @@ from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
 from privacy.ledger_replay import decode_events
 from privacy.mechanisms import DPEvent
+from privacy.report.closing import CLOSING
 from privacy.report.facts import ReportFacts
 from privacy.report.measured import empirical
 from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
@@ -33,7 +34,14 @@ RuleVerdict = tuple[State, str]
 def verdicts(facts: ReportFacts) -> Verdicts:
     """L."""
     rules = tuple(
-        Rule(rule=name, statement=statement, state=state, said=sentence, evidence=tuple(where))
+        Rule(
+            rule=name,
+            statement=statement,
+            state=state,
+            said=sentence,
+            evidence=tuple(where),
+            closing=None if state == SHOWN else CLOSING.get(name),
+        )
         for name, statement, where, check in _RULES
         if check is not _bound or "binding" in facts.evidence.model_fields_set
         if check is not _identified or facts.codes  # as entries name it from their format 1 on

@@ -40,6 +40,7 @@ CONTRASTS = """() => {
 UNNAMED = """() => [...document.querySelectorAll('a, button, select, input, summary, [role=img], nav, form, table')]
     .filter(node => !(node.textContent.trim() && node.matches('a, button, summary')))
     .filter(node => !node.ariaLabel && !node.labels?.length && !node.caption?.textContent.trim())
+    .filter(node => !document.getElementById(node.getAttribute('aria-labelledby'))?.textContent.trim())
     .map(node => node.outerHTML.slice(0, 200))"""
 
 

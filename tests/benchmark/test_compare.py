@@ -1,10 +1,11 @@
 """What the benchmark's figures mean, on outcomes made up for the purpose."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from medfedvqa.benchmark.grid import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.statistics import average, by_site, holm, p_value
 
 
@@ -56,6 +57,21 @@ def test_rows_of_one_patient_count_together() -> None:
     one = [outcome(patients, {"a": [True] * 60})]
     other = [outcome(patients, {"a": [False] * 30 + [True] * 30})]
     assert p_value(one, other) == 1
+
+
+def test_a_patient_counts_once_over_seeds_that_test_the_same_rows() -> None:
+    """Five patients, all better: the smallest p is that of 5 signs, 2 of 32, however many seeds there are."""
+    patients = {"a": [0, 0, 1, 2, 3, 4]}
+    good = [replace(outcome(patients, {"a": [True] * 6}), seed=seed) for seed in range(6)]
+    bad = [replace(outcome(patients, {"a": [False] * 6}), seed=seed) for seed in range(6)]
+    assert p_value(good, bad) == pytest.approx(1 / 16, abs=0.01)
+    drawn_anew = [replace(each, cohort=each.seed) for each in good]
+    assert p_value(drawn_anew, bad) < 0.001
+
+
+def test_patients_keep_their_numbers_whatever_else_a_site_holds() -> None:
+    """Numbers follow from the test rows alone: a site numbers its training patients too, which seeds may change."""
+    assert numbered_patients([17, 17, 4, 9, 4]) == numbered_patients([3, 3, 8, 1, 8]) == [0, 0, 1, 2, 1]
 
 
 def test_holm_by_hand() -> None:

@@ -1,14 +1,20 @@
 """A grid of real, small runs: resumed, complete, and refused where it would deceive."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import best_baseline, markdown
-from medfedvqa.benchmark.grid import FREE, OUTCOME, Grid, _centralised, outcomes, run
+from medfedvqa.benchmark.benchmark_table import markdown
+from medfedvqa.benchmark.comparison import PERSONAL, compared
+from medfedvqa.benchmark.grid import FREE, OLD, OUTCOME, Grid, _cohort, results, run
 from medfedvqa.benchmark.printed import PRINTED
-from medfedvqa.benchmark.systems import SYSTEMS, System, systems_named
+from medfedvqa.benchmark.results_file import RESULTS, read
+from medfedvqa.benchmark.single_run import centralised
+from medfedvqa.benchmark.systems import SYSTEMS, WITHOUT, System, systems_named, without_picture
 from medfedvqa.core import create, method_names
+from medfedvqa.data import Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 
@@ -36,19 +42,79 @@ def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Gri
     assert len(list(run(grid, 1))) == 4 - len(done)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
     assert not list(run(grid, 1))
-    results = outcomes(grid)
-    assert list(results) == ["majority", "question-only prior", "FedAvg classifier", "AS2"]
-    for label, each in results.items():
+    comparison = compared(results(grid))
+    rows = comparison.rows
+    assert list(rows) == ["majority", "question-only prior", *_shared_and_personal("FedAvg classifier"), "AS2"]
+    for label, each in rows.items():
         own = each[0]
         assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
         assert label in FREE or (own.parameters > 0 and own.seconds > 0)
-    classifier = results["FedAvg classifier"][0]
+    classifier = rows["FedAvg classifier"][0]
     assert len(classifier.validated["site-001"]) == 2 and classifier.bytes_up > 0
-    text = markdown(grid, results)
-    assert all(f"| {label} |" in text for label in results)
-    assert best_baseline(grid, results) != "AS2"
+    assert classifier.right != rows["FedAvg classifier (personal)"][0].right
+    text = markdown(comparison)
+    assert all(f"| {label} |" in text for label in rows)
+    assert comparison.reference != "AS2"
+    assert_a_copy_of_the_lines_makes_the_same_table(grid, text)
+    assert_the_lines_name_nobody(grid)
+    assert_a_run_of_version_0_2_still_counts(grid)
     changed = Grid("phantom", None, grid.out, PAIR, 1, {**BUDGET, "hidden": 9}, grid.sites)
     assert len(list(run(changed, 1))) == 2
+
+
+def _shared_and_personal(label: str) -> tuple[str, str]:
+    return label, label + PERSONAL
+
+
+def assert_a_copy_of_the_lines_makes_the_same_table(grid: Grid, text: str) -> None:
+    """Every run appended its line when it ended; the lines alone make the table."""
+    lines = (grid.out / RESULTS).read_text().splitlines()
+    assert len(lines) == (len(FREE) + len(PAIR)) * grid.seeds
+    read_again, remarks = read([grid.out / RESULTS])
+    read_again.sort(key=lambda result: list(compared(results(grid)).rows).index(result.system))
+    assert not remarks and markdown(compared(read_again)) == text
+
+
+def assert_the_lines_name_nobody(grid: Grid) -> None:
+    """No question and no key of a patient of any seed is in the file, which only its owner reads."""
+    content, checked = (grid.out / RESULTS).read_text(), 0
+    for seed in range(grid.seeds):
+        for site in grid.sites:
+            data = load_site(grid.reader, None, site, Split(seed=seed), seed)
+            texts = {*data.patients, *(question for part in data.parts for question in part.questions)}
+            checked += len(texts)
+            assert not [text for text in texts if text in content]
+    assert checked > 50 and (grid.out / RESULTS).stat().st_mode & 0o077 == 0
+
+
+def assert_a_run_of_version_0_2_still_counts(grid: Grid) -> None:
+    """Its file has patient numbers of the whole site, and lacks what came later, a setting of the job included."""
+    before = {(result.system, result.seed): result.outcome for result in results(grid)}
+    for system in PAIR:
+        for seed in range(grid.seeds):
+            file = grid.folder(system, seed) / OUTCOME
+            record = json.loads(file.read_text())
+            kept = {key: value for key, value in record.items() if key not in ("version", "pictures", "regime")}
+            kept["job"] = {key: value for key, value in record["job"].items() if key != "most_norm"}
+            new = ("personal", "seed", "cohort")
+            kept["outcome"] = {key: value for key, value in record["outcome"].items() if key not in new}
+            kept["outcome"]["patients"] = {
+                site: [7 + 3 * patient for patient in patients]
+                for site, patients in record["outcome"]["patients"].items()
+            }
+            file.write_text(json.dumps(kept))
+    assert not list(run(grid, 1))
+    for result in results(grid):
+        assert result.outcome == replace(before[result.system, result.seed], personal={})
+        assert (result.version == OLD) is (result.system in ("FedAvg classifier", "AS2"))
+
+
+def test_seeds_of_a_published_test_share_a_cohort_and_drawn_sets_do_not(data_folder: Path, tmp_path: Path) -> None:
+    """VQA-RAD's test rows are the same in every seed, though its validation rows are not; a phantom is drawn anew."""
+    published = Grid("vqa-rad", data_folder / "vqa-rad", tmp_path, PAIR, 3, BUDGET, ("head", "chest"))
+    phantoms = Grid("phantom", None, tmp_path, PAIR, 3, BUDGET, ("site-001", "site-002"))
+    assert [_cohort(published, seed) for seed in range(3)] == [0, 0, 0]
+    assert [_cohort(phantoms, seed) for seed in range(3)] == [0, 1, 2]
 
 
 def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> None:
@@ -64,8 +130,8 @@ def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path:
     both = (System("CT", "local", {"tuning": "classifier"}, centralised=True), System("DT", "local", PAIR[0].options))
     grid = Grid("phantom", None, tmp_path, both, 1, BUDGET, ("site-001", "site-002"))
     assert len(list(run(grid, 1))) == 2
-    results = outcomes(grid)
-    together, apart = results["CT"][0], results["DT"][0]
+    rows = compared(results(grid)).rows
+    together, apart = rows["CT"][0], rows["DT"][0]
     assert (together.bytes_up, together.bytes_down) == (0, 0) and together.parameters == apart.parameters
     assert {site: len(rows) for site, rows in together.right.items()} == {s: len(p) for s, p in apart.right.items()}
     assert len(together.validated["all sites"]) == 2 and together.patients == apart.patients
@@ -77,7 +143,7 @@ def test_a_split_network_is_not_trained_centrally(tmp_path: Path) -> None:
     system = System("CT", "unicon", {"aggregate": "none"}, centralised=True)
     grid = Grid("slake", tmp_path, tmp_path, (system,), 1, BUDGET, ("lung",))
     with pytest.raises(ConfigError, match="can train alone"):
-        _centralised(grid, grid.job(system, 0), 0)
+        centralised(grid.job(system, 0), {}, 0)
 
 
 def test_no_job_is_centralised() -> None:
@@ -96,7 +162,8 @@ def test_every_method_has_a_line_and_the_papers_proposals_are_no_baselines() -> 
     """What is compared with the best baseline must not be it."""
     assert {system.method for system in SYSTEMS} == set(method_names())
     proposed = {"prompt_pfl", "fedp3", "feddat", "creamfl", "unicon"}
-    assert all(system.baseline is not (system.method in proposed) for system in SYSTEMS if not system.centralised)
+    usual = [system for system in SYSTEMS if system.pictures and not system.centralised]
+    assert all(system.baseline is not (system.method in proposed) for system in usual)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
@@ -118,13 +185,23 @@ def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> Non
     sites = ("site-001", "site-002", "site-003")
     grid = Grid("phantom", None, tmp_path, systems_named(["unicon", "creamfl"]), 1, BUDGET | few, sites)
     assert len(list(run(grid, 1))) == 2
-    results = outcomes(grid)
+    rows = compared(results(grid)).rows
     for label in ("UniCon", "CreamFL"):
-        own = results[label][0]
+        own = rows[label][0]
         assert {site: len(rows) for site, rows in own.right.items()} == {s: len(p) for s, p in own.patients.items()}
         assert own.bytes_up > 0 and own.bytes_down > 0 and own.parameters > 0
-    assert results["CreamFL"][0].bytes_up >= 2 * 8 * 256 * 4  # both modalities, float32
-    assert not results["UniCon"][0].validated and len(results["CreamFL"][0].validated["site-001"]) == 1
+    assert rows["CreamFL"][0].bytes_up >= 2 * 8 * 256 * 4  # both modalities, float32
+    assert not rows["UniCon"][0].validated and len(rows["CreamFL"][0].validated["site-001"]) == 1
+
+
+def test_every_comparison_names_a_line() -> None:
+    """The label of training alone is a line of the table; so is, at request, every system without the picture."""
+    labels = {system.label: system for system in SYSTEMS}
+    assert all(labels[system.alone].method in ("local", "prompt_pfl") for system in SYSTEMS if system.alone)
+    assert systems_named([f"FedProx adapter{WITHOUT}"]) == (without_picture(labels["FedProx adapter"]),)
+    assert not any(
+        system.baseline or system.alone or system.without_picture for system in SYSTEMS if not system.pictures
+    )
 
 
 def test_labels_and_folders_are_distinct() -> None:

@@ -23,6 +23,10 @@ MISTAKES = [
     ((*RUN, "--data-root", "/nowhere"), "the folder '/nowhere' of --data-root does not exist: check its spelling"),
     (("demo", "--data-root", "/nowhere"), "the folder '/nowhere' of --data-root does not exist: check its spelling"),
     ((*RUN, "--data-root", "{empty}"), "no vqa-rad data is found in '{empty}'"),
+    (("demo", "--data-root", "{empty}"), "no data of slake or vqa-rad is found in '{empty}'"),
+    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers with commas between"),
+    (("benchmark", "--data", "phantom", "--tuned", "{file}"), "the file of --tuned is missing or is no JSON"),
+    ((*DRAWN, "--engine", "simulator", "--cache", "{empty}"), "a cache is for sites in this process: leave it out"),
     # It ignored the folder.
     ((*DRAWN, "--data-root", "{empty}"), "the phantom set is drawn and has no folder: leave --data-root out"),
     # A traceback.
@@ -51,7 +55,7 @@ MISTAKES = [
     ((*DRAWN, "--rounds", "3", "-O", "rounds=4"), "'rounds' is given twice with two values: give it once"),
     # It was ignored, or the device failed at every site.
     (("benchmark", "--data", "phantom", "-O", "learning_rat=1"), "there is no option 'learning_rat' of these methods"),
-    ((*DRAWN, "--backbone-file", "{file}"), "--backbone-file belongs to a backbone ARCH@LABEL"),
+    ((*DRAWN, "--backbone-file", "{file}"), "--backbone-file belongs to a backbone NAME@LABEL"),
     ((*DRAWN, "--device", "gpu"), "this machine cannot train on 'gpu'"),
 ]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
+from medfedvqa.cli.demo import NEXT, activation
 from medfedvqa.cli.progress import Stages, duration
-from medfedvqa.cli.run import NEXT, _activation
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.hub import TaskAnswer as Progress
 from medfedvqa.federation.job import JobSpec
@@ -53,6 +53,23 @@ def test_each_round_is_one_line_where_there_is_no_terminal() -> None:
     ]
 
 
+def test_a_line_has_the_released_validation_accuracy_and_a_flat_curve_is_known() -> None:
+    """The accuracy comes with the next task. After two rounds that are no better than the best, the curve is flat."""
+    console = Terminal(file=io.StringIO(), force_terminal=False, width=80)
+    flat = []
+    with Stages(console, 1, 9, False, clock(iter(map(float, range(30))))) as stages:
+        for number, accuracy in enumerate((None, 0.5, 0.625, 0.6, 0.625), 1):
+            stages.watch(Progress(number, 9, "train", None, accuracy))
+            flat.append(stages.is_flat(2))
+        stages.watch(Progress(5, 9, "evaluate", None, 0.7))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line.split(", about")[0] for line in text.splitlines()]
+    assert lines[1:3] == ["round 1 of 9: 1.0 s, 50.0 % of validation rows right",
+                          "round 2 of 9: 1.0 s, 62.5 % of validation rows right"]  # fmt: skip
+    assert flat == [False, False, False, False, True] and not stages.is_flat(1)
+    assert "round 5 of 9: 1.0 s, 70.0 % of validation rows right" in lines
+
+
 def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
     """Importing torch takes seconds, in which a newcomer would look at an empty screen: here it ends the process."""
     code = """if True:
@@ -60,7 +77,7 @@ def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
 
         class Ends:
             def find_spec(self, name, path=None, target=None):
-                if name == "torch" and "medfedvqa.library.run_job" in sys.modules:
+                if name == "torch" and "medfedvqa.data" in sys.modules:
                     os._exit(7)
 
         sys.meta_path.insert(0, Ends())
@@ -69,7 +86,7 @@ def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
         main()
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: three organ sites train 10 rounds")
+    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: organ sites train until their")
 
 
 def test_after_make_demo_the_next_step_is_to_make_the_command_known(
@@ -84,9 +101,9 @@ def test_after_make_demo_the_next_step_is_to_make_the_command_known(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert NEXT.format(out="runs/demo", activate=_activation()).splitlines()[2] == "  . .venv/bin/activate"
+    assert NEXT.format(out="runs/demo", activate=activation()).splitlines()[2] == "  . .venv/bin/activate"
     monkeypatch.setenv("PATH", str(programs))
-    assert _activation() == ""
+    assert activation() == ""
 
 
 def test_the_next_steps_of_the_demo_end_well(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:

@@ -53,6 +53,26 @@ def test_a_report_verifies_with_the_sites_key_and_without_it_is_not_shown_whose_
     assert medfedvqa("privacy", "verify-report", folder, "--key", keys["head"]).returncode == 1
 
 
+def test_the_page_for_patients_is_signed_with_the_same_report(
+    medfedvqa: Command, private_run: Path, keys: dict[str, str], tmp_path: Path
+) -> None:
+    """In German, with what the site adds; another language for officers is refused."""
+    site, told = private_run / "sites" / "chest" / "site.yml", tmp_path / "chest" / "site.yml"
+    told.parent.mkdir()
+    settings = yaml.safe_load(site.read_text("utf-8")) | {"governance": {"contact": "datenschutz@example.org"}}
+    paths = ("state", "audit", "ledger", "identity", "audit_key")
+    told.write_text(yaml.safe_dump(settings | {name: str(site.parent / settings[name]) for name in paths}), "utf-8")
+    command = ("privacy", "report", "--site", str(told), "--language", "de", "--no-network")
+    refused = medfedvqa(*command, "--out", str(tmp_path / "none"))
+    assert refused.returncode != 0 and "add --audience patients" in refused.stderr
+    out = tmp_path / "patients"
+    assert medfedvqa(*command, "--audience", "patients", "--out", str(out)).returncode == 0
+    page = (out / "report.html").read_text("utf-8")
+    assert 'lang="de"' in page and "datenschutz@example.org" in page and "von 100" in page
+    checked = medfedvqa("privacy", "verify-report", str(out), "--key", keys["chest"])
+    assert checked.returncode != 1 and "signature: shown" in checked.stdout and "pages: shown" in checked.stdout
+
+
 @pytest.mark.parametrize("name", ["report.json", "report.html", "report.pdf", "report.dsse.json"])
 def test_an_edited_file_of_a_report_is_found(
     medfedvqa: Command, reports: dict[str, Path], keys: dict[str, str], name: str

@@ -19,6 +19,7 @@ from medfedvqa.evaluation.run_plots import (
     prompts_figure,
     reliability_figure,
     running_mean,
+    traffic_figure,
 )
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -40,10 +41,10 @@ def many_sites(history: History, count: int) -> History:
     return History(sites, rounds, uploads, shared)
 
 
-def test_a_finished_run_has_all_four(tmp_path: Path, results: dict[str, Any], history: History) -> None:
+def test_a_finished_run_has_all_five(tmp_path: Path, results: dict[str, Any], history: History) -> None:
     """And the same run gives the same bytes again."""
     written = draw_plots(tmp_path, results, history)
-    names = ["accuracy.png", "reliability.png", "prompts.png", "final.png"]
+    names = ["accuracy.png", "reliability.png", "prompts.png", "final.png", "traffic.png"]
     assert written == [tmp_path / "plots" / name for name in names]
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(names)
     drawn = [path.read_bytes() for path in written]
@@ -54,11 +55,13 @@ def test_a_finished_run_has_all_four(tmp_path: Path, results: dict[str, Any], hi
 def test_what_the_run_lacks_is_left_out(tmp_path: Path, results: dict[str, Any], history: History) -> None:
     """One round has no course, a method that shares nothing no prompts and no weights, an unscored run no end."""
     one = History(history.sites, history.rounds[:1])
-    assert [path.name for path in draw_plots(tmp_path, results, one)] == ["reliability.png", "final.png"]
+    assert [path.name for path in draw_plots(tmp_path, results, one)] == ["reliability.png", "final.png", "traffic.png"]
     silent = History(history.sites, [replace(history.rounds[0], reliability={}, accuracy={})])
-    assert [path.name for path in draw_plots(tmp_path, results, silent)] == ["final.png"]
+    assert [path.name for path in draw_plots(tmp_path, results, silent)] == ["final.png", "traffic.png"]
     unscored = {**results, "average": {"accuracy": None, "interval": None, "baselines": {}}}
-    assert draw_plots(tmp_path / "none", unscored, silent) == []
+    assert [path.name for path in draw_plots(tmp_path, unscored, silent)] == ["traffic.png"]
+    nothing = History(history.sites, [replace(silent.rounds[0], bytes_up={}, bytes_down={})])
+    assert draw_plots(tmp_path / "none", unscored, nothing) == []
     assert not (tmp_path / "none").exists()
 
 
@@ -178,6 +181,20 @@ def test_prompts_are_drawn_before_the_first_mixing(history: History) -> None:
 def test_the_prompts_of_one_site_make_no_picture(tmp_path: Path, results: dict[str, Any]) -> None:
     tiny = History(("chest",), uploads={"chest": {"prompt.image": np.zeros((1, 2, 8))}})
     assert [path.name for path in draw_plots(tmp_path, results, tiny)] == ["final.png"]
+
+
+def test_traffic_is_what_all_sites_sent_and_received(history: History) -> None:
+    """A bar for each round and direction, in KiB."""
+    axes = traffic_figure(history).axes[0]
+    bars = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert (
+        bars
+        == [
+            [sum(record.bytes_up.values()) / 1024 for record in history.rounds],
+            [sum(record.bytes_down.values()) / 1024 for record in history.rounds],
+        ]
+        and bars[0][0] > 0
+    )
 
 
 def test_many_sites_are_drawn_without_names(history: History) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pypdf import PdfReader
+from pypdf.generic import ArrayObject
 
 from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
@@ -138,14 +139,23 @@ def without_pictures(section: Section) -> Section:
     return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, DrawingGroup)))
 
 
-def test_a_page_has_all_sections_and_says_the_claim_first(report: Report) -> None:
-    """One heading of the first rank, A to M in their order, and links that all lead somewhere."""
+def test_a_page_answers_the_question_first_and_has_all_sections(report: Report) -> None:
+    """Answer, open rules with what closes each, what left, what it means for a patient, budget, limits, signatures;
+    then A to M in their order. One heading of the first rank, and links that all lead somewhere."""
     found = told(report)
     assert [tag for tag, _ in found.tags].count("h1") == 1
     places = [found.text.index(f"\n{heading}\n") for heading in HEADINGS]
     assert places == sorted(places)
-    claim, epsilon = found.text.index(report.sections.claim.sentence), found.text.index("Epsilon of the job")
-    assert claim < epsilon < found.text.index("Spent by all jobs") < found.text.index("Verdict") < places[0]
+    first = [
+        "May what left be used as planned?\n",
+        "4 rules are open: agreement",
+        "Found at most",
+        "Set `require_dp: true`",
+    ]
+    first += ["32,840 bytes in 7 messages, to the server and the other sites", "at most 15 of 100 who did take part"]
+    first += ["Of epsilon 8 that the site allows", "fit: 6", "The model that the site keeps", "Data protection officer"]
+    assert [found.text.index(text) for text in first] == sorted(found.text.index(text) for text in first)
+    assert "mu" not in found.text[: places[0]].split()
     names = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     links = [attributes["href"] or "" for tag, attributes in found.tags if tag == "a"]
     assert len(set(names)) == len(names) and {link[1:] for link in links} <= set(names)
@@ -187,7 +197,7 @@ def test_every_text_of_the_sections_is_on_the_page_and_none_of_it_is_markup(repo
     assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
     few = replace(attacked, sections=attacked.sections[:3])
     whole = "".join("".join(sheet.extract_text().split()) for sheet in PdfReader(BytesIO(pdf_bytes(few))).pages)
-    assert all("".join(text.split()) in whole for text in (attacked.title, attacked.claim))
+    assert all("".join(text.split()) in whole for text in (attacked.title, attacked.lead.text))
 
 
 def test_characters_that_hide_or_turn_text_around_are_shown_as_such() -> None:
@@ -239,9 +249,10 @@ def marks(drawing: Drawing) -> int:
 
 def test_pictures_write_the_figures_that_they_are_described_by(report: Report) -> None:
     """No digit is lost between the description and the picture, and the page's form leaves the PDF's as it was."""
-    blocks = [block for section in compose(report).sections for block in section.blocks]
+    document = compose(report)
+    blocks = [block for section in (*document.front, *document.sections) for block in section.blocks]
     drawings = [drawing for block in blocks if isinstance(block, DrawingGroup) for drawing in block.drawings]
-    assert len(drawings) == 5
+    assert len(drawings) == 6
     for drawing in drawings:
         before = encoded(drawing.figure, "svg")
         written = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", inline_svg(drawing.figure, drawing.title)))
@@ -291,22 +302,56 @@ def test_the_pdf_has_a_title_bookmarks_and_the_claim(report: Report, reader: Pdf
     assert about and about.title == "Job ph at site chest · Privacy-budget report"
     assert about.creation_date == created and reader.trailer["/Root"]["/Lang"] == "en"
     bookmarks = {str(entry["/Title"]): reader.get_destination_page_number(entry) + 1 for entry in _flat(reader.outline)}
-    assert list(bookmarks)[:13] == HEADINGS
-    first = reader.pages[0].extract_text()
-    assert " ".join(report.sections.claim.sentence.split()) in " ".join(first.split())
-    assert all(re.search(rf"{re.escape(name)}\s+{sheet}\b", first) for name, sheet in bookmarks.items())
+    first, contents = (sheet.extract_text() for sheet in reader.pages[:2])
+    later = {name: sheet for name, sheet in bookmarks.items() if sheet > 1}
+    assert list(later)[:13] == HEADINGS
+    assert "May what left be used as planned?" in first and "Date and signature" in first
+    assert all(re.search(rf"{re.escape(name)}[\s.]+{sheet}\b", contents) for name, sheet in later.items())
     whole = "\n".join(sheet.extract_text() for sheet in reader.pages)
     assert f"{len(reader.pages)} / {len(reader.pages)}" in whole
     assert report.sections.identity.log_root in whole and "Attacks on synthetic patients" in whole
 
 
 def test_links_of_the_pdf_lead_to_their_rows(reader: PdfReader) -> None:
-    """Every link has a place, and that of a log entry is in the table of them."""
-    links = (annotation.get_object() for sheet in reader.pages for annotation in sheet.get("/Annots", []))
-    names = {str(link["/Dest"]) for link in links}
-    assert names <= set(reader.named_destinations) and {"entry-2", "record-4", "E"} <= names
-    sheet = reader.get_destination_page_number(reader.named_destinations["entry-2"])
-    assert "Leaf" in reader.pages[sheet].extract_text()
+    """Every link has a place: a section by its name, a row of the log's table by its page."""
+    links = [annotation.get_object()["/Dest"] for sheet in reader.pages for annotation in sheet.get("/Annots", [])]
+    names = {str(link) for link in links if not isinstance(link, ArrayObject)}
+    assert names <= set(reader.named_destinations) and "E" in names
+    places = [link[0].get_object() for link in links if isinstance(link, ArrayObject)]
+    text = {sheet.indirect_reference.idnum: sheet.extract_text() for sheet in reader.pages if sheet.indirect_reference}
+    led_to = [text[place.indirect_reference.idnum] for place in places]
+    assert any("Leaf" in found for found in led_to) and any("withheld" in found for found in led_to)
+
+
+def test_the_pdf_is_tagged_for_screen_readers(reader: PdfReader) -> None:
+    """It says that it is PDF/UA-1, every table has a row of heads, every plot a description."""
+    root = reader.trailer["/Root"]
+    about = root["/Metadata"].get_data().decode()
+    assert root["/MarkInfo"]["/Marked"] and "<pdfuaid:part>1</pdfuaid:part>" in about
+    elements = list(_elements(root["/StructTreeRoot"]))
+    tables = [[str(part["/S"]) for part in _elements(table)] for table in elements if table["/S"] == "/Table"]
+    assert len(tables) > 20 and all("/TH" in parts for parts in tables)
+    figures = [element for element in elements if element["/S"] == "/Figure"]
+    assert len(figures) == 6 and all(len(figure["/Alt"]) > 20 for figure in figures)
+    assert {"/H1", "/H2", "/Link", "/L"} <= {str(element["/S"]) for element in elements}
+
+
+def test_no_text_of_the_pdf_is_smaller_than_nine_points(reader: PdfReader) -> None:
+    """Text inside plots is part of their pictures."""
+    sizes = set[float]()
+    for sheet in reader.pages:
+        sheet.extract_text(visitor_text=lambda text, _, matrix, font, size: sizes.add(round(abs(matrix[3]) * size, 1)))
+    assert min(sizes - {0.0}) >= 9
+
+
+def _elements(parent: Any) -> Iterator[Any]:
+    """The structure elements below one."""
+    children = parent.get("/K", ())
+    for child in children if isinstance(children, list) else [children]:
+        element = child.get_object()
+        if isinstance(element, dict) and "/S" in element:
+            yield element
+            yield from _elements(element)
 
 
 def _flat(outline: Any) -> Iterator[Any]:

@@ -56,12 +56,12 @@ def test_the_page_loads_nothing_and_nothing_is_wider_than_the_screen(page: Page,
     assert asked == [address] and said == []
 
 
-def test_the_first_screen_has_claim_budget_and_verdict(page: Page, address: str) -> None:
-    """On a desk, before anything is scrolled; on a phone the claim and the figures."""
+def test_the_first_screen_has_question_answer_and_figures(page: Page, address: str) -> None:
+    """On a desk, before anything is scrolled; on a phone question and answer."""
     page.goto(address)
-    for width, height, last in ((1440, 900, "nav a"), (390, 844, ".cards div:last-child")):
+    for width, height, last in ((1366, 768, ".cards div:last-child"), (390, 844, ".cards div:first-child")):
         page.set_viewport_size({"width": width, "height": height})
-        for what in ("h1", ".claim", ".cards div:first-child", last):
+        for what in ("h1", ".lead", last):
             box = page.locator(what).first.bounding_box()
             assert box and box["y"] + box["height"] <= height, (width, what)
 
@@ -75,9 +75,20 @@ def test_what_is_heard_has_names_and_order(page: Page, address: str) -> None:
     assert set(page.locator("th").evaluate_all("nodes => nodes.map(node => node.scope)")) == {"col", "row"}
     ranks = page.locator("h1, h2, h3").evaluate_all("nodes => nodes.map(node => Number(node.tagName[1]))")
     assert ranks[:2] == [1, 2] and all(later - rank <= 1 for rank, later in zip(ranks, ranks[1:], strict=False))
-    assert page.get_by_role("img").count() == 5
+    assert page.get_by_role("img").count() == 6
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#main"
+
+
+def test_a_table_becomes_cards_on_a_phone(page: Page, address: str) -> None:
+    """Every cell of the open rules is on the screen, with its column's title before it."""
+    page.goto(address)
+    page.set_viewport_size({"width": 390, "height": 844})
+    for cell in page.locator("#open td, #L td").all()[:20]:
+        box = cell.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390
+    title = "node => getComputedStyle(node, '::before').content"
+    assert page.locator("#open td").first.evaluate(title) == '"What was found, and what closes it"'
 
 
 def test_text_is_legible_by_day_and_by_night(browser: Browser, address: str) -> None:

@@ -8,7 +8,6 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from fpdf.fonts import TTFFont
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
@@ -18,7 +17,7 @@ from audits.escaping import NAME, bounded
 from medfedvqa.report.blocks import MAX_CHARACTERS, Document, Section, Table, row
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from medfedvqa.report.pdf import pdf_bytes
+from medfedvqa.report.pdf import _Setting, pdf_bytes
 from privacy.report.model_conduct import Report
 
 REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
@@ -32,7 +31,7 @@ LACKED = st.sampled_from("漢字かな한")
 def bare(*texts: str) -> Document:
     """A report whose only section has a table of these texts."""
     table = Table("Texts", ("Text",), tuple(row(text) for text in texts), "none")
-    return replace(COMPOSED, sections=(Section("texts", "Texts", (table,)),), cards=())
+    return replace(COMPOSED, sections=(Section("texts", "Texts", (table,)),), front=(), cards=())
 
 
 def numbered(text: str) -> str:
@@ -94,30 +93,24 @@ def renamed(name: str) -> Document:
     identity |= {"job": name, "site": name, "sites": [name], "method": name}
     identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
     whole = compose(Report.model_validate_json(json.dumps(told)))
-    return replace(whole, title=name, sections=whole.sections[:2])
+    return replace(whole, title=name, front=(), sections=whole.sections[:2])
 
 
-def test_the_work_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_square(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Counted in letters whose width is looked up: four times as long is at most five times the work beyond that for a
-    short name, and beyond the longest name that is shown there is no more of it."""
-    looked_up, width = Counter[str](), TTFFont.get_text_width
-
-    def counted(font: TTFFont, text: str, *more: object) -> tuple[int, float]:
-        looked_up["letters"] += len(text)
-        return width(font, text, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TTFFont, "get_text_width", counted)
-
-    def work(length: int) -> int:
-        looked_up.clear()
-        pdf_bytes(renamed("w" * length))
-        return looked_up["letters"]
-
-    short, once, fourfold = (work(length) for length in (1, 1_000, 4_000))
+def test_the_size_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_square() -> None:
+    """Beyond the longest name that is shown there is no more of it."""
+    short, once, fourfold = (len(_Setting(renamed("w" * length)).text()) for length in (1, 1_000, 4_000))
     assert once > short and fourfold - short <= 5 * (once - short)
-    assert work(100_000) <= 1.1 * fourfold
+    assert len(_Setting(renamed("w" * 100_000)).text()) <= 1.1 * fourfold
+
+
+@pytest.mark.slow
+def test_a_report_with_thousands_of_rows_is_set_in_time_that_grows_with_them() -> None:
+    """Five thousand rows of seven columns, each a link's target: the last of them is on the last page."""
+    cells = [f"tensor{place}" for place in range(7)]
+    rows = tuple(row(*cells, anchor=f"entry-{number}") for number in range(5_000))
+    sections = (Section("H", "Egress", (Table("Releases", tuple("abcdefg"), rows, "none"),)),)
+    pages = PdfReader(BytesIO(pdf_bytes(replace(COMPOSED, sections=sections, front=(), cards=())))).pages
+    assert len(pages) > 80 and "tensor6" in pages[-1].extract_text()
 
 
 def test_a_title_names_a_job_and_a_site_shortly() -> None:

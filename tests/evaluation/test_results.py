@@ -216,6 +216,7 @@ def test_rounds_tell_seconds_accuracy_and_bytes(
         "accuracy": {"chest": 0.25, "abdomen": 0.5, "head": 0.6},
         "bytes": {site: {"up": 1004, "down": 0} for site in facts.sites},
         "epsilon": {},
+        "missing": [],
     }
 
 

@@ -21,10 +21,11 @@ GOLDEN = """\
 | alone               | 56.9 % [47.8, 65.5] | 46.1 % [36.7, 55.7] | 37.0 % [25.4, 50.4] | 46.7 % [40.8, 52.9] |
 | prompt_pfl          | 61.2 % [52.1, 69.6] | 53.9 % [44.3, 63.3] | 48.1 % [35.4, 61.1] | 54.4 % [48.3, 60.4] |
 
-Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery).
+Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery), \
+which counts rows, not patients: it is too narrow where a patient has several rows.
 
-Data vqa-rad, official split (seed 7); backbone medclip-slake (trained on: open, slake); 3 of 3 rounds; seed 1; \
-bytes per site and round: 1,004 up, 0 to 1,000 down.
+Data vqa-rad, closed questions, official split (seed 7); backbone medclip-slake (trained on: open, slake); \
+3 of 3 rounds; seed 1; bytes per site and round: 1,004 up, 0 to 1,000 down.
 
 prompt_pfl does not beat the question-only prior at head (48.1 % against 48.1 %).
 
@@ -119,7 +120,7 @@ def test_the_facts_line_says_what_the_backbone_was_trained_on(
 def test_the_facts_line_of_a_run_without_rounds(tmp_path: Path, facts: RunFacts, history: History) -> None:
     history.rounds.clear()
     line = facts_line(write_results(tmp_path, replace(facts, data=None), history, {}))
-    assert line.startswith("Data of each site, official split")
+    assert line.startswith("Data of each site, closed questions, official split")
     assert line.endswith("0 of 3 rounds; seed 1; bytes per site and round: – up, – down.")
 
 

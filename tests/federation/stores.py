@@ -69,7 +69,7 @@ def _manifest(keys: Pseudonyms, images: int, rows: int) -> dict[str, object]:
             "memory": options.memory,
             "seconds": options.seconds,
         },
-        "deidentification": [{"value": value, "meaning": meaning} for value, meaning in options.codes],
+        "deidentification": [{"value": value, "meaning": meaning} for value, meaning in options.codes(is_clean=True)],
         "versions": {},
         "code": "0" * 64,
         "counts": {**counts, "quarantined": {}, "rows_left_out": {}},

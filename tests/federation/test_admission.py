@@ -63,6 +63,7 @@ def fresh(job: JobSpec, federation: str = FEDERATION, sites: tuple[str, ...] = (
         ({"secagg": True}, {"peers": {"abdomen": "0" * 64, "head": "1" * 64}, "min_committee": 4}, Refusal.COMMITTEE),
         ({}, {"submitters": ["b" * 64]}, Refusal.SUBMITTER),
         ({}, {"device": "cuda:7"}, Refusal.DEVICE),
+        ({}, {"root": "/nowhere"}, Refusal.ROOT),
         ({"dp": DP}, {"require_dp": True, "max_epsilon_per_job": 1e-3}, Refusal.EPSILON),
         ({"dp": DPSettings(noise=0.1, count_noise=4.0)}, {"require_dp": True}, Refusal.EPSILON),
     ],

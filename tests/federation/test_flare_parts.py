@@ -25,12 +25,13 @@ from nvflare.utils.process_utils import ProcessAdapter
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher
-from medfedvqa.federation.flare.launcher import RELAUNCHES, LaunchRecord, PersistentHandle
+from medfedvqa.federation.flare.launcher import LaunchRecord
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
+from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import _TaskAnswers
-from medfedvqa.federation.hub import TaskAnswer
+from medfedvqa.federation.hub import TaskAnswer, TaskCall
 
 Start = Callable[[], ProcessAdapter]
 CREDENTIALS = {
@@ -227,7 +228,7 @@ def test_what_is_not_a_message_of_numbers_is_refused_at_both_ends(change: dict[s
 
 def submitted(reply: Shareable) -> None:
     """Has the server take in a site's answer. Raises `FederationError`."""
-    gathering = _TaskAnswers({"chest"}, lambda site: None, lambda replies: ())
+    gathering = _TaskAnswers(TaskCall("train", 1, {"chest": {}}), lambda replies: ())
     answer = SimpleNamespace(client=SimpleNamespace(name="chest"), result=reply, task_sent_time=0.0)
     gathering._received(answer, None)  # type: ignore[arg-type]
     assert gathering.complete(0.0)

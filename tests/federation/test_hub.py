@@ -76,9 +76,13 @@ def test_no_round_begins_after_a_stop() -> None:
 
 
 def test_every_task_and_every_answer_of_a_site_is_an_event() -> None:
-    """Whoever watches sees that a task is sent, then each site's answer, with the round and how many are planned."""
+    """Whoever watches sees that a task is sent, then each site's answer, with the round and how many are planned.
+
+    With a task that is sent comes the mean accuracy that the sites released in the round before, if all of them did.
+    """
     seen: list[TaskAnswer] = []
     hub = ServerHub(SITES, answer(vectors((1, 0), (1, 0), (0, 1))), EXCHANGE, watch=seen.append)
     for _ in hub.rounds(2):
         hub.collect("train")
-    assert seen == [TaskAnswer(number, 2, "train", site) for number in (1, 2) for site in (None, *SITES)]
+    answers = [[TaskAnswer(number, 2, "train", site) for site in SITES] for number in (1, 2)]
+    assert seen == [TaskAnswer(1, 2, "train", None), *answers[0], TaskAnswer(2, 2, "train", None, 0.5), *answers[1]]

@@ -99,7 +99,11 @@ def holds_a_key(archive: Path) -> bool:
 def test_the_root_certificate_of_a_provisioned_project_is_written_once(tmp_path: Path) -> None:
     """For the owner's eyes only; a folder that exists, or is no project, is refused."""
     kits = provision(loopback_project(["chest"], 8002), [], tmp_path / "ws")
+    state = kits.parent / "state"
+    assert [path.stat().st_mode & 0o777 for path in (state, state / "cert.json")] == [0o700, 0o600]
+    (state / "cert.json").chmod(0o644)  # as FLARE leaves it
     root_folder(kits.parent, tmp_path / "ca")
+    assert (state / "cert.json").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "ca" / "rootCA.pem").read_bytes() == (kits / "chest" / "startup" / "rootCA.pem").read_bytes()
     assert all(path.stat().st_mode & 0o077 == 0 for path in ((tmp_path / "ca"), *(tmp_path / "ca").iterdir()))
     with pytest.raises(ConfigError, match="exists already"):

@@ -11,7 +11,7 @@ from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 
-from medfedvqa.ingest.deidentify import deidentified, identifiers
+from medfedvqa.ingest.deidentify import deidentified
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined
@@ -143,8 +143,3 @@ def test_an_image_without_patient_is_quarantined(
 ) -> None:
     with pytest.raises(Quarantined, match="no_patient"):
         deidentified(make_dicom(PatientID=nobody), GREY, keys, options)
-
-
-def test_identifiers_hold_names_ids_and_ways_to_write_the_birth_date(make_dicom: Make) -> None:
-    found = identifiers(make_dicom(AccessionNumber="A-77"))
-    assert {"secret", "anna", "secret-1", "a-77", "19700203", "03.02.1970", "02/03/1970"} <= found

@@ -36,7 +36,7 @@ def task(path: Path) -> Task:
 def worker(tmp_path_factory) -> Iterator[WorkerProcess]:
     """A worker with small limits."""
     images = tmp_path_factory.mktemp("images")
-    process = WorkerProcess(LIMITS, KEYS, images, frozenset())
+    process = WorkerProcess(LIMITS, KEYS, images, images.parent, frozenset())
     yield process
     process.close()
 
@@ -172,7 +172,7 @@ def test_a_worker_that_hangs_or_dies_costs_its_file_only(tmp_path: Path, make_di
     paths = [tmp_path / f"{number}.dcm" for number in range(4)]
     for number, path in enumerate(paths):
         path.write_bytes(encode(make_dicom(make_picture(number))))
-    process = WorkerProcess(replace(LIMITS, seconds=5), KEYS, tmp_path, frozenset())
+    process = WorkerProcess(replace(LIMITS, seconds=5), KEYS, tmp_path, tmp_path, frozenset())
     try:
         assert process.handle(task(paths[0]))["verdict"] == "stored"
         os.kill(process._process.pid, signal.SIGSTOP)
@@ -228,7 +228,7 @@ def test_a_small_or_flat_picture_has_its_reason(verdict: Verdict, make_dicom, en
 def test_workers_that_cannot_start_are_one_error_and_no_quarantine(tmp_path: Path, monkeypatch) -> None:
     """A broken installation must not look like a thousand broken files."""
     monkeypatch.setattr("sys.executable", "/bin/false")
-    process = WorkerProcess(LIMITS, KEYS, tmp_path, frozenset())
+    process = WorkerProcess(LIMITS, KEYS, tmp_path, tmp_path, frozenset())
     (tmp_path / "a.dcm").write_bytes(b"a")
     with pytest.raises(ConfigError, match="no worker could be started"):
         process.handle(task(tmp_path / "a.dcm"))

@@ -217,6 +217,20 @@ def test_questions_without_one_image_are_left_out_with_the_reason(place, make_di
     assert (row.organ, row.split) == ("abdomen", "test")
 
 
+def test_an_identifier_in_a_question_is_replaced_if_the_site_says_so(place, make_dicom: Make, make_picture) -> None:
+    """A placeholder takes its place. An answer that holds one is left out all the same. Pictures are not read again."""
+    place.add("1.dcm", make_dicom(make_picture(1), ReferringPhysicianName="Hoffmann^Eva", StudyDate="20120901"))
+    rows = [("1.dcm", "Did Dr. Hoffmann ask on 1 Sept 2012?", "yes"), ("1.dcm", "Who asked?", "Eva Hoffmann")]
+    place.questions.write_text("image,question,answer\n" + "".join(",".join(row) + "\n" for row in rows))
+    assert place.ingest().counts.rows_left_out == {"identifier_in_text": 2}
+    before = (place.out / "images.jsonl").read_bytes()
+    counts = place.ingest(identifiers="replace").counts
+    assert (counts.rows, counts.rows_replaced, counts.rows_left_out) == (1, 1, {"identifier_in_text": 1})
+    (row,) = read_store(place.out)[2]
+    assert row.question == "Did Dr. [removed] ask on [removed]?" and row.answer == "yes"
+    assert (place.out / "images.jsonl").read_bytes() == before
+
+
 def test_without_a_split_patients_keep_their_part_when_others_come(place, make_dicom: Make, make_picture) -> None:
     for number in range(8):
         place.add(f"{number}.dcm", make_dicom(make_picture(number), PatientID=f"P-{number // 2}"))

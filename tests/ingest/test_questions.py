@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.questions import contradictions, read_questions
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 
 HEAD = "image,question,answer,organ,split\n"
@@ -25,6 +25,7 @@ def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
     ]
     lines.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     one, two = read_questions(table), read_questions(lines)
+    one, two = one.rows, two.rows
     assert one == two and one[0].organ == "chest" and one[0].split == "test" and one[1].organ is None
 
 
@@ -62,8 +63,55 @@ def test_a_file_that_is_absent_or_no_text_is_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="cannot be read"):
         read_questions(tmp_path / "SECRET.csv")
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not UTF-8"):
+    with pytest.raises(DataError, match="is no text"):
         read_questions(tmp_path / "b.csv")
+
+
+TABLE = "Image;Question ;ANSWER\r\na.dcm;Größe, normal?;ja\r\n;;\r\nb.dcm;Links?;nein\r\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "windows-1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_are_read_as_spreadsheets_write_them(tmp_path: Path, encoding: str, separator: str) -> None:
+    """Each separator in each encoding: capital headings, a comma within a text, and an empty row."""
+    text = TABLE.replace("Größe, normal?", '"Größe, normal?"').replace(";", separator)
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    table = read_questions(tmp_path / "a.csv")
+    assert [(row.image, row.question, row.answer) for row in table.rows] == [
+        ("a.dcm", "Größe, normal?", "ja"),
+        ("b.dcm", "Links?", "nein"),
+    ]
+    assert table.encoding == encoding
+
+
+def test_a_first_line_that_names_the_separator_and_empty_columns_do_not_count(tmp_path: Path) -> None:
+    """Excel reads and writes `sep=;`, and pads rows with empty fields."""
+    (tmp_path / "a.csv").write_text("sep=;\nimage;question;answer;;\na;b?;c;;\n")
+    assert len(read_questions(tmp_path / "a.csv").rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"PK\x03\x04SECRET", "is a workbook: save its sheet as 'CSV UTF-8'"),
+        (b"image,question,answer\nSECRET\0,b,c\n", "is no text"),
+        (b"image,question,answer,Answer\nSECRET,b,c,d\n", "has a heading twice"),
+        (b"image,question,answer,\na,b,c,SECRET\n", "row 0 has a field in a column without a heading"),
+    ],
+)
+def test_other_tables_are_one_sentence_that_helps(tmp_path: Path, content: bytes, sentence: str) -> None:
+    """The sentence quotes nothing of the table."""
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=sentence) as caught:
+        read_questions(tmp_path / "a.csv")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_contradictory_answers_are_found_whatever_their_case(tmp_path: Path) -> None:
+    """All rows of the question count; the same answer twice is no contradiction."""
+    lines = ["image,question,answer", "a,Left?,yes", "a,left ?,No", "a,Right?,yes", "a,right?,YES", "b,Left?,no"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert contradictions(read_questions(tmp_path / "a.csv").rows) == {0, 1}
 
 
 def test_the_manual_lists_every_reason_with_its_meaning() -> None:

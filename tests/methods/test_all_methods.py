@@ -14,7 +14,7 @@ from audits import Kind, read, verify
 from medfedvqa.cli.privacy_matrix import CELLS, markdown_matrix, refusal
 from medfedvqa.core import Method, Site, Tensors, create, method_names, method_type
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.hub import Reply, TaskCall
+from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
@@ -115,6 +115,30 @@ def test_a_task_asked_again_is_answered_from_what_was_saved(ran: Run, phantom_si
         runtime.close(ended=False)
         assert all(np.array_equal(array, again[tensor]) for tensor, array in up.items()) and up.keys() == again.keys()
         assert (config.state / "test.pt").read_bytes() == saved
+
+
+def test_a_server_that_starts_anew_sends_the_same_bytes(ran: Run) -> None:
+    """Given the answers that the sites gave, the loop makes the same calls with the same messages, bit for bit: so a
+    server that died can continue from its journal."""
+    recorded = {(task, round, site): (down, up) for task, round, site, down, up in ran.messages}
+    calls = []
+
+    def recall(call: TaskCall) -> dict[str, Reply]:
+        calls.append((call.task, call.round))
+        replies = {}
+        for site, message in call.messages.items():
+            down, up = recorded[call.task, call.round, site]
+            assert {name: array.tobytes() for name, array in message.items()} == {
+                name: array.tobytes() for name, array in down.items()
+            }
+            replies[site] = Reply(up, 0.0)
+        return replies
+
+    job = ran.job
+    hub = ServerHub(tuple(ran.configs), recall, job.exchange(), seed=job.seed, backbone=job.backbone)
+    uploads = job.build().serve(hub)
+    assert calls == list(dict.fromkeys((task, round) for task, round, *_ in ran.messages))
+    assert set(uploads) == set(ran.configs)
 
 
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)

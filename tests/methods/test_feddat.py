@@ -127,7 +127,15 @@ def test_the_frozen_adapter_is_what_the_round_began_with(site, federation, small
 @pytest.mark.parametrize("loss", ["ce", "bce"])
 def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, loss):
     """Order, stale student, detached targets, tau^2, three optimisers: all as the card has them."""
-    options = {"dropout": 0.0, "alpha": 0.7, "beta": 0.4, "direction": direction, "loss": loss}
+    options = {
+        "fusion": "concat",
+        "question_input": "tower",
+        "dropout": 0.0,
+        "alpha": 0.7,
+        "beta": 0.4,
+        "direction": direction,
+        "loss": loss,
+    }
     options |= {"optimizer": "sgd", "learning_rate": 0.1}  # Adam makes much of rounding
     method = create("feddat", {**small, **options})
     trainer, state, start = begun(method, site())
@@ -152,7 +160,7 @@ def test_a_round_is_the_authors_steps_written_by_hand(site, small, direction, lo
                 for tower, blocks in own.items()
             }
             tuning = Tuning(adapters=mean)
-        features = trainer.model.backbone.features(batch, tuning)
+        features = trainer.model.backbone.features(batch.rows, tuning)
         hidden = F.linear(features, head["head.hidden.weight"], head["head.hidden.bias"]).relu()
         return F.linear(hidden, head["head.answers.weight"], head["head.answers.bias"])
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfedvqa.core import Tensors, create
+from medfedvqa.core import Site, Tensors, create
 from medfedvqa.core.knowledge_preserving import Outputs
+from medfedvqa.errors import ConfigError
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
 from medfedvqa.models import divergence
 from medfedvqa.training import Rows
@@ -157,3 +158,22 @@ def test_the_paper_s_tuning_is_the_last_three_blocks_and_the_head() -> None:
     up = create("fedp3", {}).exchange(shape_of("ViT-B-32/openai")).task("train").up
     trunk = sum(int(np.prod(spec.shape)) for spec in up if spec.name.startswith("weight."))
     assert trunk == 3 * sum(12 * width**2 + 13 * width for width in (768, 512))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"answers": ["a", "b", "c"], "top": 3}, {"answers": "closed", "top": 48}, {"head": "local"}],
+)
+def test_a_filter_that_leaves_nothing_out_is_refused(options: dict[str, object]) -> None:
+    """It would equal no filter, silently; without a filter the same lists are fine."""
+    with pytest.raises(ConfigError, match="filter"):
+        create("fedp3", options)
+    create("fedp3", {**options, "filter": "all"})
+    create("fedp3", {**options, "preserve": "kl"})
+
+
+def test_a_declared_list_of_a_site_is_checked_at_the_site(site: Callable[..., Site]) -> None:
+    """Three answers and a filter of three."""
+    method = create("fedp3", {"head": "local", "answers": "site", "top": 3, "blocks": 1})
+    with pytest.raises(ConfigError, match="leaves nothing out"):
+        method.setup(site())

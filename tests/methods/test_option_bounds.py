@@ -111,7 +111,7 @@ def test_numbers_of_privacy_and_split_beyond_all_bounds_are_refused(number: floa
     for split in ({"seed": number}, {"validation": number}, {"fractions": [number, 0.5, 0.5]}):
         with pytest.raises(ConfigError):
             JobSpec.from_dict({"method": "fedavg", "split": split})
-    for field in ("seed", "min_sites"):
+    for field in ("seed", "min_sites", "wait_for", "round_timeout"):
         with pytest.raises(ConfigError):
             JobSpec.from_dict({"method": "fedavg", field: number})
 

@@ -58,6 +58,7 @@ PRIVATE_METHODS = [name for name in method_names() if is_private(name)]
 CASES: list[tuple[str, Options]] = [
     *((name, {}) for name in PRIVATE_METHODS),
     *(("fedavg", {"tuning": kind}) for kind in get_args(TuningKind) if kind != "adapter"),
+    *(("fedavg", {"tuning": "classifier", "fusion": fusion}) for fusion in ("concat", "attend", "text")),
     ("fedp3", {"filter": "random"}),
     ("prompt_pfl", {"views": 3}),
 ]

@@ -23,7 +23,7 @@ def initial(made: TunedModel) -> dict[str, torch.Tensor]:
 
 
 def batch(made: TunedModel, pictures: list[int], texts: list[int]) -> Any:
-    cache = made.backbone.cache(made.depth, PICTURES.double(), TEXTS)
+    cache = made.cache(made.depth, PICTURES.double(), TEXTS)
     asked = cache.question_ids([TEXTS[number] for number in texts])
     return cache.batch(torch.tensor(pictures), asked, torch.zeros(len(texts), dtype=torch.int64))
 

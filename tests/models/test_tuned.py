@@ -40,7 +40,7 @@ def layers(values: dict[str, torch.Tensor]) -> nn.Sequential:
 
 def batch_of(model: TunedModel):
     pictures = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    cache = model.backbone.cache(model.depth, pictures, ["is it", "why"])
+    cache = model.cache(model.depth, pictures, ["is it", "why"])
     return cache.batch(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 0]), torch.zeros(4, dtype=torch.int64))
 
 
@@ -61,9 +61,9 @@ def test_logits_and_gradients_of_the_head_are_those_of_torch_s_layers(model):
 def test_dropout_follows_its_chance_and_keeps_the_mean(model):
     """The same seed drops the same units; without a chance none is dropped."""
     values, features = drawn(model), torch.randn(4000, 56, dtype=torch.float64)
-    once, again, other = (model.answer(values, features, SeededChance(s)) for s in (1, 1, 2))
+    once, again, other = (model.answer(values, features, None, SeededChance(s)) for s in (1, 1, 2))
     assert torch.equal(once, again) and not torch.equal(once, other)
-    assert torch.allclose(once.mean(0), model.answer(values, features).mean(0), rtol=0, atol=0.05)
+    assert torch.allclose(once.mean(0), model.answer(values, features, None).mean(0), rtol=0, atol=0.05)
 
 
 def test_the_head_begins_as_torch_s_layers_do(backbone):
@@ -79,7 +79,7 @@ def test_the_head_begins_as_torch_s_layers_do(backbone):
 
 
 def test_a_model_trains_what_it_declares(model):
-    shapes = model.tuning.shapes(model.shape) | model.head.shapes(model.shape.width)
+    shapes = model.tuning.shapes(model.shape) | model.head.shapes(model.shape)
     assert {name: tuple(value.shape) for name, value in drawn(model).items()} == shapes
     assert shapes["head.hidden.weight"] == (7, 32 + 24)
 

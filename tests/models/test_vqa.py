@@ -77,7 +77,7 @@ def one_by_one(backbone, made: Made, shared, reference, chance) -> torch.Tensor:
     image = reference.image(backbone.clip, normalised(backbone), local.get("prompt.image"), shared.get("prompt.image"))
     tokens = backbone.tokenize(list(QUESTIONS))
     text = reference.text(backbone.clip, tokens, local.get("prompt.text"), shared.get("prompt.text"))
-    return made.model.answer(made.values, torch.cat([image, text], dim=1), chance)
+    return made.model.answer(made.values, torch.cat([image, text], dim=1), None, chance)
 
 
 ABLATIONS = {
@@ -100,7 +100,7 @@ def test_the_trained_values_are_prompts_and_head_and_none_of_the_backbone(make):
         "head.answers.bias": (3,),
     }
     assert {name: tuple(tensor.shape) for name, tensor in made.values.items()} == expected
-    assert made.model.tuning.shapes(made.model.shape) | made.model.head.shapes(made.model.shape.width) == expected
+    assert made.model.tuning.shapes(made.model.shape) | made.model.head.shapes(made.model.shape) == expected
     assert not any(parameter.requires_grad for parameter in made.model.backbone.clip.parameters())
 
 
@@ -110,8 +110,8 @@ def test_the_head_is_the_papers_by_default(backbone, generator):
     values = model.initial(generator, generator)
     assert values["head.hidden.weight"].shape == (512, 56) and model.head.dropout == 0.2
     features, bias = torch.ones(400, 56), values["head.answers.bias"]
-    kept = model.answer(values, features, SeededChance(1)) - bias
-    assert torch.allclose(kept.mean(0), (model.answer(values, features) - bias)[0], rtol=0.1, atol=0.02)
+    kept = model.answer(values, features, None, SeededChance(1)) - bias
+    assert torch.allclose(kept.mean(0), (model.answer(values, features, None) - bias)[0], rtol=0.1, atol=0.02)
 
 
 def test_initial_values_come_from_the_generators_alone(backbone):
@@ -163,8 +163,8 @@ def test_grouped_rows_give_the_logits_and_gradients_of_one_row_one_image_padded_
 def test_a_batch_holds_each_picture_and_each_question_once(make):
     """Rows that show one picture share its computation."""
     batch = gather(make().cache)
-    assert len(batch.pictures.start) == 3
-    assert batch.questions.item.max() + 1 == 5
+    assert len(batch.rows.pictures.start) == 3
+    assert batch.rows.questions.item.max() + 1 == 5
     assert torch.equal(batch.answers, ANSWERS)
 
 
@@ -175,8 +175,11 @@ def test_without_prompts_the_features_are_plain_clips(make, backbone):
     image = backbone.clip.encode_image(normalised(backbone), normalize=True)
     text = backbone.clip.encode_text(backbone.tokenize(list(QUESTIONS)), normalize=True)
     batch = gather(made.cache)
-    seen, read = batch.pictures.start[batch.pictures.item], batch.questions.start[batch.questions.item]
-    expected = made.model.answer(made.values, torch.cat([seen, read, image * text], dim=1))
+    seen, read = (
+        batch.rows.pictures.start[batch.rows.pictures.item],
+        batch.rows.questions.start[batch.rows.questions.item],
+    )
+    expected = made.model.answer(made.values, torch.cat([seen, read, image * text], dim=1), None)
     assert torch.allclose(made.logits(batch), expected, rtol=0, atol=1e-10)
     assert torch.allclose(F.normalize(seen @ backbone.clip.visual.proj, dim=1), image)
 
@@ -188,8 +191,8 @@ def test_for_a_tower_without_prompts_the_cache_holds_final_features_alone(make):
         ({"without": ("text",)}, ([3, 17, 32], [5, 24])),
     ):
         batch = gather(make(**options).cache)
-        assert ([*batch.pictures.start.shape], [*batch.questions.start.shape]) == shapes
-        assert not batch.pictures.start.requires_grad
+        assert ([*batch.rows.pictures.start.shape], [*batch.rows.questions.start.shape]) == shapes
+        assert not batch.rows.pictures.start.requires_grad
 
 
 def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(make, backbone):
@@ -202,7 +205,9 @@ def test_the_product_gives_the_head_both_features_and_the_product_of_embeddings(
     joined = {name: join(prompt, None, "concatenate", "before") for name, prompt in made.prompts.items()}
     seen = image.features(image.trunk(normalised(backbone)), TowerTuning(joined["prompt.image"]))
     read = text.features(text.trunk(tokens, words), words, TowerTuning(joined["prompt.text"]))
-    expected = made.model.answer(made.values, torch.cat([seen, read, image.embed(seen) * text.embed(read)], dim=1))
+    expected = made.model.answer(
+        made.values, torch.cat([seen, read, image.embed(seen) * text.embed(read)], dim=1), None
+    )
     assert torch.allclose(made.logits(gather(made.cache)), expected, rtol=0, atol=1e-10)
 
 
@@ -245,9 +250,9 @@ def test_a_picture_or_question_of_two_owners_is_not_shared_between_them(make):
     """Each owner has an item of its own."""
     owners = torch.tensor([0, 1, 0, 0, 0, 1, 0])
     batch = gather(make().cache, owners=owners)
-    for items in (batch.pictures, batch.questions):
+    for items in (batch.rows.pictures, batch.rows.questions):
         assert torch.equal(items.owner[items.item], owners)
-    assert len(batch.pictures.start) == 5
+    assert len(batch.rows.pictures.start) == 5
 
 
 def test_prompts_of_several_owners_need_a_batch_with_owners(make):

@@ -85,7 +85,7 @@ def test_a_delta_below_rounding_has_no_figure() -> None:
     """The bound is refused where rounding errors alone would be larger than delta."""
     losses: Any = lambda least, most: [with_numpy.sampled_gaussian_loss(0.1, 1.0, least, most)]  # noqa: E731
     with pytest.raises(ValueError), np.errstate(all="ignore"):
-        with_numpy.composed_epsilon(losses, [10], 4.0, 1e-3, 1e-17, (1e-20, 0.01))
+        with_numpy.composed_epsilons(losses, [10], 4.0, 1e-3, [1e-17], (1e-20, 0.01))
 
 
 def test_a_site_charges_by_opacus() -> None:

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[dict[str, Sequence[int]], Sequence[int], Forward]] = {
         MAPS,
         lambda v, x: F.conv2d(x, v["w"], v["b"], stride=2, padding=1),
     ),
+    "convolution, valid": ({"w": (3, 2, 3, 3)}, MAPS, lambda v, x: F.conv2d(x, v["w"], padding="valid")),
     "convolution, oblong": ({"w": (3, 2, 3, 2)}, MAPS, lambda v, x: F.conv2d(x, v["w"], None, (1, 2), (1, 0))),
     "transposed convolution": (
         {"w": (2, 3, 4, 4), "b": (3,)},
@@ -79,6 +80,30 @@ CASES: dict[str, tuple[dict[str, Sequence[int]], Sequence[int], Forward]] = {
     "sum of a column": ({"w": (4, 1)}, TOKENS, lambda v, x: x + v["w"]),
     "sum of a row": ({"w": (5, 6)}, TOKENS, lambda v, x: x + v["w"][3]),
     "sum twice, once reshaped": ({"w": (4, 6)}, TOKENS, lambda v, x: (x + v["w"]).flatten(1) + v["w"].view(1, 24)),
+    "layer scale": ({"w": (6,)}, TOKENS, lambda v, x: x * v["w"]),
+    "layer scale from the left": ({"w": (6,)}, TOKENS, lambda v, x: v["w"] * x.tanh()),
+    "channel scale": ({"w": (2,)}, MAPS, lambda v, x: x.mul(v["w"].reshape(1, -1, 1, 1))),
+    "batch norm, fixed": (
+        {"w": (2,), "b": (2,)},
+        MAPS,
+        lambda v, x: F.batch_norm(x, torch.tensor([0.2, -1.0]).to(x), torch.tensor([2.0, 0.5]).to(x), v["w"], v["b"]),
+    ),
+    "batch norm, then in place": (
+        {"b": (2,)},
+        MAPS,
+        lambda v, x: F.batch_norm(x, torch.zeros(2).to(x), torch.ones(2).to(x), None, v["b"]).add_(x).relu_(),
+    ),
+    "groups": (
+        {"w": (4, 2, 3, 3), "b": (4,)},
+        MAPS,
+        lambda v, x: F.conv2d(torch.cat([x, x.tanh()], dim=1), v["w"], v["b"], (2, 1), (1, 0), 1, 2),
+    ),
+    "depthwise": ({"w": (2, 1, 3, 3), "b": (2,)}, MAPS, lambda v, x: F.conv2d(x, v["w"], v["b"], 1, 1, 1, 2)),
+    "groups, bias alone": (
+        {"b": (2,)},
+        MAPS,
+        lambda v, x: F.conv2d(x, torch.ones(2, 1, 3, 3).to(x), v["b"], padding=1, groups=2),
+    ),
     "layer and sum": ({"w": (6, 6)}, (6, 6), lambda v, x: F.linear(x, v["w"]) + v["w"]),
 }
 
@@ -187,7 +212,7 @@ def test_a_use_without_a_rule_is_refused(name: str) -> None:
 
 CONVOLUTIONS: dict[str, Forward] = {
     "dilation": lambda v, x: F.conv2d(x, v["w"], dilation=2),
-    "groups": lambda v, x: F.conv2d(torch.cat([x, x], dim=1), v["w"], None, 1, 0, 1, 2),
+    "groups with dilation": lambda v, x: F.conv2d(torch.cat([x, x], dim=1), v["w"], None, 1, 0, 2, 2),
     "named padding": lambda v, x: F.conv2d(x, v["w"], padding="same"),
     "output padding": lambda v, x: F.conv_transpose2d(x, v["w"], None, 2, 0, 1),
     "transposed dilation": lambda v, x: F.conv_transpose2d(x, v["w"], dilation=2),
@@ -200,6 +225,19 @@ def test_a_convolution_without_a_rule_is_refused(name: str) -> None:
     values = values_of({"w": (2, 2, 3, 3)}, torch.Generator().manual_seed(0))
     with pytest.raises(SettingsError, match="convolution"):
         recorded(values, CONVOLUTIONS[name], torch.randn(2, 2, 6, 6), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("statistics", [None, torch.zeros(2)])
+def test_batch_norm_by_the_statistics_of_the_batch_is_refused(statistics: torch.Tensor | None) -> None:
+    """They would make each patient's gradient depend on who else is in the batch."""
+    values = values_of({"w": (2,)}, torch.Generator().manual_seed(0))
+
+    def normalised(v: dict[str, torch.Tensor], x: Items) -> torch.Tensor:
+        spread = None if statistics is None else torch.ones(2)
+        return F.batch_norm(x, statistics, spread, v["w"], training=True)
+
+    with pytest.raises(SettingsError, match="mixes patients"):
+        recorded(values, normalised, torch.randn(2, 2, 6, 6), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("owners", [None, torch.tensor([0, 1])])

@@ -21,7 +21,17 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.version import VERSION
 from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, spent
-from privacy.report import ReportError, Sections, registry_entry, report_bytes, report_of, sections_of, verify_report
+from privacy.report import (
+    CohortAttestation,
+    Governance,
+    ReportError,
+    Sections,
+    registry_entry,
+    report_bytes,
+    report_of,
+    sections_of,
+    verify_report,
+)
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
 from privacy.report.verify import CODE
@@ -99,6 +109,41 @@ def test_noise_that_can_be_repeated_claims_nothing(sites: Sites, quick_job: Job)
     runtime.close()
     result = sections(config)
     assert not result.claim.made and result.mechanism.void and rules(result)["sound noise"] == "broken"
+
+
+def test_what_the_site_adds_is_quoted_and_no_figure_depends_on_it(sites: Sites, quick_job: Job) -> None:
+    """Texts stay as they are written, and rows of K that rest on them say so; without any, they are not provided."""
+    config = sites("chest")["chest"]
+    runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-1")
+    runtime.handle("start", 1, {})
+    runtime.close()
+    hostile = "<b>\u202eresearch\n" * 900
+    governance = Governance(purpose=hostile, permitted_use="research", review_date=datetime(2027, 3, 1).date())
+    told = report_of(
+        evidence_of(config.model_copy(update={"governance": governance}), None, None, None, None, (), False)
+    )
+    silent = report_of(evidence_of(config, None, None, None, None, (), False))
+    assert told.evidence.governance and told.evidence.governance.purpose == hostile
+    assert told.evidence.governance.review_date == "2027-03-01"
+    support = [{m.reference: m.support for m in one.sections.mappings} for one in (told, silent)]
+    assert [one["Art. 5(1)(b)"] for one in support] == ["partly supports", "not provided"]
+    assert told.sections.summary == silent.sections.summary and told.sections.claim == silent.sections.claim
+
+
+def test_the_site_attests_how_delta_compares_with_its_patients_and_tells_no_number(
+    sites: Sites, quick_job: Job
+) -> None:
+    """Of the ledger's largest cohort and largest delta. An attestation about a smaller delta counts for nothing."""
+    config = sites("chest")["chest"]
+    runtime = SiteRuntime(config, quick_job(answers="closed").model_copy(update=PRIVATE), "study-1")
+    runtime.handle("start", 1, {})
+    runtime.close()
+    evidence = evidence_of(config, None, None, None, None, (), False)
+    assert evidence.cohort == CohortAttestation(delta=1e-5, below=True)
+    assert sections_of(evidence).unit.delta_below_cohort is True
+    smaller = evidence.model_copy(update={"cohort": CohortAttestation(delta=1e-9, below=True)})
+    assert sections_of(smaller).unit.delta_below_cohort is None
+    assert sections_of(evidence.model_copy(update={"cohort": None})).unit.delta_below_cohort is None
 
 
 def test_a_refused_job_is_told_with_its_reason(sites: Sites, quick_job: Job) -> None:

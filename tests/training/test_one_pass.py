@@ -21,8 +21,11 @@ SMALL = {"rounds": 2, "hidden": 8, "blocks": 1, "reduction": 4, "rank": 2, "answ
 CASES = [
     *(("fedavg", {"tuning": kind, "weighting": "uniform", "blocks": None if kind == "full" else 1}) for kind in TUNING),
     ("fedavg", {"tuning": "adapter", "weighting": "uniform", "views": 3}),
+    ("fedavg", {"weighting": "uniform", "fusion": "concat", "question_input": "tower"}),
+    ("fedavg", {"weighting": "uniform", "fusion": "attend"}),
+    ("fedavg", {"weighting": "uniform", "fusion": "text", "tuning": "classifier"}),
     ("prompt_pfl", {}),
-    ("prompt_pfl", {"features": "product", "joining": "add", "placing": "after"}),
+    ("prompt_pfl", {"features": "product", "fusion": "concat", "joining": "add", "placing": "after"}),
     ("fedp3", {"filter": "random", "weighting": "uniform", "start_round": 1, "top": 5}),
     ("fedkd", {"weighting": "uniform", "mentor_blocks": 1}),
     ("moon", {"weighting": "uniform"}),
@@ -77,7 +80,8 @@ def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
     site: Callable[..., Site], trunk: Backbone, name: str, options: dict[str, Any], clip: float
 ) -> None:
     """With dropout, views and random filters; clipped and not; in chunks and at once; for every kind of tuning."""
-    if "joint" in trunk.shape.towers and (name == "pubmedclip" or options.get("features") == "product"):
+    apart = name == "pubmedclip" or options.get("features") == "product" or options.get("fusion") == "attend"
+    if "joint" in trunk.shape.towers and apart:
         pytest.skip("the case needs a tower for pictures alone")
     fields = method_fields(name)
     method: Any = create(name, {key: v for key, v in {**SMALL, **options}.items() if key in fields}, SETTINGS)

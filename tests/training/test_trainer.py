@@ -122,9 +122,9 @@ def test_a_view_of_each_picture_is_drawn_for_training_alone(site: Make) -> None:
     there = site()
     several, single = trainer(there, replace(PLAIN, views=3)), trainer(there)
     rows = torch.arange(len(there.data.train))
-    pictures = [made._rows.rows(made.train_rows, rows).batch.pictures.start for made in (several, single)]
+    pictures = [made._rows.rows(made.train_rows, rows).batch.rows.pictures.start for made in (several, single)]
     assert torch.allclose(*pictures)
-    shown = several._rows.rows(several.train_rows, rows, SeededChance(1)).batch.pictures
+    shown = several._rows.rows(several.train_rows, rows, SeededChance(1)).batch.rows.pictures
     assert not torch.allclose(shown.start, pictures[0])
 
 

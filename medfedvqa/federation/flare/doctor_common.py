@@ -28,7 +28,8 @@ NEW_KIT = "ask the coordinator for a new startup kit"
 SET_CLOCK = "set the clock, best by NTP"
 
 _SPACE = 1 << 30  # bytes
-_LEFT = timedelta(days=30)
+_LEFT, _WARNED = timedelta(days=30), timedelta(days=60)
+"""A certificate that ends sooner fails the kit, or is a caution."""
 _NEW_CERTIFICATE = "ask the coordinator for a new certificate"
 _LARGEST = 1 << 20
 """The most bytes of a settings, key or certificate file of a kit."""
@@ -230,6 +231,8 @@ def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
         yield Check(name, "it is not valid yet", SET_CLOCK)
     elif now + _LEFT > ends:
         yield Check(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
+    elif now + _WARNED > ends:
+        yield Caution(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
     else:
         yield Check(name)
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from medfedvqa.bounds import (
     FINGERPRINT,
     MOST_ANSWERS,
+    MOST_SECONDS,
     MOST_SEED,
     MOST_SITES,
     MOST_WEIGHT,
@@ -23,6 +24,7 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
+from medfedvqa.shape_cards import ShapeCard
 
 STATUS_JOB = {"method": "site_status"}
 """A copy of `medfedvqa.federation.site_status.STATUS_JOB`, whose module imports torch."""
@@ -61,6 +63,7 @@ class SplitFields(_StrictSchema):
     seed: Seed
     fractions: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)]
     validation: Annotated[float, Field(ge=0, lt=1)]
+    questions: Literal["closed", "open", "all"]
 
 
 class PrivacyFields(_StrictSchema):
@@ -100,7 +103,10 @@ class JobFields(_StrictSchema):
     dp: PrivacyFields | None
     secagg: bool
     min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
+    wait_for: Annotated[int, Field(ge=1, le=MOST_SITES)] | None = None
+    round_timeout: Annotated[float, Field(ge=1, le=MOST_SECONDS)] | None = None
     committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
+    card: ShapeCard | None = None
     terms: TermsFields | None = None
     gather: Literal["mean", "trimmed", "median"] = "mean"
     most_norm: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None

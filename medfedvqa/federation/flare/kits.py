@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from nvflare.tool.cert.fingerprint import cert_fingerprint_sha256
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.provision import SiteBuilder, provision
+from medfedvqa.federation.flare.provision import SiteBuilder, close_state, provision
 
 _SITE_FILE = Path("local") / "site.yml"
 _OWN_RESOURCES = Path("local") / "resources.json"
@@ -108,6 +108,7 @@ def root_folder(project: Path, out: Path) -> str:
         raise ConfigError(
             "no project is there that `nvflare provision` made: name the folder with its `state`"
         ) from None
+    close_state(project / "state")
     fingerprint = cert_fingerprint_sha256(x509.load_pem_x509_certificate(pem))
     facts = {
         "project": project.resolve().name,

@@ -8,11 +8,9 @@ ended, the launcher starts a process that settles its budget and closes its log.
 import contextlib
 import json
 import logging
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
-from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits.escaping import for_log
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.federation.flare.hardening import require_guard
-
-RELAUNCHES = 10
-"""The number of times that a job process is started again before its death counts as the job's failure."""
+from medfedvqa.federation.flare.persistent_process import PersistentHandle
 
 _RECORD = "launch.json"
 _CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
-_ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 
 _logger = logging.getLogger(__name__)
 
@@ -77,36 +71,6 @@ class LaunchRecord:
     def delete(self) -> None:
         """Delete the record, once the job has ended."""
         self.path.unlink(missing_ok=True)
-
-
-class PersistentHandle(ProcessHandle):
-    """A job process that looks like one process to FLARE, however often it is started again."""
-
-    adapter: ProcessAdapter
-
-    def __init__(self, start: Callable[[], ProcessAdapter], ended: Callable[[], None]) -> None:
-        super().__init__(process_adapter=start())
-        self._start, self._ended = start, ended
-        self._lock = threading.Lock()
-        self._stopping = False
-
-    def terminate(self) -> None:
-        """End the process for good."""
-        with self._lock:
-            self._stopping = True
-            super().terminate()
-
-    def wait(self) -> None:
-        """Wait until the process has ended by itself or by request, or has died too often."""
-        for left in reversed(range(RELAUNCHES + 1)):
-            self.adapter.wait()
-            code = self.adapter.poll()
-            with self._lock:
-                if self._stopping or not left or code is None or code >= 0 or code in _ASKED_TO_END:
-                    break
-                _logger.warning("the job process was killed by signal %d; starting it again", -code)
-                self.adapter = self._start()
-        self._ended()
 
 
 class SiteJobLauncher(ClientProcessJobLauncher):

@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from nvflare.fuel.flare_api.api_spec import NoConnection
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare.admin_client import AdminClient
 from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
@@ -39,7 +38,7 @@ class LoopbackFederation:
         self._environment = {**_LAST_WORD, **os.environ, **(environment or {})}
         # The kits' scripts start whichever python3 comes first.
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
-        self._session: Session | None = None
+        self._client: AdminClient | None = None
         self.kits = Path()
 
     def __enter__(self) -> Self:
@@ -53,8 +52,8 @@ class LoopbackFederation:
             self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))
             for name in (SERVER, *self._sites):
                 self.start(name)
-            self._session = self._connect()
-            ending.callback(self._session.close)
+            self._client = AdminClient(ADMIN, self.admin_kit, _START_TIMEOUT)
+            ending.callback(self._client.close)
             self._wait_for(set(self._sites))
             self._ending = ending.pop_all()
         return self
@@ -101,11 +100,11 @@ class LoopbackFederation:
 
     def submit(self, job_folder: Path) -> str:
         """Submit a job folder; returns the job's id."""
-        return str(self._admin.submit_job(str(job_folder.resolve())))
+        return self._admin.submit(job_folder)
 
     def status(self, job_id: str) -> str:
         """FLARE's word for where the job is; it begins with FINISHED once the job is over."""
-        return str(self._admin.get_job_status(job_id))
+        return self._admin.status(job_id)
 
     def finished(self, job_id: str) -> bool:
         """Whether the job is over, well or not."""
@@ -120,7 +119,7 @@ class LoopbackFederation:
 
     def abort(self, job_id: str) -> None:
         """End a job at once."""
-        self._admin.abort_job(job_id)
+        self._admin.abort(job_id)
 
     def results(self, job_id: str) -> Path:
         """A job's results: in the server's own folder while the job runs, fetched from the server afterwards."""
@@ -130,27 +129,19 @@ class LoopbackFederation:
         folder = self.folder / "results"
         fetched = folder / job_id
         if not fetched.exists():
-            folder.mkdir(exist_ok=True)
-            self._admin.download_job_result(job_id, str(folder))
+            self._admin.download(job_id, folder)
         return fetched / "workspace" / RESULTS
 
     @property
-    def _admin(self) -> Session:
-        if self._session is None:
+    def _admin(self) -> AdminClient:
+        if self._client is None:
             raise FederationError("the federation is not running")
-        return self._session
-
-    def _connect(self) -> Session:
-        for _ in _until(_START_TIMEOUT):
-            with contextlib.suppress(NoConnection):
-                return new_secure_session(ADMIN, str(self.admin_kit))
-        raise FederationError("the federation's server did not start")
+        return self._client
 
     def _wait_for(self, sites: Collection[str], since: float = 0.0) -> None:
         missing = set(sites)
         for _ in _until(_START_TIMEOUT):
-            clients = self._admin.get_connected_client_list()
-            missing -= {client.name for client in clients if (client.last_connect_time or 0.0) >= since}
+            missing -= {client.name for client in self._admin.sites() if (client.last_connect_time or 0.0) >= since}
             if not missing:
                 return
         raise FederationError(f"sites did not join the federation: {', '.join(sorted(missing))}")

@@ -16,6 +16,11 @@ def write_event(out: Path, event: TaskAnswer) -> None:
         file.write(json.dumps(asdict(event)) + "\n")
 
 
+def has_events(out: Path) -> bool:
+    """Whether a process of the job wrote any event before."""
+    return (out / _NAME).exists()
+
+
 class ProgressReader:
     """Reads the events that came since it was last asked."""
 

@@ -41,6 +41,13 @@ class SiteBuilder(Builder):
         super().__init__()
         self._sites, self._storage = sites or {}, storage
 
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Close the folder of the project's state to other accounts.
+
+        FLARE (2.9) keeps the root key and every party's key there in `cert.json`, which all accounts may read.
+        """
+        close_state(Path(ctx.get_state_dir()))
+
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """See FLARE's `Builder`."""
         for client in project.get_clients():
@@ -144,7 +151,15 @@ def provision(project: Mapping[str, Any], builders: Sequence[Builder], folder: P
     context = provisioner.provision(prepare_project(project), logger=logging.getLogger(__name__))
     if context.get(CtxKey.BUILD_ERROR):
         raise FederationError(f"the startup kits could not be made: {'; '.join(context.get_errors())}")
+    close_state(Path(context.get_state_dir()))
     return Path(context.get_result_location())
+
+
+def close_state(folder: Path) -> None:
+    """Let only its owner into the folder of a project's state, and at the files in it."""
+    folder.chmod(0o700)
+    for path in folder.iterdir():
+        path.chmod(0o600)
 
 
 def prepare_simulation(workspace: Path, sites: Mapping[str, Path]) -> None:

@@ -10,17 +10,21 @@ from typing import Any, NoReturn
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, SiteType
+from nvflare.apis.fl_constant import FLContextKey, JobConstants, SiteType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
+from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.utils.process_utils import ProcessAdapter
 
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
 from medfedvqa.federation.flare.memory_release import return_free_memory
+from medfedvqa.federation.flare.persistent_process import PersistentHandle
 from medfedvqa.federation.flare.validator import ask_own_validator_first
+from medfedvqa.federation.journal import JOURNAL
 
 _STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
 """The types that FLARE decodes from the server's own files."""
@@ -62,7 +66,21 @@ class ServerGuard(FLComponent):
 
 
 class ServerJobLauncher(ServerProcessJobLauncher):
-    """FLARE's launcher for the server's job processes; a server's resources.json names it."""
+    """FLARE's launcher for the server's job processes, which are started again; a server's resources.json names it.
+
+    FLARE (2.9) treats a job process that dies by a signal as a failed job. Here the next process continues from the
+    journal of the one that died.
+    """
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Start the process of a job. Once it is over, however it ended, nothing is left of its journal."""
+        workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        journal = Path(workspace.get_root_dir()) / JOURNAL / str(job_meta[JobConstants.JOB_ID])
+
+        def start() -> ProcessAdapter:
+            return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
+
+        return PersistentHandle(start, lambda: shutil.rmtree(journal, ignore_errors=True))
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Also require the guard when the server starts."""

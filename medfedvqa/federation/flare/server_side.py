@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
-from medfedvqa.federation.flare.progress import write_event
+from medfedvqa.federation.flare.progress import has_events, write_event
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
@@ -65,12 +66,22 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
+    if spec.secagg and has_events(out):
+        # An attempt's randomness must not serve twice, so that there is no journal to continue from.
+        controller.system_panic("the server's process died in a job on shares: submit the job anew", fl_ctx)
+        return
+    # Whoever submitted the job may fetch its run folder, and the journal holds single uploads: it lies elsewhere.
+    folder = Path(flare.get_workspace().get_root_dir()) / JOURNAL / fl_ctx.get_job_id()
+    journal = Journal(folder if engine == "provisioned" and not spec.secagg else None)
     try:
         with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
-            serve_job(spec, sites, caller.call, out, engine, partial(write_event, out), _stop_asked, receipts)
+            watch = partial(write_event, out)
+            serve_job(spec, sites, caller.call, out, engine, watch, _stop_asked, receipts, journal)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
+    finally:
+        journal.forget()  # the job is over, and only a process that dies leaves a journal
 
 
 class _Heartbeats:
@@ -96,7 +107,7 @@ class _Heartbeats:
 
 
 class _Caller:
-    """Sends tasks through a FLARE controller and waits for all answers, except those of sites without heartbeats."""
+    """Sends tasks through a FLARE controller and waits for a call's quorum, and for no site without heartbeats."""
 
     def __init__(
         self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, heartbeats: _Heartbeats | None
@@ -105,7 +116,7 @@ class _Caller:
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
         """See `medfedvqa.federation.hub.Engine`."""
-        answers = _TaskAnswers(set(call.messages), call.answered, partial(self._not_waited_for, call.excused))
+        answers = _TaskAnswers(call, partial(self._not_waited_for, call.excused))
         tasks = {
             site: answers.task(call.task, site, pack(call.round, tensors, call.audit_bytes.get(site, b"")))
             for site, tensors in call.messages.items()
@@ -131,22 +142,30 @@ class _Caller:
 class _TaskAnswers:
     """The answers to one task, which arrive on FLARE's threads."""
 
-    def __init__(self, waiting: set[str], answered: Callable[[str], None], excused: Excused) -> None:
+    def __init__(self, call: TaskCall, excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
-        self._waiting, self._answered, self._excused = waiting, answered, excused
+        self._waiting, self._answered, self._excused = set(call.messages), call.answered, excused
+        self._quorum, self._began = call.quorum, time.monotonic()
+        self._taken, self._dead = set[str](), set[str]()
+        """Sites that took the task, and those that FLARE has given up."""
         self._failure: FederationError | None = None
         self._closed = False
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
         """A FLARE task whose answer arrives here."""
-        done = partial(self._done, site)
-        task = Task(name=name, data=message, result_received_cb=self._received, task_done_cb=done)
+        taken, done = partial(self._took, site), partial(self._done, site)
+        task = Task(
+            name=name, data=message, after_task_sent_cb=taken, result_received_cb=self._received, task_done_cb=done
+        )
         task.client_tasks = _UniqueAssignments()
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait at most `seconds` for all answers but the excused. Raises `FederationError` as soon as a site fails."""
+        """Wait at most `seconds` for the quorum, or all answers but the excused.
+
+        Raises `FederationError` as soon as a site fails.
+        """
         with self._change:
             self._change.wait_for(lambda: self._failure or self._enough(), seconds)
             if self._failure:
@@ -160,7 +179,15 @@ class _TaskAnswers:
             return sorted(self._waiting)
 
     def _enough(self) -> bool:
-        return self._waiting <= set(self._excused(self.replies))
+        seconds = time.monotonic() - self._began
+        if self._quorum.reached(len(self.replies), seconds):
+            return True
+        excused = self._quorum.excused(self._taken, seconds)
+        return self._waiting <= {*self._excused(self.replies), *excused, *self._dead}
+
+    def _took(self, site: str, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        with self._change:
+            self._taken.add(site)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
@@ -185,7 +212,11 @@ class _TaskAnswers:
             self._change.notify_all()
 
     def _done(self, site: str, task: Task, fl_ctx: FLContext) -> None:
-        if task.completion_status not in (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED):
+        if task.completion_status == TaskCompletionStatus.CLIENT_DEAD:
+            with self._change:
+                self._dead.add(site)
+                self._change.notify_all()
+        elif task.completion_status not in (TaskCompletionStatus.OK, TaskCompletionStatus.CANCELLED):
             self._fail(f"site '{site}' did not answer: {task.completion_status.value}")
 
     def _fail(self, reason: str) -> None:

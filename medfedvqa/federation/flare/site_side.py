@@ -74,7 +74,7 @@ class SiteTasks:
 
     def _refused(self, error: Exception) -> Refusal:
         """The code of a failure, once it stands in the audit log."""
-        code = code_of(error)
+        code = code_of(error, private=not isinstance(self._runtime, SiteRuntime) or self._runtime.private)
         _logger.warning("the job was refused: %s: %s", code, code.sentence)
         if not isinstance(error, ACTIONABLE):
             _logger.error("a task failed", exc_info=error)
@@ -83,8 +83,9 @@ class SiteTasks:
                 self._runtime.refuse(code, str(error) if isinstance(error, ACTIONABLE) else type(error).__name__)
             except JobRefused:
                 pass
-            except AuditError:
-                return Refusal.RECORDS
+            except AuditError as unwritten:
+                # A disk that is full takes no entry either.
+                return Refusal.DISK if Refusal.DISK in (code, code_of(unwritten)) else Refusal.RECORDS
         return code
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
+from medfedvqa.core.method import Handler, MethodConfig, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import public_pairs
@@ -73,7 +73,11 @@ class SiteModelConfig(MethodConfig, frozen=True):
 class CreamFLConfig(AveragingConfig, frozen=True):
     """Options. Those of FedAvg describe the sites' models, which are never averaged."""
 
-    sees: Sees = Field("multimodal", description="what sites see; a text site answers from the question alone")
+    sees: Sees = Field(
+        "multimodal",
+        description="what sites see; a text site answers from the question alone. The head of one modality joins "
+        "nothing and has no n-grams",
+    )
     models: dict[SiteName, SiteModelConfig] = Field(
         {},
         max_length=MOST_SITES,
@@ -155,6 +159,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         Raises `ConfigError` for a backbone that sees pictures and texts together only.
         """
         check_apart(shape)
+        self.config.check_head(self.config.tuned, shape)
         down = tuple(self._representations(modality, "the server's") for modality in OTHER)
         tasks = [
             TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
@@ -183,6 +188,9 @@ class CreamFL(Averaging[CreamFLConfig]):
         config = self.config.of(site.name)
         plain = self.model_of(site, config.tuned)
         head = replace(plain.head, hidden=config.hidden)
+        if config.sees != "multimodal":
+            # There is one modality to see, and nothing to join it with.
+            head = replace(head, fusion="concat", question="tower")
         return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
     def setup(self, site: Site) -> State:
@@ -193,13 +201,18 @@ class CreamFL(Averaging[CreamFLConfig]):
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
         return {**super().setup(site), "projection": projection}
 
-    def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Raises `ConfigError` for a task of a modality that the site's model does not see."""
+    @property
+    def silent(self) -> bool:
+        """No: representations go up in every round."""
+        return False
+
+    def handler(self, task: TaskSpec, site: Site) -> Handler:
+        """See `Method.handler`. Raises `ConfigError` for a task of a modality that the site's model does not see."""
         if task.name == "evaluate":
-            return self.evaluate(site, state, received, round)
+            return self.evaluate
         if task.name != _task(self.config.of(site.name).sees):
             raise ConfigError("the server asked for a modality that this site's model does not see: end the job")
-        return self.train(site, state, received, round)
+        return self.train
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """Private steps and contrast with the server's representations. The site's representations go up."""
@@ -259,8 +272,10 @@ class CreamFL(Averaging[CreamFLConfig]):
         """The public pairs, which go through the frozen part of the backbone once."""
         model, config = self.model(site), self.config
         pairs = site.derive(
-            ("public", config.public_pairs, tuple(model.depth.items())),
-            lambda: FrozenPairs.of(site.backbone, model.depth, public_pairs(config.public_pairs)),
+            ("public", config.public_pairs, model.cache_key, tuple(model.depth.items())),
+            lambda: FrozenPairs.of(
+                model.cache, site.backbone.shape.image_size, model.depth, public_pairs(config.public_pairs)
+            ),
         )
         return PublicPass(model, pairs, config.gamma, config.temperature, config.public_rows)
 

@@ -10,8 +10,8 @@ import torch
 from medfedvqa.data import PublicPairs
 from medfedvqa.methods.creamfl.ensemble import OTHER, inter_modal
 from medfedvqa.methods.moon import contrast
-from medfedvqa.models import Backbone, Cache, Depth, PairedModel, Values
-from medfedvqa.training import Penalty
+from medfedvqa.models import Cache, Depth, PairedModel, Values
+from medfedvqa.training import MakeCache, Penalty
 
 CHUNK = 64
 """Public pairs that go through the model together in evaluation."""
@@ -26,9 +26,9 @@ class FrozenPairs:
     """The cache's numbers of the captions, int64 [items]."""
 
     @classmethod
-    def of(cls, backbone: Backbone, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
-        """The cache of these pairs, below everything that is tuned down to this depth."""
-        cache = backbone.cache(depth, pairs.pictures(backbone.shape.image_size), pairs.captions)
+    def of(cls, make: MakeCache, size: int, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
+        """The cache that `make` makes of these pairs, with pictures of `size` pixels, at this depth of tuning."""
+        cache = make(depth, pairs.pictures(size), pairs.captions)
         return cls(cache, cache.question_ids(pairs.captions))
 
     def __len__(self) -> int:

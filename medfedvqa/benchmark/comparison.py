@@ -1,0 +1,85 @@
+"""Results of one setting as the rows of a table, and what each row is compared with."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.benchmark.results_file import Result
+from medfedvqa.benchmark.statistics import average, paired
+from medfedvqa.errors import ConfigError
+
+PERSONAL = " (personal)"
+"""The end of the label of a row for the sites' own models before the last mean."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Systems on the same test rows, under the same settings."""
+
+    setting: Mapping[str, Any]
+    """See `Result.setting`."""
+    rows: Mapping[str, Sequence[RunOutcome]]
+    """The outcomes of each system by label, in order of seeds."""
+    baselines: frozenset[str]
+    """The labels of the baselines."""
+    alone: Mapping[str, str]
+    """The label of the same model without the other sites, by label."""
+    without_picture: Mapping[str, str]
+    """The label of the same system without the picture, by label."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The tested sites."""
+        return tuple(self.setting["sites"])
+
+    @property
+    def reference(self) -> str:
+        """The label of the baseline with the highest average accuracy. Raises `ConfigError` without a baseline."""
+        if not self.baselines:
+            raise ConfigError("the results hold no baseline to compare with")
+        return max(
+            (label for label in self.rows if label in self.baselines), key=lambda label: average(self.rows[label]).mean
+        )
+
+    def pair(self, label: str, others: Mapping[str, str]) -> str | None:
+        """The row that `others` names for this one, if both have outcomes of a common seed."""
+        other = others.get(label, "")
+        present = other in self.rows and paired(self.rows[label], self.rows[other])
+        return other if present else None
+
+
+def compared(results: Iterable[Result]) -> Comparison:
+    """The comparison of results of one setting. A system with personal models has two rows.
+
+    Raises `ConfigError` if results of one cohort test different rows.
+    """
+    ordered = sorted(results, key=lambda result: result.seed)
+    by_label: dict[str, list[Result]] = {}
+    for result in ordered:
+        by_label.setdefault(result.system, []).append(result)
+    _check_rows(ordered)
+    rows: dict[str, list[RunOutcome]] = {}
+    baselines, alone, blind = set(), dict[str, str](), dict[str, str]()
+    for label, each in by_label.items():
+        outcomes = [result.outcome for result in each]
+        labels = [label]
+        rows[label] = [replace(outcome, personal={}) for outcome in outcomes]
+        if all(outcome.personal for outcome in outcomes):
+            labels.append(label + PERSONAL)
+            rows[label + PERSONAL] = [
+                replace(outcome, right=outcome.personal, personal={}, validated={}) for outcome in outcomes
+            ]
+        for row in labels:
+            alone[row] = each[0].alone
+            blind[row] = each[0].without_picture and each[0].without_picture + row.removeprefix(label)
+        baselines |= set(labels) if each[0].baseline else set()
+    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind)
+
+
+def _check_rows(results: Sequence[Result]) -> None:
+    tested: dict[tuple[int, str], tuple[int, ...]] = {}
+    for result in results:
+        for site, each in result.sites.items():
+            if tested.setdefault((result.cohort, site), each.patients) != each.patients:
+                raise ConfigError(f"results of the site '{site}' test different rows: take those of one data set only")

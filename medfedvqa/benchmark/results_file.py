@@ -1,0 +1,215 @@
+"""`results.jsonl`: one line for each run of a benchmark, from which anybody can make its tables and p values anew.
+
+A line holds which test rows are right, and the number of each row's patient within the site: no question, no answer,
+no name of a picture, and no identifier. Lines are appended under a lock and never changed.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from medfedvqa.atomic_files import PRIVATE
+from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.file_lock import locked
+
+FORMAT: Literal[1] = 1
+RESULTS = "results.jsonl"
+ALL_ROWS = "all rows"
+"""The regime of a plain benchmark: every site trains on all of its rows."""
+
+Bits = Annotated[str, Field(pattern=r"^[01]*$")]
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SiteResult(BaseModel, frozen=True, extra="forbid"):
+    """One site's part of a result."""
+
+    right: Bits
+    """One character for each test row: 1 if it is answered right."""
+    patients: tuple[Count, ...]
+    """The patient of each test row, numbered within the site."""
+    personal: Bits = ""
+    """As `right`, for the site's own model before the last mean; empty if there is no other model."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "SiteResult":
+        if not self.right or len(self.patients) != len(self.right) or len(self.personal) not in (0, len(self.right)):
+            raise ValueError("a site has one bit and one patient for each test row")
+        return self
+
+
+class Result(BaseModel, frozen=True, extra="forbid"):
+    """One run."""
+
+    format: Literal[1] = FORMAT
+    version: str
+    """The version of medfedvqa that ran it."""
+    data: str
+    split: dict[str, Any]
+    """The rule of the split, without its seed."""
+    backbone: str
+    budget: dict[str, Any]
+    """The options of all systems."""
+    job: dict[str, Any]
+    """The other settings of the jobs, as far as they are not the default ones."""
+    regime: str = ALL_ROWS
+    """How the rows were divided among sites."""
+    system: str
+    """The label in tables."""
+    method: str
+    """The method's name; empty for answers without training."""
+    options: dict[str, Any]
+    """The method's options, the budget's included."""
+    baseline: bool
+    alone: str
+    """The label of the same model without the other sites; empty if there is none."""
+    without_picture: str
+    """The label of the same system without the picture; empty if there is none."""
+    seed: Count
+    cohort: Count
+    """The first seed with the same test rows."""
+    sites: Annotated[dict[str, SiteResult], Field(min_length=1)]
+    validated: dict[str, tuple[float, ...]]
+    """The accuracy on validation rows after each round, by site."""
+    bytes_up: Amount
+    """Bytes per site and round."""
+    bytes_down: Amount
+    seconds: Amount
+    """Processor seconds per round."""
+    parameters: Count
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What two results must share to stand in one table."""
+        names = ("data", "split", "backbone", "budget", "job", "regime")
+        return {**{name: getattr(self, name) for name in names}, "sites": list(self.sites)}
+
+    @property
+    def outcome(self) -> RunOutcome:
+        """The outcome of the run."""
+        personal = {site: _flags(each.personal) for site, each in self.sites.items() if each.personal}
+        return RunOutcome(
+            right={site: _flags(each.right) for site, each in self.sites.items()},
+            validated={site: list(values) for site, values in self.validated.items()},
+            patients={site: list(each.patients) for site, each in self.sites.items()},
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            seconds=self.seconds,
+            parameters=self.parameters,
+            personal=personal,
+            seed=self.seed,
+            cohort=self.cohort,
+        )
+
+
+def parts_of(outcome: RunOutcome) -> dict[str, Any]:
+    """The fields of a result that an outcome gives."""
+    sites = {
+        site: {
+            "right": _bits(rows),
+            "patients": outcome.patients[site],
+            "personal": _bits(outcome.personal.get(site, [])),
+        }
+        for site, rows in outcome.right.items()
+    }
+    names = ("validated", "bytes_up", "bytes_down", "seconds", "parameters", "seed", "cohort")
+    return {"sites": sites, **{name: getattr(outcome, name) for name in names}}
+
+
+def append(path: Path, results: Iterable[Result]) -> None:
+    """Append the results that the file does not hold yet, each as a line, durably. Raises `ConfigError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path, ConfigError(f"the file '{path}' cannot be written")):
+        content = path.read_bytes()
+        present = set(content.splitlines())
+        lines = [result.model_dump_json().encode() for result in results]
+        new = [line for line in dict.fromkeys(lines) if line not in present]
+        torn = b"\n" if content and not content.endswith(b"\n") else b""
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
+            file.write(torn + b"".join(line + b"\n" for line in new))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
+    """The results of the first line's setting, one for each system and seed, and a sentence for what is left out.
+
+    Left out are lines that are no result, of another format, of another setting, of a system whose name stands for
+    other options in an earlier line, or of a run that a later line repeats. Raises `ConfigError` if no line is left.
+    """
+    left_out: dict[tuple[str, str], list[int]] = {}
+    results: dict[tuple[str, int], Result] = {}
+    options: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    first: Result | None = None
+    for path in paths:
+        for number, line in enumerate(_lines(path), 1):
+            result = _parsed(line)
+            reason = result if isinstance(result, str) else _unlike(result, first or result, options)
+            if isinstance(result, Result) and not reason:
+                first = first or result
+                repeats = (result.system, result.seed) in results
+                reason = "made again: the last line of a run counts" if repeats else ""
+                results[result.system, result.seed] = result
+            if reason:
+                left_out.setdefault((path.name, reason), []).append(number)
+    remarks = [_remark(name, reason, numbers) for (name, reason), numbers in left_out.items()]
+    if not results:
+        raise ConfigError("; ".join(["these files hold no results", *remarks]))
+    return list(results.values()), remarks
+
+
+def _unlike(result: Result, first: Result, options: dict[str, tuple[str, Mapping[str, Any]]]) -> str:
+    """Why the result does not stand beside the first one; empty if it does."""
+    other = [name for name, value in result.setting.items() if value != first.setting[name]]
+    if other:
+        return f"left out: other {', '.join(other)} than in the first line"
+    content = result.method, result.options
+    if options.setdefault(result.system, content) != content:
+        return "left out: other options than in an earlier line of the same system"
+    return ""
+
+
+def _remark(name: str, reason: str, numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN])) + (f" and {len(numbers) - _SHOWN} more" * (len(numbers) > _SHOWN))
+    return f"'{name}', line {shown}: {reason}"
+
+
+_SHOWN = 5
+"""Line numbers that a remark lists."""
+
+
+def _parsed(line: bytes) -> Result | str:
+    """The result of a line, or why it is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return "left out: no JSON, as an interrupted write leaves it"
+    if not isinstance(record, dict) or type(record.get("format")) is not int:
+        return "left out: not a result of a benchmark"
+    if record["format"] != FORMAT:
+        return f"left out: format {record['format']}, which another version wrote; this version reads {FORMAT}"
+    try:
+        return Result.model_validate_json(line)
+    except ValidationError:
+        return "left out: damaged"
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError:
+        raise ConfigError(f"the file '{path}' cannot be read: give --from files that a benchmark wrote") from None
+
+
+def _bits(rows: Iterable[bool]) -> str:
+    return "".join("1" if row else "0" for row in rows)
+
+
+def _flags(bits: str) -> list[bool]:
+    return [bit == "1" for bit in bits]

@@ -1,0 +1,119 @@
+"""One run of a benchmark: a job at its sites, in this process, or the same model trained on the rows of all sites."""
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.core import Method, Site, State
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.local_training import Alone
+from medfedvqa.core.scores import RIGHT, VALIDATED
+from medfedvqa.data import SiteData, Split, united
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.in_process import LocalEngine
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_state import StateFile
+from medfedvqa.models import FeatureStore, load_backbone
+
+UNION = "all sites"
+"""The name of the site that has the rows of all sites, for centralised training."""
+
+
+def federated(
+    job: JobSpec,
+    root: Path | None,
+    folder: Path,
+    data: Mapping[str, SiteData],
+    store: FeatureStore | None = None,
+) -> tuple[RunOutcome, dict[str, State]]:
+    """The outcome of the job at the sites that have these data, and each site's state at the end.
+
+    `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet. `store` keeps
+    outputs of the frozen backbone for other runs.
+    """
+    launch = Launch(job, root, folder, tuple(data))
+    sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
+
+    def load(
+        _reader: str, _root: Path | None, site: str, _split: Split, _seed: int, _answers: tuple[str, ...] | None
+    ) -> SiteData:
+        return data[site]
+
+    began = time.process_time()
+    with closing(LocalEngine(sites, job, "benchmark", load_data=load, store=store)) as engine:
+        results = serve_job(job, launch.sites, engine.call, folder, "local")
+    seconds = time.process_time() - began
+    states = {}
+    for site in launch.sites:
+        saved = StateFile(launch.out / "sites" / site / "state", "benchmark").load()
+        states[site] = saved.state if saved else {}
+    return _outcome(job, data, results, states, seconds), states
+
+
+def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, store: FeatureStore | None = None) -> RunOutcome:
+    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
+    method = job.build()
+    if not isinstance(method, Alone):
+        raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
+    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone).storing(store), "cpu", seed)
+    began = time.process_time()
+    state = method.trained_alone(everywhere, method.config.rounds)
+    state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
+    seconds = (time.process_time() - began) / method.config.rounds
+    right = state[RIGHT].split([len(each.test) for each in data.values()])
+    return RunOutcome(
+        right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
+        validated={UNION: state[VALIDATED].tolist()},
+        patients=patients_of(data),
+        bytes_up=0.0,
+        bytes_down=0.0,
+        seconds=seconds,
+        parameters=sum(value.numel() for value in method.trained(state).values()),
+    )
+
+
+def _outcome(
+    job: JobSpec,
+    data: Mapping[str, SiteData],
+    results: Mapping[str, Any],
+    states: Mapping[str, State],
+    seconds: float,
+) -> RunOutcome:
+    method, rounds = job.build(), len(results["rounds"])
+    traffic = [results["sites"][site]["bytes"] for site in states]
+    trained = method.trained(next(iter(states.values())))
+    return RunOutcome(
+        right={site: state[RIGHT].tolist() for site, state in states.items()},
+        validated={site: state[VALIDATED].tolist() for site, state in states.items() if VALIDATED in state},
+        patients=patients_of(data),
+        bytes_up=sum(each["up"] for each in traffic) / len(traffic) / rounds,
+        bytes_down=sum(each["down"] for each in traffic) / len(traffic) / rounds,
+        seconds=seconds / rounds,
+        parameters=sum(value.numel() for value in trained.values()),
+        personal=_personal(job, method, states, data),
+    )
+
+
+def _personal(
+    job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData]
+) -> dict[str, list[bool]]:
+    """Which test rows each site's own model before the last mean answers right; none if it has no other model."""
+    if not isinstance(method, Averaging) or not method.shares or method.config.evaluated == "personal":
+        return {}
+    personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}), secagg=job.secagg)
+    backbone = load_backbone(job.backbone)
+    return {
+        name: personal.answered(Site(name, data[name], backbone, "cpu", job.seed), state, {}, data[name].test).tolist()
+        for name, state in states.items()
+    }
+
+
+def patients_of(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
+    """The patient of each test row by site, see `RunOutcome.patients`."""
+    return {site: numbered_patients(each.test.patients.tolist()) for site, each in data.items()}

@@ -1,0 +1,96 @@
+"""`medfedvqa study`: where sharing pays."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedvqa.cli import options
+from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.errors import ConfigError
+
+PAGE, PLOT = "study.md", "study.svg"
+
+
+def study(
+    regimes: Annotated[
+        str,
+        typer.Option(
+            help="What to vary, with commas between: rows (10, 25, 50 and 100 % of each site's training rows), "
+            "hospitals (two and three for each organ), late (each site in turn joins late with 10 patients)."
+        ),
+    ] = "rows,hospitals,late",
+    methods: Annotated[
+        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: ten that answer the question.")
+    ] = "",
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
+            callback=options.checked_backbone,
+        ),
+    ] = "auto",
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
+        "study"
+    ),
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Show where sharing pays: few rows, several hospitals per organ, a site that joins late. It resumes."""
+    from medfedvqa.cli.benchmark import check_budget, check_folder, complete, named_systems
+    from medfedvqa.cli.run import announced
+    from medfedvqa.cli.tune import chosen
+
+    check_folder(out)
+    progress = announced("medfedvqa study: loading PyTorch and the data", quiet)
+    from medfedvqa.atomic_files import write_whole
+    from medfedvqa.benchmark.grid import Grid, results
+    from medfedvqa.benchmark.results_file import RESULTS
+    from medfedvqa.benchmark.study import REGIMES, SYSTEMS, draw, findings, page, sentences, systems_of
+    from medfedvqa.benchmark.systems import BUDGET
+    from medfedvqa.data import organs
+    from medfedvqa.data.data_roots import find_root
+    from medfedvqa.library.job_options import backbone_for, check_backbone
+    from medfedvqa.near_miss import check_name
+
+    names = [name.strip() for name in regimes.split(",") if name.strip()]
+    for name in names:
+        check_name("regime", name, REGIMES, "docs/comparison.md describes them")
+    if not names:
+        raise ConfigError(f"--regimes names what to vary: {', '.join(REGIMES)}")
+    reader, root = find_root(data, data_root)
+    systems = named_systems(methods or ",".join(SYSTEMS))
+    chosen_backbone = "" if backbone == "auto" else backbone
+    if chosen_backbone:
+        check_backbone(chosen_backbone)
+    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    check_budget(systems, changes)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(chosen_backbone, reader))
+    sites, settings = organs(reader, root), BUDGET | changes
+    base = Grid(reader, root, out, systems, seeds, settings, sites, chosen_backbone, cache)
+    grids = [systems_of(base, regime) for name in dict.fromkeys(names) for regime in REGIMES[name]]
+    for grid in grids:
+        complete(progress, grid, workers)
+    found = findings([result for grid in grids for result in results(grid)])
+    write_whole(out / PAGE, page(found).encode())
+    draw(out / PLOT, found)
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        return
+    console = Terminal(quiet=quiet)
+    for text in sentences(found):
+        console.print(sentence(text), soft_wrap=True)
+    console.print(f"Table, plot and runs are in [bold]{sentence(out)}[/]; all results in {sentence(out / RESULTS)}")

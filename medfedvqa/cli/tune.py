@@ -1,0 +1,94 @@
+"""`medfedvqa tune`: learning rates and weight decays of systems, searched on validation rows."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from medfedvqa.cli import options
+from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.benchmark.systems import System
+    from medfedvqa.benchmark.tuning_search import Trial
+
+
+def tune(
+    methods: Annotated[str, typer.Option(help="Systems or methods, with commas between.")],
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
+    rates: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.0003,0.001,0.003,0.01",
+    decays: Annotated[str, typer.Option(help="Weight decays to try with each of them.")] = "0,0.05",
+    backbone: Annotated[
+        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
+    ] = "auto",
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    cache: options.CacheOption = None,
+    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
+        "tuning"
+    ),
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Search each system's learning rate and weight decay by successive halving. Stop at any time; it resumes."""
+    import json
+
+    from medfedvqa.cli.run import announced
+
+    progress = announced("medfedvqa tune: loading PyTorch and the data", quiet)
+    from medfedvqa.benchmark.grid import Grid
+    from medfedvqa.benchmark.systems import BUDGET
+    from medfedvqa.benchmark.tuning_search import candidates, full_rounds, search
+    from medfedvqa.cli.benchmark import check_budget, check_folder, named_systems
+    from medfedvqa.cli.terminal import Terminal, plain, sentence
+    from medfedvqa.data import organs
+    from medfedvqa.data.data_roots import find_root
+    from medfedvqa.library.job_options import check_backbone
+
+    check_folder(out)
+    reader, root = find_root(data, data_root)
+    systems, backbone = named_systems(methods), "" if backbone == "auto" else backbone
+    if backbone:
+        check_backbone(backbone)
+    pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
+    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    check_budget(systems, changes)
+    grid = Grid(reader, root, out, systems, 1, BUDGET | changes, organs(reader, root), backbone, cache)
+    for system in systems:
+        full_rounds(grid, system)
+
+    def watch(trial: "Trial", system: "System") -> None:
+        pair = f"rate {trial.candidate.learning_rate:g}, decay {trial.candidate.weight_decay:g}"
+        figures = f"{100 * trial.validation:.1f} % of validation rows, {trial.seconds:.0f} processor seconds"
+        text = f"{plain(system.label)}, {pair}, {trial.rounds} rounds: {figures}"
+        progress.print(text, highlight=False, soft_wrap=True)
+
+    record = search(grid, pairs, workers, watch)
+    if as_json:
+        typer.echo(json.dumps(record, indent=2))
+        return
+    console = Terminal(quiet=quiet)
+    for label, choice in record["choices"].items():
+        line = f"learning_rate={choice['learning_rate']:g}, weight_decay={choice['weight_decay']:g}"
+        console.print(f"{plain(label)}: {line}; {record['seconds'][label]:.0f} processor seconds", highlight=False)
+    console.print(f"`medfedvqa benchmark --tuned {sentence(out / 'tuned.json')}` uses these choices", soft_wrap=True)
+
+
+def decimals(listed: str, option: str) -> list[float]:
+    """The numbers of a text such as `0.001,0.01`. Raises `ConfigError` for other texts."""
+    try:
+        return [float(part) for part in listed.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers with commas between, as 0.001,0.01") from None
+
+
+def chosen(systems: "tuple[System, ...]", tuned: Path | None, **searched: Any) -> "tuple[System, ...]":
+    """The systems with the choices of a file of this command, if one is given. Raises `ConfigError`."""
+    if tuned is None:
+        return systems
+    from medfedvqa.benchmark.tuning_search import read_tuned, with_choices
+
+    return with_choices(systems, read_tuned(tuned), **searched)

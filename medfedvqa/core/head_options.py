@@ -1,0 +1,34 @@
+"""The options of the answer head, which all methods that train one on a backbone have."""
+
+from pydantic import Field
+
+from medfedvqa.bounds import Share, Width
+from medfedvqa.core.method import MethodConfig
+from medfedvqa.models import BackboneShape, Fusion, HeadConfig, QuestionInput, TuningConfig, check_head
+
+
+class HeadOptions(MethodConfig, frozen=True):
+    """Options of the answer head."""
+
+    fusion: Fusion = Field(
+        "product",
+        description="how the head joins picture and question: side by side, by the product of both in tanh units, the "
+        "same with a look at the picture's places, or the question alone",
+    )
+    question_input: QuestionInput = Field(
+        "both", description="what the head has of the question: the tower's features, hashed 1-3-grams, or both"
+    )
+    units: Width = Field(192, description="tanh units of picture and of question in a product")
+    hidden: Width = Field(512, description="width of the answer head's hidden layer")
+    dropout: Share = Field(0.2, description="dropout in the answer head")
+
+    def head_of(self, answers: int) -> HeadConfig:
+        """The answer head for this number of answers."""
+        return HeadConfig(answers, self.hidden, self.dropout, self.fusion, self.question_input, self.units)
+
+    def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
+        """Raises `ConfigError` for a head that this backbone does not allow, or that does not see all that is tuned.
+
+        `aside`: the width of features beside those of the towers.
+        """
+        check_head(self.head_of(2), tuning, shape, aside)

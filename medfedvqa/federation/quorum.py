@@ -1,0 +1,73 @@
+"""When a call to the sites ends although not all of them have answered it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from medfedvqa.federation.task_order import LAST
+
+TAKEN_WITHIN = 5.0
+"""Seconds in which a site that missed a call must take the next task. A site that does is waited for again."""
+
+RECONNECT = 360.0
+"""Seconds that the first call of a server that was started again takes longer at most: FLARE's sites (2.9) wait up to
+300 seconds for the answer that its predecessor owes them before they ask again."""
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """When one call ends."""
+
+    answers: int | None = None
+    """The call ends with this many answers; None: only the sites' number and `seconds` end it."""
+    seconds: float | None = None
+    """The call ends after this time; None: there is no limit."""
+    absent: frozenset[str] = frozenset()
+    """Sites that missed the call before: they are waited for only once they have taken the task."""
+
+    def reached(self, answers: int, seconds: float) -> bool:
+        """Whether the call ends with this many answers after this time."""
+        enough = self.answers is not None and answers >= self.answers
+        return enough or (self.seconds is not None and seconds >= self.seconds)
+
+    def extended(self, seconds: float) -> "Quorum":
+        """The same with more time, if there is a limit."""
+        return self if self.seconds is None else replace(self, seconds=self.seconds + seconds)
+
+    def excused(self, taken: Collection[str], seconds: float) -> set[str]:
+        """The absent sites that need not be waited for after this time; `taken`: the sites that took the task."""
+        return set(self.absent) - set(taken) if seconds >= TAKEN_WITHIN else set()
+
+
+NOBODY_MISSES = Quorum()
+"""Every site must answer, however long it takes."""
+
+
+@dataclass(frozen=True)
+class QuorumRule:
+    """What a job says of sites that do not answer."""
+
+    least: int = 1
+    """The job continues with at least this many answers."""
+    wait_for: int | None = None
+    """A call ends with this many answers; None: it waits for all sites."""
+    round_timeout: float | None = None
+    """A call ends after this many seconds; None: there is no limit."""
+    rounds: int = 1
+    """The rounds of the job's plan."""
+    rejoins: bool = False
+    """Whether a site that missed a call takes part in the next; if not, it takes no further part."""
+
+    def of(self, task: str, absent: Collection[str]) -> Quorum:
+        """The quorum of a call. In the evaluation a site may train alone for as long as all rounds, and no site is late
+        because others are early."""
+        if task != LAST:
+            return Quorum(self.wait_for, self.round_timeout, frozenset(absent))
+        seconds = None if self.round_timeout is None else self.round_timeout * self.rounds
+        return Quorum(None, seconds, frozenset(absent))
+
+    def least_of(self, task: str, called: int) -> int:
+        """The sites with which the job continues after a call to `called` sites: one in the evaluation, which changes
+        no model. A method whose sites come back may call some of them only, and then all of these are enough."""
+        if task == LAST:
+            return 1
+        return min(self.least, called) if self.rejoins else self.least

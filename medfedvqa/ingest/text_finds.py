@@ -1,0 +1,134 @@
+"""What was found in a picture, and what becomes of it: read first, then decided."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from medfedvqa.ingest.identifier_forms import folded
+from medfedvqa.ingest.identifier_search import identifiers_in
+from medfedvqa.ingest.word_lists import MARKERS
+
+Array = np.ndarray
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom, in pixels."""
+LEGIBLE, SINGLE, DOUBTFUL, NOTHING = 0.70, 0.85, 0.30, 0.20
+"""Confidences from which a line counts as read, a line of two letters does, and a reading may name the patient; and the
+one below which a find in anatomy is no text at all: there the reader names a letter for any edge of an organ."""
+BORDER, DARK_BORDER = 0.12, 0.25
+"""The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
+BLACK = 24
+"""The grey up to which ground is black."""
+_SETTING = re.compile(r"(?:[a-z]{0,3}[:=]?)?[+-]?\d{1,3}(?:[.,]\d{1,3})?(?:cm|mm|%|kv|kvp|ma|mas|x|hu)?", re.IGNORECASE)
+
+
+class Kind(StrEnum):
+    """What a find is."""
+
+    IDENTIFIER = "identifier"
+    TEXT = "text"
+    CODE = "code"
+    MARKER = "marker"
+    UNREAD = "unread"
+
+
+class Decision(StrEnum):
+    """What becomes of a find."""
+
+    BLANKED = "blanked"
+    KEPT = "kept"
+    FLAGGED = "flagged"
+    """Kept, and open for a person's decision."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the reader makes of a line of text. Its repr shows no text, which may name a patient."""
+
+    text: str = field(default="", repr=False)
+    confidence: float = 0.0
+
+    @property
+    def letters(self) -> int:
+        """The number of letters and digits."""
+        return sum(map(str.isalnum, self.text))
+
+    @property
+    def is_legible(self) -> bool:
+        """Whether these are certainly letters. A bone may look like one letter, but seldom like three."""
+        return self.letters >= 3 and self.confidence >= LEGIBLE or self.letters == 2 and self.confidence >= SINGLE
+
+
+@dataclass(frozen=True)
+class Find:
+    """A text or a code in a picture, in pixels of the stored picture."""
+
+    box: Box
+    kind: Kind
+    decision: Decision
+    reading: Reading
+    crop: Array = field(repr=False, compare=False)
+    """The find and its surroundings as they were, uint8 [height, width]."""
+
+
+def decide(
+    reading: Reading, is_known: Callable[[str], bool], off_anatomy: bool, blank_unread: bool, square: bool = False
+) -> tuple[Kind, Decision]:
+    """What a find is and what becomes of it.
+
+    `is_known`: whether the patient's header has a form of an identifier. `off_anatomy`: the find is near the border.
+    `blank_unread`: what is not legible there is blanked; else it is flagged. In anatomy nothing is blanked unread.
+    `square`: the find has room for one letter only. A single letter identifies nobody and is kept: most are electrodes,
+    vessels and bones.
+    """
+    if reading.confidence >= DOUBTFUL and identifiers_in(reading.text, is_known, doubtful=True):
+        return Kind.IDENTIFIER, Decision.BLANKED
+    if is_marker(reading):
+        return Kind.MARKER, Decision.KEPT
+    if reading.is_legible:
+        return Kind.TEXT, Decision.BLANKED
+    if off_anatomy and blank_unread:
+        return Kind.UNREAD, Decision.BLANKED
+    return Kind.UNREAD, Decision.KEPT if square and reading.letters == 1 else Decision.FLAGGED
+
+
+def is_nothing(decision: Decision, reading: Reading) -> bool:
+    """Whether a find that would be flagged is no text."""
+    return decision == Decision.FLAGGED and reading.confidence < NOTHING
+
+
+def is_marker(reading: Reading) -> bool:
+    """Whether a line consists of markers of side, view or scale, and of settings of the device, alone."""
+    words = re.findall(r"[^\s/|,;()\[\]-]+", reading.text)
+    if not words or reading.confidence < LEGIBLE:
+        return False
+    return all(folded(word) in MARKERS or _SETTING.fullmatch(word) for word in words)
+
+
+def is_off_anatomy(box: Box, picture: Array) -> bool:
+    """Whether a box lies within the picture's border; on black ground a wider border counts."""
+    height, width = picture.shape
+    left, top, right, bottom = box
+    x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
+    distance = min(x, 1 - x, y, 1 - y)
+    return distance < BORDER or (distance < DARK_BORDER and _is_on_black(box, picture))
+
+
+def _is_on_black(box: Box, picture: Array) -> bool:
+    """Whether nine of ten pixels around a box are black."""
+    left, top, right, bottom = box
+    reach = max(2, (bottom - top) // 3)
+    outer = picture[max(0, top - reach) : bottom + reach, max(0, left - reach) : right + reach]
+    inner = picture[top:bottom, left:right]
+    around = outer.size - inner.size
+    black = int((outer <= BLACK).sum()) - int((inner <= BLACK).sum())
+    return around > 0 and black >= 0.9 * around
+
+
+def surroundings(box: Box, picture: Array) -> Array:
+    """A copy of a box of a picture with as much around it as it is high."""
+    left, top, right, bottom = box
+    reach = max(8, min(bottom - top, right - left))
+    return picture[max(0, top - reach) : bottom + reach, max(0, left - reach) : right + reach].copy()

@@ -1,0 +1,158 @@
+"""The answer head: how picture and question join, and the layers from there to the answers.
+
+| fusion    | what the two last layers see                                                                     |
+|-----------|--------------------------------------------------------------------------------------------------|
+| `concat`  | picture and question side by side                                                                |
+| `product` | the product of both, each in tanh units                                                          |
+| `attend`  | as `product`; the picture also has the places of its frozen grid that the question's units weigh |
+| `text`    | the question alone                                                                               |
+
+The question is the text tower's features, hashed n-grams of its words, or both. In a backbone that reads picture and
+question in one tower, the tower's features are the picture, and n-grams are the question.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import BackboneShape
+from medfedvqa.models.families import IMAGE, TEXT
+from medfedvqa.models.ngrams import NGRAMS
+from medfedvqa.models.tuning import Shapes
+from privacy import Chance
+
+HEAD = "head."
+Fusion = Literal["concat", "product", "attend", "text"]
+QuestionInput = Literal["tower", "ngrams", "both"]
+Named = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The answer head. Its last two layers go to `hidden` units, through ReLU and dropout, to the answers."""
+
+    answers: int
+    hidden: int = 512
+    dropout: float = 0.2
+    fusion: Fusion = "concat"
+    question: QuestionInput = "tower"
+    units: int = 192
+    """The tanh units of picture and question in a product."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1 or min(self.hidden, self.units) < 1:
+            raise ConfigError("dropout lies in [0, 1), and the head's hidden width and its units are positive")
+
+    def shapes(self, shape: BackboneShape, aside: int = 0) -> Shapes:
+        """The shapes of the head's weights, on a backbone of this shape.
+
+        `aside`: the width of features beside those of the towers. Raises `ConfigError` for a fusion that the backbone
+        does not allow.
+        """
+        inputs = self.layers(shape, aside)
+        widths = {name: self.units for name in inputs} | {"hidden": self.hidden, "answers": self.answers}
+        if "places" in inputs:
+            widths["looking"] = inputs["places"]
+        return {
+            f"{HEAD}{name}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
+            for name in inputs
+            for part in ("weight", "bias")
+        }
+
+    def sees(self, tower: str) -> bool:
+        """Whether the answer depends on the features of this tower."""
+        return self.question != "ngrams" if tower == TEXT else self.fusion != "text"
+
+    def layers(self, shape: BackboneShape, aside: int = 0) -> dict[str, int]:
+        """The width of each layer's input, by the layer's name. Raises as `shapes` does."""
+        picture = sum(facts.width for tower, facts in shape.towers.items() if tower != TEXT) + aside
+        text = shape.towers[TEXT].width if TEXT in shape.towers and self.question != "ngrams" else 0
+        question = text + (0 if self.question == "tower" else NGRAMS)
+        last = {"answers": self.hidden}
+        if self.fusion == "concat":
+            return {"hidden": picture + question, **last}
+        if not question:
+            raise ConfigError(
+                f"this backbone reads picture and question in one tower, so the answer head's fusion '{self.fusion}' "
+                "finds no question apart: give 'question_input' as 'ngrams' or 'both', or 'fusion' as 'concat'"
+            )
+        if self.fusion == "text":
+            return {"hidden": question, **last}
+        if aside or not picture:
+            raise ConfigError(
+                f"the answer head's fusion '{self.fusion}' takes the features of pictures and of questions as they "
+                "are: leave 'features' at 'concat', or give 'fusion' as 'concat'"
+            )
+        joined = {"picture": picture, "question": question, "hidden": self.units, **last}
+        if self.fusion == "product":
+            return joined
+        if IMAGE not in shape.towers:
+            raise ConfigError("fusion 'attend' needs a backbone with a tower for pictures alone: give 'product'")
+        return {**joined, "looking": self.units, "places": shape.towers[IMAGE].width}
+
+    def logits(
+        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any, chance: Chance | None
+    ) -> torch.Tensor:
+        """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`."""
+        hidden = _layer(values, "hidden", self._joined(values, shape, features, batch)).relu()
+        return _layer(values, "answers", dropped(hidden, self.dropout, chance))
+
+    def _joined(self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any) -> torch.Tensor:
+        """The input of the two last layers, [rows, width]."""
+        if self.fusion in ("product", "attend"):
+            seen, asked = self.units_of(values, shape, features, batch)
+            return seen * asked
+        pictures, questions = self._split(shape, features, batch)
+        return torch.cat(questions if self.fusion == "text" else [*pictures, *questions], dim=1)
+
+    def units_of(
+        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tanh units of picture and of question, [rows, units] each, of a head that multiplies them."""
+        pictures, questions = self._split(shape, features, batch)
+        asked = _layer(values, "question", torch.cat(questions, dim=1)).tanh()
+        seen = _layer(values, "picture", torch.cat(pictures, dim=1))
+        if self.fusion == "attend":
+            seen = seen + _layer(values, "places", looked_at(values, asked, batch.places))
+        return seen.tanh(), asked
+
+    def _split(
+        self, shape: BackboneShape, features: torch.Tensor, batch: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What there is of picture and of question, [rows, width] each. Features beside the towers' come with the last.
+
+        Their order is that of the towers, in which text is last.
+        """
+        widths = {tower: facts.width for tower, facts in shape.towers.items()}
+        aside = features.shape[1] - sum(widths.values())
+        *parts, beside = torch.split(features, [*widths.values(), aside], dim=1)
+        by_tower = dict(zip(widths, parts, strict=True))
+        text = by_tower.pop(TEXT, None)
+        questions = [] if text is None or self.question == "ngrams" else [text]
+        if aside:
+            questions.append(beside)
+        if self.question != "tower":
+            questions.append(batch.grams.to(features))
+        return list(by_tower.values()), questions
+
+
+def looked_at(values: Named, asked: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The mean of a picture's places [rows, places, width], weighed by the question's units [rows, units]."""
+    query = _layer(values, "looking", asked)
+    weights = (places @ query[:, :, None]).squeeze(2).div(places.shape[2] ** 0.5).softmax(dim=1)
+    return (weights[:, None] @ places).squeeze(1)
+
+
+def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Tensor:
+    """Dropout of numbers with probability `share`, with the others scaled up. Without a chance nothing changes."""
+    if chance is None or not share:
+        return rows
+    return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)
+
+
+def _layer(values: Named, name: str, inputs: torch.Tensor) -> torch.Tensor:
+    return F.linear(inputs, values[f"{HEAD}{name}.weight"], values[f"{HEAD}{name}.bias"])

@@ -1,0 +1,378 @@
+"""One encoder per library and kind of tower: its embedding, its blocks, its pooling and its projection, as they are.
+
+Each calls the library's own modules in the library's order, so that a tower can be cut below its tuned blocks.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from medfedvqa.errors import BackboneError
+
+
+class ImageEncoder(ABC):
+    """The picture tower of a model."""
+
+    attends: ClassVar[bool] = True
+    """Whether its blocks attend, so that prompts can join."""
+
+    def __init__(self, tower: Any, prefix: str) -> None:
+        """`prefix`: the name of the tower within the model, with a dot at its end."""
+        self._tower, self._prefix = tower, prefix
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Mapping[str, nn.Module]:
+        """Its blocks in order, by their names within the model."""
+
+    @abstractmethod
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalised pictures [n, 3, size, size] to what the first block takes."""
+
+    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """One block."""
+        output: torch.Tensor = list(self.blocks.values())[index](hidden)
+        return output
+
+    @abstractmethod
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the last block gives to features, [n, width]."""
+
+    @abstractmethod
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """Features to the space that pictures and texts share, [n, embed]."""
+
+    @property
+    @abstractmethod
+    def aside(self) -> tuple[str, ...]:
+        """The names within the model of modules and parameters that features do not depend on."""
+
+    def _listed(self, path: str) -> dict[str, nn.Module]:
+        modules = self._tower.get_submodule(path)
+        return {f"{self._prefix}{path}.{index}": block for index, block in enumerate(modules)}
+
+
+class TimmVit(ImageEncoder):
+    """A ViT of timm in open_clip's wrapper; SigLIP's, MobileCLIP's and ViTamin's as well."""
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        return self._listed("trunk.blocks")
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        trunk = self._tower.trunk
+        embedded: torch.Tensor = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(pixels))))
+        return embedded
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        trunk = self._tower.trunk
+        pooled: torch.Tensor = trunk.forward_head(trunk.norm(hidden), pre_logits=True)
+        return pooled
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self._tower.head(self._tower.trunk.get_classifier()(features))
+        return projected
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        classifier = self._tower.trunk.get_classifier()
+        name = next(name for name, module in self._tower.trunk.named_modules() if module is classifier)
+        return f"{self._prefix}trunk.{name}.", f"{self._prefix}head."
+
+
+class TimmEva(TimmVit):
+    """An EVA or a Perception Encoder of timm; its blocks take rotary positions, which prompts have none of."""
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        trunk = self._tower.trunk
+        embedded: torch.Tensor = trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(pixels))[0])
+        return embedded
+
+    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        trunk = self._tower.trunk
+        rope = None if trunk.rope is None else trunk.rope.get_embed(**self._grid)
+        output: torch.Tensor = trunk.blocks[index](hidden, rope=rope)
+        return output
+
+    @property
+    def _grid(self) -> dict[str, Any]:
+        trunk = self._tower.trunk
+        return {} if hasattr(trunk.rope, "feat_shape") else {"shape": trunk.patch_embed.grid_size}
+
+
+class TimmStages(TimmVit):
+    """A ConvNeXt or a FastViT of timm: stages of blocks of convolutions."""
+
+    attends = False
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        return {
+            f"{self._prefix}trunk.stages.{number}.blocks.{index}": block
+            for number, stage in enumerate(self._tower.trunk.stages)
+            for index, block in enumerate(stage.blocks)
+        }
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._tower.trunk.stem(pixels)
+        return embedded
+
+    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        for stage in self._tower.trunk.stages:
+            if index < len(stage.blocks):
+                if index == 0:
+                    hidden = getattr(stage, "pos_emb", nn.Identity())(stage.downsample(hidden))
+                output: torch.Tensor = stage.blocks[index](hidden)
+                return output
+            index -= len(stage.blocks)
+        raise IndexError(index)
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        trunk = self._tower.trunk
+        last = trunk.norm_pre if hasattr(trunk, "norm_pre") else trunk.final_conv
+        pooled: torch.Tensor = trunk.forward_head(last(hidden), pre_logits=True)
+        return pooled
+
+
+class OpenClipResNet(ImageEncoder):
+    """open_clip's ResNet. Its attention pool ends in the projection, so features are what the pool gives."""
+
+    attends = False
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        return {name: block for number in range(1, 5) for name, block in self._listed(f"layer{number}").items()}
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._tower.stem(pixels)
+        return embedded
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self._tower.attnpool(hidden)
+        return pooled
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        return ()
+
+
+class HuggingFaceVision(ImageEncoder):
+    """The picture tower of a `CLIPModel` or `SiglipModel` of transformers."""
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        return self._listed("vision_model.encoder.layers")
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        vision = self._tower.vision_model
+        embedded: torch.Tensor = getattr(vision, "pre_layrnorm", nn.Identity())(vision.embeddings(pixels))
+        return embedded
+
+    def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self._tower.vision_model.encoder.layers[index](hidden, None)
+        return output
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        vision = self._tower.vision_model
+        if hasattr(vision, "head"):  # SigLIP
+            pooled: torch.Tensor = vision.head(vision.post_layernorm(hidden))
+            return pooled
+        normed: torch.Tensor = vision.post_layernorm(hidden[:, 0])
+        return normed
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = getattr(self._tower, "visual_projection", nn.Identity())(features)
+        return projected
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        return ("visual_projection.",)
+
+
+class TextEncoder(ABC):
+    """The text tower of a model."""
+
+    causal: ClassVar[bool] = False
+
+    def __init__(self, tower: Any, prefix: str) -> None:
+        self._tower, self._prefix = tower, prefix
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Mapping[str, nn.Module]:
+        """Its blocks in order, by their names within the model."""
+
+    @property
+    @abstractmethod
+    def table(self) -> nn.Embedding:
+        """The embeddings of tokens."""
+
+    @abstractmethod
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The last position that matters of token ids [n, context], int64 [n]."""
+
+    @abstractmethod
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids [n, length] to [n, length, width]."""
+
+    def mask(self, present: torch.Tensor) -> torch.Tensor | None:
+        """What each position may attend to, bool, from the positions [n, length] that a text has; None: everything."""
+        return present[:, None, None]
+
+    def run(self, index: int, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """One block."""
+        output: torch.Tensor = list(self.blocks.values())[index](hidden, mask)
+        return output
+
+    @abstractmethod
+    def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        """What the last block gives to features, [n, width]."""
+
+    @abstractmethod
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """Features to the space that pictures and texts share, [n, embed]."""
+
+    @property
+    @abstractmethod
+    def aside(self) -> tuple[str, ...]:
+        """The names within the model of modules and parameters that features do not depend on."""
+
+
+class BertText(TextEncoder):
+    """BERT, RoBERTa or XLM-RoBERTa in open_clip's wrapper."""
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        layers = self._tower.transformer.encoder.layer
+        return {f"{self._prefix}transformer.encoder.layer.{index}": layer for index, layer in enumerate(layers)}
+
+    @property
+    def table(self) -> nn.Embedding:
+        table: nn.Embedding = self._tower.transformer.embeddings.word_embeddings
+        return table
+
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        # open_clip's mask hides padding wherever it stands; the tokenizers pad at the end.
+        present: torch.Tensor = tokens != self._tower.config.pad_token_id
+        return (present * torch.arange(tokens.shape[1], device=tokens.device)).amax(dim=1)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._tower.transformer.embeddings(input_ids=tokens)
+        return embedded
+
+    def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        kind = type(self._tower.pooler).__name__
+        if kind == "MeanPooler":
+            return (hidden * present[..., None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
+        if kind == "ClsPooler" and self._tower.transformer.pooler is not None:
+            pooled: torch.Tensor = self._tower.transformer.pooler(hidden)
+            return pooled
+        return hidden[:, 0]
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self._tower.proj(features)
+        return projected
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        return (f"{self._prefix}proj.",)
+
+
+class HuggingFaceClipText(TextEncoder):
+    """The text tower of a `CLIPModel` of transformers: causal, pooled at its end token."""
+
+    causal = True
+    _head = "text_projection"
+
+    @property
+    def blocks(self) -> Mapping[str, nn.Module]:
+        layers = self._tower.text_model.encoder.layers
+        return {f"text_model.encoder.layers.{index}": layer for index, layer in enumerate(layers)}
+
+    @property
+    def table(self) -> nn.Embedding:
+        table: nn.Embedding = self._tower.text_model.embeddings.token_embedding
+        return table
+
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        end = int(self._tower.text_model.eos_token_id)
+        # Configurations before 2023 name a wrong end token, 2; the right one has the highest id.
+        return tokens.argmax(dim=-1) if end == 2 else (tokens == end).int().argmax(dim=-1)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._tower.text_model.embeddings(tokens)
+        return embedded
+
+    def mask(self, present: torch.Tensor) -> torch.Tensor | None:
+        length = present.shape[1]
+        return torch.ones(1, 1, length, length, dtype=torch.bool, device=present.device).tril()
+
+    def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        ends = present.sum(dim=1) - 1
+        pooled: torch.Tensor = self._tower.text_model.final_layer_norm(
+            hidden[torch.arange(len(hidden), device=hidden.device), ends]
+        )
+        return pooled
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self._tower.get_submodule(self._head)(features)
+        return projected
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        return (f"{self._head}.",)
+
+
+class HuggingFaceSiglipText(HuggingFaceClipText):
+    """The text tower of a `SiglipModel`: every position sees all, padding as well, and the last is pooled."""
+
+    causal = False
+    _head = "text_model.head"
+
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
+
+    def mask(self, present: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+
+IMAGES: Mapping[str, Callable[[Any, str], ImageEncoder]] = MappingProxyType(
+    {
+        "VisionTransformer": TimmVit,
+        "Eva": TimmEva,
+        "ConvNeXt": TimmStages,
+        "FastVit": TimmStages,
+        "ModifiedResNet": OpenClipResNet,
+        "CLIPModel": HuggingFaceVision,
+        "SiglipModel": HuggingFaceVision,
+    }
+)
+TEXTS: Mapping[str, Callable[[Any, str], TextEncoder]] = MappingProxyType(
+    {"HFTextEncoder": BertText, "CLIPModel": HuggingFaceClipText, "SiglipModel": HuggingFaceSiglipText}
+)
+"""Encoders by class of the module that they read; timm's by class of what open_clip's wrapper holds."""
+
+
+def image_encoder(model: Any) -> ImageEncoder:
+    """The encoder of a model's pictures. Raises `BackboneError` for a class that has none."""
+    tower, prefix = (model.visual, "visual.") if hasattr(model, "visual") else (model, "")
+    kind = type(getattr(tower, "trunk", tower)).__name__
+    if kind not in IMAGES:
+        raise BackboneError(f"its picture tower is of the class {kind}, which this project does not read")
+    return IMAGES[kind](tower, prefix)
+
+
+def text_encoder(model: Any) -> TextEncoder:
+    """The encoder of a model's texts. Raises `BackboneError` for a class that has none."""
+    tower, prefix = (model.text, "text.") if hasattr(model, "text") else (model, "")
+    kind = type(tower).__name__
+    if kind not in TEXTS:
+        raise BackboneError(f"its text tower is of the class {kind}, which this project does not read")
+    return TEXTS[kind](tower, prefix)

@@ -1,0 +1,136 @@
+"""Towers that run a library's own blocks, one after the other, with tuned parts in the last ones.
+
+They have the interface of `towers`, and cost more: every position of the last block is computed, and texts that begin
+alike share only what is kept between blocks.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import UNTUNED, TowerTuning
+from medfedvqa.models.block_readers import AttentionReader, TunedBlock, attention_of, prompt_tokens
+from medfedvqa.models.encoders import ImageEncoder, TextEncoder
+from medfedvqa.models.layouts import Beginnings, Packed, beginnings
+from privacy import current_owners, owned
+
+
+@dataclass(frozen=True)
+class LibraryImageTower:
+    """A picture tower, tuned in its last `tuned` blocks."""
+
+    encoder: ImageEncoder
+    tuned: int
+
+    @cached_property
+    def _blocks(self) -> list[nn.Module]:
+        return list(self.encoder.blocks.values())
+
+    @property
+    def layers(self) -> int:
+        """The number of blocks."""
+        return len(self._blocks)
+
+    def trunk(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised images [n, 3, size, size] up to the first tuned block: [n, ...]."""
+        hidden = self.encoder.embed(images)
+        for index in range(self.layers - self.tuned):
+            hidden = self.encoder.run(index, hidden)
+        return hidden
+
+    def features(self, hidden: torch.Tensor, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
+        """The trunk's output to the pooled output before the projection to the common space, [n, width]."""
+        first = self.layers - self.tuned
+        tuning.above(first)
+        for index in range(first, self.layers):
+            attention = attention_of(self._blocks[index]) if self.encoder.attends else None
+            with tuned_block(self._blocks[index], attention, tuning, index, self.layers):
+                hidden = self.encoder.run(index, hidden)
+            hidden = _adapted(tuning, index, hidden, channels_first=not self.encoder.attends)
+        return self.encoder.pool(hidden)
+
+    def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
+        """Raises `ConfigError`: which position stands for the picture differs from library to library."""
+        raise ConfigError("attention to a picture is only shown for open_clip's own ViT towers and for ViLT")
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features [n, width] in the common space, of length 1: [n, embed]."""
+        return F.normalize(self.encoder.project(features), dim=-1)
+
+
+@dataclass(frozen=True)
+class LibraryTextTower:
+    """A text tower, tuned in its last `tuned` blocks."""
+
+    encoder: TextEncoder
+    tuned: int
+
+    @cached_property
+    def _blocks(self) -> list[nn.Module]:
+        return list(self.encoder.blocks.values())
+
+    @property
+    def layers(self) -> int:
+        """The number of blocks."""
+        return len(self._blocks)
+
+    def beginnings(self, tokens: torch.Tensor) -> Beginnings:
+        """The distinct beginnings of token ids [n, context]; each text ends at the last position that matters."""
+        return beginnings(tokens, self.encoder.ends(tokens), self.encoder.causal, cut=True)
+
+    def words(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embeddings between first and last token of ids [n, context], [n, count, width], and which are present."""
+        padded = F.pad(tokens, (0, count))[:, 1 : count + 1]
+        present = torch.arange(1, count + 1, device=tokens.device) < self.encoder.ends(tokens)[:, None]
+        embedded: torch.Tensor = self.encoder.table(padded)
+        return embedded * present[..., None], present
+
+    def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
+        """Token ids [n, context] up to the first tuned block: [states, width]."""
+        with owned(layout.pooled_owners(current_owners())):
+            hidden, mask = self.encoder.embed(tokens[:, : layout.length]), self.encoder.mask(layout.present)
+            for index in range(self.layers - self.tuned):
+                hidden = self.encoder.run(index, hidden, mask)
+        return layout.pack(hidden)
+
+    def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
+        """The trunk's output [states, width] to the pooled output before the projection, [n, width]."""
+        first = self.layers - self.tuned
+        tuning.above(first)
+        hidden, mask = layout.pad(hidden), self.encoder.mask(layout.present)
+        with owned(layout.pooled_owners(current_owners())):
+            for index in range(first, self.layers):
+                block = self._blocks[index]
+                with tuned_block(block, attention_of(block), tuning, index, self.layers):
+                    hidden = self.encoder.run(index, hidden, mask)
+                hidden = _adapted(tuning, index, hidden)
+            return self.encoder.pool(hidden, layout.present)
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features [n, width] in the common space, of length 1: [n, embed]."""
+        return F.normalize(self.encoder.project(features), dim=-1)
+
+
+def tuned_block(
+    block: nn.Module, attention: AttentionReader | None, tuning: TowerTuning, index: int, layers: int
+) -> TunedBlock:
+    """What is tuned inside one block of a tower. Raises `ConfigError` for prompts in a block that does not attend."""
+    prompts, tokens = tuning.prompts, None
+    if prompts is not None and index >= layers - prompts.keys.shape[-3]:
+        if attention is None:
+            raise ConfigError("prompts need blocks that attend, and this tower has convolutions: tune it otherwise")
+        tokens = prompt_tokens(attention, prompts, index - layers)
+    return TunedBlock(block, attention, tokens, tuning.updates.get(index))
+
+
+def _adapted(tuning: TowerTuning, index: int, hidden: torch.Tensor, channels_first: bool = False) -> torch.Tensor:
+    """A block's output after the adapter that it may have."""
+    if index not in tuning.adapters:
+        return hidden
+    if channels_first:
+        return tuning.adapters[index](hidden.movedim(1, -1)).movedim(-1, 1)
+    return tuning.adapters[index](hidden)

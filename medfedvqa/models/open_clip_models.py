@@ -1,0 +1,96 @@
+"""open_clip's models from their configurations: neither weights nor a text tower's configuration are fetched."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from medfedvqa.errors import BackboneError
+
+if TYPE_CHECKING:
+    from open_clip.hf_model import HFTextEncoder
+
+_BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_ROBERTA = {**_BERT, "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+_ROBERTA |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_PUBMED = {"model_type": "bert", **_BERT, "vocab_size": 30522, "max_position_embeddings": 512, "pad_token_id": 0}
+_PUBMED_NAMES = ("BiomedNLP-BiomedBERT-base-uncased-abstract", "BiomedNLP-PubMedBERT-base-uncased-abstract")
+
+TEXT_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "roberta-base": {"model_type": "roberta", **_ROBERTA},
+        "xlm-roberta-base": {"model_type": "xlm-roberta", **_ROBERTA, "vocab_size": 250002},
+        "xlm-roberta-large": {
+            "model_type": "xlm-roberta", **_ROBERTA, "vocab_size": 250002, "hidden_size": 1024,
+            "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+        },
+        **{f"microsoft/{name}{end}": _PUBMED for name in _PUBMED_NAMES for end in ("", "-fulltext")},
+    }
+)  # fmt: skip
+"""The configurations of text towers that open_clip would read from the hub, by the name that its models give."""
+
+
+def build(configuration: Mapping[str, Any]) -> nn.Module:
+    """A model of this configuration with arbitrary weights. Raises `BackboneError` for an unknown text tower.
+
+    With `keeps_place`, which open_clip does not know, the picture tower is a `PlaceTower`.
+    """
+    from open_clip.coca_model import CoCa
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    options = {name: dict(part) if isinstance(part, Mapping) else part for name, part in configuration.items()}
+    text, custom = options["text_cfg"], options.pop("custom_text", False)
+    known, keeps_place = text.pop("hf_config", None), options.pop("keeps_place", False)
+    options["vision_cfg"]["timm_model_pretrained"] = False
+    kind = CoCa if "multimodal_cfg" in options else CustomTextCLIP if custom or text.get("hf_model_name") else CLIP
+    if not text.get("hf_model_name"):
+        model: nn.Module = kind(**options)
+        if keeps_place:
+            model.visual = _place_tower(configuration["vision_cfg"], int(configuration["embed_dim"]))
+        return model
+    stand_in = {"context_length": 4, "vocab_size": 8, "width": 8, "heads": 1, "layers": 1}
+    model = kind(**{**options, "text_cfg": stand_in})
+    model.text = _text_tower(int(configuration["embed_dim"]), text, known)
+    return model
+
+
+def _place_tower(vision: Mapping[str, Any], embed: int) -> nn.Module:
+    from medfedvqa.models.place_tower import PlaceTower
+
+    return PlaceTower(
+        width=vision["width"],
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        layers=vision["layers"],
+        heads=vision["width"] // vision["head_width"],
+        mlp_ratio=4.0,
+        output_dim=embed,
+    )
+
+
+def _text_tower(embed: int, text: Mapping[str, Any], known: Mapping[str, Any] | None) -> "HFTextEncoder":
+    """A text tower of transformers in open_clip's wrapper, which would fetch its configuration."""
+    from open_clip.hf_model import HFTextEncoder
+
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise BackboneError("a text tower of transformers needs that package: pip install 'medfedvqa[vilt]'") from None
+
+    facts = dict(known or TEXT_CONFIGURATIONS.get(text["hf_model_name"], {}))
+    if not facts:
+        raise BackboneError(f"nothing is known of the text tower '{text['hf_model_name']}': put config.json beside it")
+    configured = AutoConfig.for_model(facts.pop("model_type"), **facts)
+    pooler = text.get("hf_pooler_type") or "mean_pooler"
+    tower = HFTextEncoder(
+        text["hf_model_name"],
+        embed,
+        configured,
+        pooler,
+        text.get("hf_proj_type", "mlp"),
+        output_tokens=bool(text.get("output_tokens")),
+    )
+    if pooler != "cls_pooler":  # open_clip builds no pooling layer then, and no checkpoint has one
+        tower.transformer.pooler = None
+    return tower

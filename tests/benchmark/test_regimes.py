@@ -1,0 +1,71 @@
+"""How a study divides rows: whole patients, the same for every system, and no row lost or doubled."""
+
+import pytest
+import torch
+
+from medfedvqa.benchmark.regimes import Regime, fewer_rows, hospitals, newcomer
+from medfedvqa.data import Examples, SiteData, Split, load_site
+from medfedvqa.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def site() -> SiteData:
+    return load_site("phantom", None, "site-001", Split())
+
+
+def patients(rows: Examples) -> set[int]:
+    return set(rows.patients.tolist())
+
+
+def test_a_share_of_the_rows_is_of_whole_patients_and_grows(site: SiteData) -> None:
+    """Each share holds all rows of its patients, the patients of smaller shares, and as many rows as it says."""
+    most = int(torch.bincount(site.train.patients).max())
+    before: set[int] = set()
+    for share in (0.1, 0.25, 0.5, 1.0):
+        fewer = fewer_rows(site, share)
+        kept = patients(fewer.train)
+        assert before <= kept and len(fewer.train) == sum(each in kept for each in site.train.patients.tolist())
+        assert share * len(site.train) <= len(fewer.train) < share * len(site.train) + most
+        assert fewer.test is site.test and fewer.validate is site.validate
+        before = kept
+    assert fewer.train.questions == site.train.questions
+
+
+def test_a_newcomer_has_so_many_patients(site: SiteData) -> None:
+    """Three patients with all their training rows, who are the first of every larger number."""
+    three = patients(newcomer(site, 3).train)
+    assert len(three) == 3 and three < patients(newcomer(site, 5).train)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_hospitals_share_out_an_organs_patients(site: SiteData, count: int) -> None:
+    """Each row of each part is at one hospital, with its own picture; hospitals are alike in size."""
+    parts = hospitals(site, count)
+    assert [each.organ for each in parts] == [f"site-001-{number}" for number in range(1, count + 1)]
+    for number in range(3):
+        rows = [each.parts[number] for each in parts]
+        whole = site.parts[number]
+        assert sum(map(len, rows)) == len(whole)
+        assert sorted(q for each in rows for q in each.questions) == sorted(whole.questions)
+    owners = [set().union(*map(patients, each.parts)) for each in parts]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+    assert max(map(len, owners)) - min(map(len, owners)) <= 3
+    first = parts[0]
+    assert len(first.pictures) < len(site.pictures) and first.patients == site.patients
+    row = site.test.patients.tolist().index(int(first.test.patients[0]))
+    mine = first.pictures.chosen([int(first.test.pictures[0])])
+    assert torch.equal(mine.load(16), site.pictures.chosen([int(site.test.pictures[row])]).load(16))
+    assert first.trained_patients == {site.patients[each] for each in patients(first.train) | patients(first.validate)}
+
+
+def test_an_organ_with_too_few_patients_is_refused(site: SiteData) -> None:
+    """A hospital without test rows would have no accuracy."""
+    with pytest.raises(ConfigError, match="too few patients for 500 hospitals"):
+        hospitals(site, 500)
+
+
+def test_sites_and_names_of_regimes() -> None:
+    """A plain benchmark is the regime of all rows."""
+    assert Regime().name == "all rows" and Regime().sites(["a", "b"]) == ("a", "b")
+    assert Regime(0.25).name == "25 % of the rows"
+    assert Regime(hospitals=2).sites(["a", "b"]) == ("a-1", "a-2", "b-1", "b-2")

@@ -1,0 +1,113 @@
+"""The sharing study: what its sentences say follows from its figures, and every regime runs on the phantom set."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from audits.escaping import for_markdown
+from medfedvqa.benchmark import late_site
+from medfedvqa.benchmark.grid import Grid, results, run
+from medfedvqa.benchmark.regimes import Regime
+from medfedvqa.benchmark.results_file import RESULTS, Result
+from medfedvqa.benchmark.study import draw, findings, page, sentences, systems_of
+from medfedvqa.benchmark.systems import System
+from medfedvqa.errors import ConfigError
+
+BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8, "keep": "best"}
+TUNING = {"tuning": "classifier"}
+TRIO = (
+    System("alone", "local", TUNING),
+    System("centralised", "local", TUNING, baseline=False, centralised=True),
+    System("FedAvg classifier", "fedavg", TUNING, alone="alone"),
+)
+
+
+def made_up(regime: str, federated: str, alone: str) -> Iterator[Result]:
+    """Results of one site with 60 patients, of a federated system and of training alone."""
+    for system, right, pair in (("federated", federated, "alone"), ("alone", alone, "")):
+        yield Result(
+            **{
+                "version": "1",
+                "data": "phantom",
+                "split": {},
+                "backbone": "b",
+                "budget": {},
+                "job": {},
+                "regime": regime,
+            },
+            **{"system": system, "method": "m", "options": {}, "baseline": not pair, "alone": pair},
+            **{"without_picture": "", "seed": 0, "cohort": 0, "validated": {}, "bytes_up": 0, "bytes_down": 0},
+            **{"seconds": 0, "parameters": 1, "sites": {"a": {"right": right, "patients": range(60)}}},
+        )
+
+
+def test_a_study_says_where_sharing_pays_and_where_it_costs() -> None:
+    """Thirty more rows right are better, thirty fewer worse, and one row more is not told apart."""
+    few = [*made_up("10 % of the rows", "1" * 60, "10" * 30), *made_up("50 % of the rows", "10" * 30, "1" * 60)]
+    found = findings([*few, *made_up("all rows", "11" + "10" * 29, "10" * 30)])
+    assert [each.alone.sign for each in found] == [1, -1, 0]
+    texts = sentences(found)
+    assert texts[0].startswith("With 10 % of the rows: federated (+50.0 [") and texts[0].endswith(
+        "is better than training alone."
+    )
+    assert "is worse than training alone" in texts[1] and "is not told apart from training alone" in texts[2]
+    assert texts[3].startswith(
+        "Sharing pays in 1 of 3 comparisons, most with 10 % of the rows, where federated has +50.0"
+    )
+    assert f"- {for_markdown(texts[3])}\n" in page(found) and "p < 0.001" in texts[3]
+
+
+def test_a_study_says_so_if_sharing_never_pays() -> None:
+    """No sentence claims a gain that is not told apart from none; nothing to compare is said as well."""
+    found = findings(list(made_up("all rows", "11" + "10" * 29, "10" * 30)))
+    assert sentences(found)[-1] == "Sharing never pays here: in none of 1 comparisons is it better than training alone."
+    assert sentences([])[0].startswith("Nothing can be said")
+
+
+def test_p_values_are_corrected_over_the_whole_study() -> None:
+    """Six regimes with the same difference of 9 rows: each alone is significant, corrected none is."""
+    one = list(made_up("r0", "1" * 9 + "0" * 51, "0" * 60))
+    assert findings(one)[0].alone.p < 0.01
+    many = [each for number in range(6) for each in made_up(f"r{number}", "1" * 7 + "0" * 53, "0" * 60)]
+    assert findings(many[:2])[0].alone.p < 0.03 and min(each.alone.p for each in findings(many)) > 0.05
+
+
+@pytest.mark.slow
+def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
+    """Few rows, two hospitals and a late site on two phantom sites; all lines are in one file, nothing runs twice."""
+    base = Grid("phantom", None, tmp_path, TRIO, 1, BUDGET, ("site-001", "site-002"))
+    kinds = (Regime(0.5), Regime(hospitals=2), Regime(late=3))
+    grids = [systems_of(base, regime) for regime in kinds]
+    for grid in grids:
+        assert len(list(run(grid, 1))) == 3 and not list(run(grid, 1))
+    every = [result for grid in grids for result in results(grid)]
+    assert len((tmp_path / RESULTS).read_text().splitlines()) == len(every) == 3 * (3 + 2)
+    assert {result.regime for result in every} == {regime.name for regime in kinds}
+    by_name = {(result.regime, result.system): result for result in every}
+    assert list(by_name[kinds[1].name, "alone"].sites) == ["site-001-1", "site-001-2", "site-002-1", "site-002-2"]
+    late = by_name[kinds[2].name, "FedAvg classifier"].outcome
+    assert set(late.right) == set(late.personal) == {"site-001", "site-002"} and late.right != late.personal
+    found = findings(every)
+    assert [each.system for each in found] == ["FedAvg classifier", "FedAvg classifier (personal)"] * 3
+    assert all(each.pooled is not None for each in found) and len(sentences(found)) == 4
+    assert draw(tmp_path / "study.svg", found).read_text().count("<path") > 10
+
+
+def test_a_late_site_receives_the_mean_of_the_others_by_rows() -> None:
+    """By hand: three rows of 1 and one row of 5 have the mean 2."""
+    states = {"a": {"values": {"w": torch.ones(2)}}, "b": {"values": {"w": torch.full((2,), 5.0)}}}
+    assert late_site._mean(states, {"a": 3.0, "b": 1.0}, "w").tolist() == [2, 2]
+
+
+def test_a_study_leaves_out_systems_whose_server_sends_no_mean(tmp_path: Path) -> None:
+    """prompt_pfl and server steps have no model for a site that was not there; without any other system it refuses."""
+    steps = System("FedAdam", "fedadam", {"tuning": "adapter"})
+    prompts = System("prompt_pfl (PM)", "prompt_pfl", {"local_baseline": False}, baseline=False)
+    base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts), 1, {}, ("site-001", "site-002"))
+    assert systems_of(base, Regime(late=3)).systems == TRIO
+    assert systems_of(base, Regime(0.5)).systems == base.systems
+    with pytest.raises(ConfigError, match="no chosen system is defined with a late site"):
+        systems_of(replace(base, systems=(steps, prompts)), Regime(late=3))

@@ -1,0 +1,158 @@
+"""Sites that do not answer: the round goes on, they come back or are left out, and the results say so."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import Engine
+from test_hub import EXCHANGE, SITES, answer, vectors
+
+from medfedvqa.core import create
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.evaluation import results_schema
+from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
+from medfedvqa.federation.in_process import LocalEngine
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.quorum import TAKEN_WITHIN, Quorum, QuorumRule
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import SiteConfig
+from privacy import Reliability
+
+NAMES = ("abdomen", "chest", "head")
+SMALL = {"rounds": 3, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+FEDAVG = {**SMALL, "tuning": "bias"}
+
+Sites = Callable[..., dict[str, SiteConfig]]
+Job = Callable[..., JobSpec]
+
+
+class Flaky:
+    """An engine whose sites are away in the rounds that a test names; `calls` keeps what was asked of them."""
+
+    def __init__(self, away: Mapping[str, set[int]]) -> None:
+        self.away, self.calls = away, list[TaskCall]()
+        self.prompts = vectors((1, 0), (3, 0), (5, 3))
+
+    def __call__(self, call: TaskCall) -> dict[str, Reply]:
+        self.calls.append(call)
+        replies = answer(self.prompts)(call)
+        return {site: reply for site, reply in replies.items() if call.round not in self.away.get(site, ())}
+
+
+def fedavg_job(quick_job: Job, **fields: Any) -> JobSpec:
+    return JobSpec.from_dict(quick_job().to_dict() | {"method": "fedavg", "options": FEDAVG, **fields})
+
+
+def test_a_round_goes_on_with_those_who_answered_and_a_late_site_joins_the_next() -> None:
+    """The mean of round 2 is that of the two sites that answered; in round 3 the third counts again."""
+    engine = Flaky({"c": {2}})
+    hub = ServerHub(SITES, engine, EXCHANGE, rule=QuorumRule(rejoins=True, round_timeout=9.0))
+    means = [hub.mean("train", weight="accuracy")["prompt"][0, 0].tolist() for _ in hub.rounds(3)]
+    assert means == [[3, 1], [2, 0], [3, 1]]
+    assert [record.missing for record in hub.history.rounds] == [(), ("c",), ()]
+    assert hub.sites == SITES and not hub.history.left_out
+    assert [set(call.quorum.absent) for call in engine.calls] == [set(), set(), {"c"}]
+    assert all(call.quorum.seconds == 9.0 for call in engine.calls)
+
+
+def test_a_method_that_needs_every_round_of_a_site_leaves_it_out() -> None:
+    """After its first missed round the site is asked for nothing more, and no mixture has its old upload."""
+    engine = Flaky({"c": {2}})
+    hub = ServerHub(SITES, engine, EXCHANGE, rule=QuorumRule(least=2))
+    shared: dict[str, Any] = {}
+    for _ in hub.rounds(3):
+        shared = hub.mix("train", Reliability(), shared or None)
+    assert hub.sites == ("a", "b") and hub.history.left_out == {"c": 2} and set(shared) == {"a", "b"}
+    assert [set(call.messages) for call in engine.calls] == [{"a", "b", "c"}, {"a", "b", "c"}, {"a", "b"}]
+    weights = np.array(hub.history.rounds[-1].reliability["prompt"])
+    assert weights.shape == (3, 3) and not weights[2].any() and not weights[:, 2].any()
+    assert np.array_equal(shared["a"]["prompt"], engine.prompts["b"])
+
+
+@pytest.mark.parametrize(("rejoins", "sites"), [(True, "b, c"), (False, "b, c")])
+def test_too_few_answers_end_the_job_and_name_who_is_missing(rejoins: bool, sites: str) -> None:
+    """With `min_sites` 2 and one answer the job ends in that round, whether or not its sites could come back."""
+    hub = ServerHub(SITES, Flaky({"b": {2}, "c": {2}}), EXCHANGE, rule=QuorumRule(least=2, rejoins=rejoins))
+    with pytest.raises(FederationError, match=f"round 2: {sites} did not answer, 1 of the 3 .* needs 2"):
+        for _ in hub.rounds(3):
+            hub.collect("train")
+
+
+def test_the_quorum_of_a_call() -> None:
+    """Enough answers or enough time end a call; an absent site is waited for once it took the task. The evaluation has
+    the time of all rounds, and ends early for nobody."""
+    rule = QuorumRule(least=2, wait_for=2, round_timeout=10.0, rounds=3, rejoins=True)
+    quorum = rule.of("train", {"c"})
+    assert not quorum.reached(1, 9.9) and quorum.reached(2, 0.0) and quorum.reached(0, 10.0)
+    assert quorum.excused((), TAKEN_WITHIN) == {"c"} and not quorum.excused({"c"}, TAKEN_WITHIN)
+    assert not quorum.excused((), TAKEN_WITHIN - 1)
+    assert rule.of("evaluate", ()) == Quorum(None, 30.0) and rule.least_of("evaluate", 3) == 1
+    assert QuorumRule().of("train", ()).seconds is None
+
+
+def test_a_federation_in_process_survives_a_site_that_is_away_and_takes_it_back(
+    sites: Sites, quick_job: Job, tmp_path: Path
+) -> None:
+    """fedavg, where one site first appears in round 2 and another misses the evaluation: results name both, the first
+    has an accuracy, and averages are over the two sites that were evaluated."""
+    job = fedavg_job(quick_job)
+    engine = Engine(sites(*NAMES, methods=["fedavg"]), job)
+
+    def call(asked: TaskCall) -> dict[str, Reply]:
+        engine.dead = {"head"} if asked.round == 1 else {"chest"} if asked.task == "evaluate" else set()
+        return engine.call(asked)
+
+    results = serve_job(job, NAMES, call, tmp_path, "local")
+    assert [record["missing"] for record in results["rounds"]] == [["head"], [], []]
+    assert results["missing_at_end"] == ["chest"] and results["expected"] == list(NAMES)
+    assert results["sites"]["head"]["rounds"] == 2 and results["sites"]["head"]["accuracy"] is not None
+    assert results["sites"]["chest"]["accuracy"] is None
+    others = [results["sites"][name]["accuracy"] for name in ("abdomen", "head")]
+    assert results["average"]["accuracy"] == pytest.approx(sum(others) / 2)
+    notes = " ".join(results["notes"])
+    assert "Site head missed 1 of 3 rounds (1)" in notes and "did not answer at the end: chest" in notes
+    assert {"expected", "missing_at_end"} <= results_schema()["properties"].keys()
+    assert (tmp_path / "table.md").exists() and json.loads((tmp_path / "results.json").read_text()) == results
+
+
+def test_in_process_the_slowest_sites_miss_a_round_that_waits_for_fewer(sites: Sites, quick_job: Job) -> None:
+    """With `wait_for` 2 the engine returns two answers, those of the fastest sites; with a limit of time, those within
+    it. The other sites' next task is a later one, and they answer it."""
+    job = fedavg_job(quick_job, wait_for=2)
+    engine = LocalEngine(sites(*NAMES, methods=["fedavg"]), job, "slow")
+    first = engine.call(TaskCall("start", 1, dict.fromkeys(NAMES, {}), quorum=Quorum(answers=2)))
+    assert len(first) == 2
+    means = {name: array for name, array in first[next(iter(first))].tensors.items() if name != "train_rows"}
+    second = engine.call(TaskCall("train", 2, dict.fromkeys(NAMES, means)))
+    assert set(second) == set(NAMES)
+    assert engine.call(TaskCall("train", 3, dict.fromkeys(NAMES, means), quorum=Quorum(seconds=0.0))) == {}
+    engine.close()
+
+
+def test_a_job_says_how_long_it_waits(quick_job: Job) -> None:
+    """The default is all sites and ten minutes. `wait_for` is refused where it would lose sites for good, and below
+    the number of sites that the job needs."""
+    job = fedavg_job(quick_job, min_sites=2, wait_for=2)
+    assert job.quorum_rule() == QuorumRule(2, 2, 600.0, 3, True)
+    assert quick_job().quorum_rule().round_timeout == 600.0 and quick_job().wait_for is None
+    with pytest.raises(ConfigError, match="takes no further part"):
+        JobSpec.from_dict(quick_job().to_dict() | {"wait_for": 2})
+    with pytest.raises(ConfigError, match="takes no further part"):
+        fedavg_job(quick_job, secagg=True, wait_for=3)
+    with pytest.raises(ConfigError, match="at least this number"):
+        fedavg_job(quick_job, min_sites=3, wait_for=2)
+    for bad in ({"round_timeout": 0}, {"wait_for": 0}, {"wait_for": 1.5}):
+        with pytest.raises(ConfigError):
+            fedavg_job(quick_job, **bad)
+
+
+@pytest.mark.parametrize(
+    ("method", "rejoins"),
+    [("fedavg", True), ("feddat", True), ("creamfl", True), ("prompt_pfl", False), ("san", False)],
+)
+def test_methods_say_whether_a_site_may_come_back(method: str, rejoins: bool) -> None:
+    """Methods that average take a site back; those whose server or sites need every round do not."""
+    assert create(method, {}).rejoins is rejoins

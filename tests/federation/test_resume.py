@@ -1,0 +1,230 @@
+"""A run whose process dies, and the process that continues it."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_hub import EXCHANGE, SITES, answer, vectors
+from typer.testing import CliRunner
+
+from audits import VerdictState, examine, find_logs
+from audits.examine import sites_of
+from medfedvqa.cli import app
+from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.federation.hub import Reply, ServerHub, TaskAnswer, TaskCall
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import JOURNAL, Journal, RecordedCall
+from medfedvqa.federation.launch import LAUNCH, plan, resume, run
+from medfedvqa.federation.quorum import RECONNECT, QuorumRule
+from privacy import Reliability
+
+Job = Callable[..., JobSpec]
+RANDOM = "medclip@random"
+
+PROGRAM = """
+import json, os, signal, sys
+from pathlib import Path
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import plan, resume, run
+out, fatal, seen = Path(sys.argv[1]), int(sys.argv[2]), 0
+def watch(event):
+    global seen
+    seen += 1
+    if seen == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+if len(sys.argv) > 3:
+    job = JobSpec.from_dict(json.loads(sys.argv[3]))
+    run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: Path(sys.argv[4])}), "local", watch)
+else:
+    resume(out, watch)
+"""
+
+
+class Dead(BaseException):
+    """The end of a process, as far as one can have it in the process of the test."""
+
+
+def dying_at(event: int) -> Callable[[TaskAnswer], None]:
+    """Dies at the n-th event of progress."""
+    seen = []
+
+    def watch(answer: TaskAnswer) -> None:
+        seen.append(answer)
+        if len(seen) == event:
+            raise Dead
+
+    return watch
+
+
+def killed(out: Path, event: int, *start: str) -> bool:
+    """Run, or continue, a job in a process that kills itself at its n-th event of progress; whether it died."""
+    command = [sys.executable, "-c", PROGRAM, str(out), str(event), *start]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode in (0, -signal.SIGKILL), process.stderr
+    return process.returncode != 0
+
+
+def figures(results: dict[str, Any]) -> dict[str, Any]:
+    """Everything in the results that must not depend on how often the run died."""
+    sites = {name: {**entry, "seconds": 0} for name, entry in results["sites"].items()}
+    return {"sites": sites, "rounds": [{**record, "seconds": 0} for record in results["rounds"]]}
+
+
+def undisturbed(job: JobSpec, backbone: Path, out: Path) -> dict[str, Any]:
+    return run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: backbone}), "local", lambda event: None)
+
+
+def assert_logs_agree(out: Path) -> None:
+    """Each site's log is whole, and the server's receipts and the other sites confirm it."""
+    for name, (folder, against) in sites_of(find_logs(out), out).items():
+        examined = examine(folder, name, against, network=False)
+        assert all(verdict.state is VerdictState.SHOWN for _, verdict in examined.verdicts()), (name, examined)
+
+
+def test_a_run_that_died_is_continued_and_ends_as_if_it_had_not(
+    quick_job: Job, tiny_backbone: Path, tmp_path: Path
+) -> None:
+    """It dies before round 2's last answer, and again in the evaluation. Figures are those of an undisturbed run, logs
+    agree, and nothing of the sites' uploads stays at the server."""
+    job, out = quick_job(), tmp_path / "run"
+    launch = plan(job, None, out, ("chest", "head"), 1, {job.backbone: tiny_backbone})
+    with pytest.raises(Dead):
+        run(launch, "local", dying_at(6))
+    assert [path.name for path in sorted((out / JOURNAL).iterdir())] == ["00000000.npz"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in ((out / JOURNAL), *(out / JOURNAL).iterdir()))
+    with pytest.raises(Dead):
+        resume(out, dying_at(5))
+    events: list[TaskAnswer] = []
+    results = resume(out, events.append)
+    assert {event.task for event in events} == {"evaluate"}
+    assert figures(results) == figures(undisturbed(job, tiny_backbone, tmp_path / "other"))
+    assert not (out / JOURNAL).exists() and (out / "plots").is_dir()
+    assert results["rounds"][0]["seconds"] > 0
+    assert_logs_agree(out)
+    with pytest.raises(ConfigError, match="is over"):
+        resume(out, events.append)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("private", "event"), [(False, 4), (True, 5)], ids=["clear", "dp"])
+def test_a_run_that_is_killed_again_and_again_is_continued(
+    quick_job: Job, random_backbone: Path, tmp_path: Path, private: bool, event: int
+) -> None:
+    """SIGKILL of each process as the second call that it makes itself is sent, or has its first answer. Also under
+    differential privacy, where each task is charged once, since none died while it trained."""
+    changes = {"dp": {"noise": 1.5, "count_noise": 10.0}} if private else {}
+    job = JobSpec.from_dict(quick_job(answers="closed").to_dict() | {"backbone": RANDOM, **changes})
+    out = tmp_path / "run"
+    assert killed(out, event, json.dumps(job.to_dict()), str(random_backbone))
+    assert killed(out, event) and not killed(out, event)
+    results = json.loads((out / "results.json").read_text())
+    other = undisturbed(job, random_backbone, tmp_path / "other")
+    assert results["status"] == "finished"
+    if private:  # the noise differs
+        assert [entry["epsilon"] for entry in results["sites"].values()] == [
+            entry["epsilon"] for entry in other["sites"].values()
+        ]
+    else:
+        assert figures(results) == figures(other)
+    assert_logs_agree(out)
+
+
+def test_the_command_continues_a_run(quick_job: Job, tiny_backbone: Path, tmp_path: Path) -> None:
+    """`run --resume FOLDER` takes nothing else of the job; without a folder, `run` needs a method."""
+    job, out = quick_job(rounds=1), tmp_path / "run"
+    with pytest.raises(Dead):
+        run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: tiny_backbone}), "local", dying_at(2))
+    ended = CliRunner().invoke(app, ["run", "--resume", str(out), "--json"], catch_exceptions=False)
+    assert ended.exit_code == 0 and json.loads(ended.stdout)["status"] == "finished"
+    with pytest.raises(ConfigError, match="leave out"):
+        CliRunner().invoke(app, ["run", "fedavg", "--resume", str(out)], catch_exceptions=False)
+    without = CliRunner().invoke(app, ["run"])
+    assert without.exit_code == 2 and "name a method" in without.output
+
+
+@pytest.mark.parametrize("content", [None, "[", "{}", '{"format": 1}', '{"format": 2}'])
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, content: str | None) -> None:
+    """Also what is damaged, or of a newer version."""
+    if content is not None:
+        (tmp_path / LAUNCH).write_text(content)
+    with pytest.raises(ConfigError, match="newer version" if content == '{"format": 2}' else "holds no run"):
+        resume(tmp_path, lambda event: None)
+
+
+MESSAGES = {"a": {"x": np.float32([1, 2])}, "b": {}}
+CALL = RecordedCall({"b": ({"y": np.int64(3)}, 0.5), "a": ({"y": np.int64(4), "z/w": np.float32([[1]])}, 1.5)}, 2.5)
+
+
+def test_the_journal_returns_what_it_was_given(tmp_path: Path) -> None:
+    """Answers in order of arrival, bit for bit, with their types and shapes; then there is nothing more."""
+    Journal(tmp_path).record("train", 2, MESSAGES, CALL)
+    journal = Journal(tmp_path)
+    recalled = journal.recall("train", 2, MESSAGES)
+    assert recalled is not None and recalled.seconds == 2.5 and list(recalled.answers) == ["b", "a"]
+    for site, (tensors, seconds) in CALL.answers.items():
+        assert recalled.answers[site][1] == seconds and recalled.answers[site][0].keys() == tensors.keys()
+        for name, array in tensors.items():
+            again = recalled.answers[site][0][name]
+            assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert not journal.recalls and journal.recall("train", 3, MESSAGES) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "round", "messages"),
+    [
+        ("start", 2, MESSAGES),
+        ("train", 1, MESSAGES),
+        ("train", 2, {"a": {"x": np.float32([1, 3])}, "b": {}}),
+        ("train", 2, {"a": {"x": np.float32([[1, 2]])}, "b": {}}),
+        ("train", 2, {"a": {"x": np.float32([1, 2])}}),
+    ],
+    ids=["task", "round", "values", "shape", "sites"],
+)
+def test_a_server_that_computes_otherwise_does_not_continue(
+    tmp_path: Path, task: str, round: int, messages: dict[str, Any]
+) -> None:
+    """Another version of the code would mix two runs into one."""
+    Journal(tmp_path).record("train", 2, MESSAGES, CALL)
+    with pytest.raises(FederationError, match="compute otherwise"):
+        Journal(tmp_path).recall(task, round, messages)
+
+
+def test_a_damaged_journal_and_a_newer_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a sentence of its own."""
+    monkeypatch.setattr("medfedvqa.federation.journal.FORMAT", 2)
+    Journal(tmp_path).record("train", 2, MESSAGES, CALL)
+    monkeypatch.undo()
+    with pytest.raises(FederationError, match="newer version"):
+        Journal(tmp_path).recall("train", 2, MESSAGES)
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-40])
+    with pytest.raises(FederationError, match="damaged"):
+        Journal(tmp_path).recall("train", 2, MESSAGES)
+
+
+def test_the_hub_asks_no_site_for_what_it_has(tmp_path: Path) -> None:
+    """The second server recalls two calls and makes the third; history and result are those of one server."""
+    prompts, calls, journal = vectors((1, 0), (1, 0), (0, 1)), list[str](), tmp_path / "journal"
+
+    def engine(call: TaskCall) -> dict[str, Reply]:
+        calls.append(call.task)
+        limits.append(call.quorum.seconds)
+        return answer(prompts)(call)
+
+    histories, limits = [], list[float | None]()
+    for stop in (2, 3):
+        hub = ServerHub(SITES, engine, EXCHANGE, rule=QuorumRule(round_timeout=9.0), journal=Journal(journal))
+        shared: dict[str, Any] = {}
+        for number in hub.rounds(stop):
+            shared = hub.mix("start" if number == 1 else "train", Reliability(), shared or None)
+        histories.append(hub.history)
+    assert calls == ["start", "train", "train"]
+    # Sites may still wait for the dead server's answer when the next one asks them.
+    assert limits == [9.0, 9.0, 9.0 + RECONNECT]
+    assert [record.bytes_up for record in histories[1].rounds] == [histories[0].rounds[0].bytes_up] * 3

@@ -1,0 +1,146 @@
+"""Answer heads: what each of them sees of picture and question, against the formulas, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from medfedvqa.core import create
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import Backbone, ClipBackbone, HeadConfig, TunedModel, TuningConfig, Values, check_head
+from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams, ngrams
+from privacy import SeededChance
+
+QUESTIONS = ("Is it a lung?", "which side", "is it a heart")
+EXACT = {"rtol": 0, "atol": 1e-6}
+
+
+def made(backbone: Backbone, **head: Any) -> tuple[TunedModel, Values]:
+    model = TunedModel(backbone, TuningConfig("classifier"), HeadConfig(5, 7, 0.0, units=6, **head))
+    return model, model.initial(torch.Generator().manual_seed(1), torch.Generator().manual_seed(2))
+
+
+def batch_of(model: TunedModel, pictures: list[int], questions: list[int]) -> Any:
+    size = model.backbone.shape.image_size
+    stored = torch.rand(3, 1, size, size, generator=torch.Generator().manual_seed(2))
+    cache = model.cache(model.depth, stored, QUESTIONS)
+    asked = cache.question_ids([QUESTIONS[number] for number in questions])
+    return cache.batch(torch.tensor(pictures), asked, torch.zeros(len(questions), dtype=torch.int64))
+
+
+def layer(values: Values, name: str, inputs: torch.Tensor) -> torch.Tensor:
+    return inputs @ values[f"head.{name}.weight"].T + values[f"head.{name}.bias"]
+
+
+def test_ngrams_are_the_runs_of_one_to_three_words() -> None:
+    """Case and punctuation make no difference; a question without words is zeros."""
+    assert [*ngrams("Is it, a?")] == ["is", "it", "a", "is it", "it a", "is it a"]
+    one, same, other, none = hashed_ngrams(["Is it a lung?", "is IT a lung", "is it a heart", "?"])
+    assert torch.equal(one, same) and not torch.equal(one, other) and not none.any()
+    assert float(one.square().mean()) == pytest.approx(1)
+
+
+def test_the_place_of_an_ngram_is_the_same_on_all_machines() -> None:
+    """A shared head would otherwise average layers that read other words at each site."""
+    place, sign = hashed_ngrams(["side"])[0].abs().argmax(), hashed_ngrams(["side"])[0].sum().sign()
+    assert (int(place), float(sign)) == (474, -1.0)
+
+
+def test_the_product_head_is_the_product_of_tanh_units(single: ClipBackbone) -> None:
+    """The question is the tower's features and the n-grams, side by side."""
+    model, values = made(single, fusion="product", question="both")
+    batch = batch_of(model, [0, 1, 2], [0, 2, 1])
+    features = model.features(values, batch)
+    asked = layer(values, "question", torch.cat([features[:, 32:], batch.grams], dim=1)).tanh()
+    seen = layer(values, "picture", features[:, :32]).tanh()
+    expected = layer(values, "answers", layer(values, "hidden", seen * asked).relu())
+    assert torch.allclose(model.logits(values, batch), expected, **EXACT)
+
+
+def test_the_attending_head_adds_the_places_that_the_question_weighs(single: ClipBackbone) -> None:
+    """Place by place, with open_clip's own output tokens as the grid."""
+    model, values = made(single, fusion="attend", question="ngrams")
+    batch = batch_of(model, [0, 2], [1, 0])
+    features = model.features(values, batch)
+    stored = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2))
+    tokens = single.clip.visual.transformer(single.clip.visual._embeds(single.normalised(stored)))[:, 1:]
+    places = single.clip.visual.ln_post(tokens)[[0, 2]]
+    asked = layer(values, "question", batch.grams).tanh()
+    query = layer(values, "looking", asked)
+    weights = torch.stack([(places[row] @ query[row] / 32**0.5).softmax(dim=0) for row in range(2)])
+    looked = torch.stack([weights[row] @ places[row] for row in range(2)])
+    seen = (layer(values, "picture", features[:, :32]) + layer(values, "places", looked)).tanh()
+    expected = layer(values, "answers", layer(values, "hidden", seen * asked).relu())
+    assert torch.allclose(model.logits(values, batch), expected, **EXACT)
+
+
+@pytest.mark.parametrize("question", ["tower", "ngrams", "both"])
+@pytest.mark.parametrize("fusion", ["concat", "product", "attend", "text"])
+def test_every_head_depends_on_what_it_sees_and_declares_what_it_trains(
+    single: ClipBackbone, fusion: Any, question: Any
+) -> None:
+    """Only `text` is blind to the picture, and none to the question; every declared value takes part."""
+    model, values = made(single, fusion=fusion, question=question)
+    assert {name: tuple(value.shape) for name, value in values.items()} == model.head.shapes(single.shape)
+    one, picture, asked = model.logits(values, batch_of(model, [0, 1, 0], [0, 0, 1]))
+    assert torch.equal(one, picture) == (fusion == "text") and not torch.allclose(one, asked)
+    leaves = {name: value.requires_grad_() for name, value in values.items()}
+    loss = model.logits(leaves, batch_of(model, [0, 1, 2], [0, 1, 2]), SeededChance(0)).square().sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    assert all(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def test_questions_that_a_backbone_takes_for_one_keep_their_own_ngrams(single: ClipBackbone) -> None:
+    """The tiny tower reads ten letters; words beyond them reach the head of the row that asked, and of no other."""
+    model, _ = made(single, fusion="product", question="both")
+    texts = ("is it a left lung", "is it a lefthand side")
+    cache = model.cache(model.depth, torch.zeros(1, 1, 32, 32), texts)
+    ids = cache.question_ids(texts)
+    batch = cache.batch(torch.zeros(2, dtype=torch.int64), ids, torch.zeros(2, dtype=torch.int64))
+    assert len(batch.rows.questions.start) == 1
+    assert torch.equal(batch.grams, hashed_ngrams(texts))
+    with pytest.raises(ConfigError, match="without some of these questions"):
+        cache.question_ids(["why"])
+
+
+def test_a_backbone_with_one_tower_has_ngrams_as_its_question(vilt: Backbone) -> None:
+    """The joint features are the picture; without n-grams there is no question apart, and there is no grid."""
+    model, values = made(vilt, fusion="product", question="both")
+    assert values["head.question.weight"].shape == (6, NGRAMS)
+    one, other = model.logits(values, batch_of(model, [0, 1], [0, 0]))
+    assert not torch.allclose(one, other)
+    with pytest.raises(ConfigError, match="one tower"):
+        model.head.shapes(vilt.shape) and replace(model.head, question="tower").shapes(vilt.shape)
+    with pytest.raises(ConfigError, match="tower for pictures alone"):
+        replace(model.head, fusion="attend").shapes(vilt.shape)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind", "message"),
+    [
+        ({"fusion": "text", "question": "both"}, "adapter", "image tower"),
+        ({"fusion": "product", "question": "ngrams"}, "prompt", "text tower"),
+    ],
+)
+def test_what_the_head_does_not_see_is_not_tuned(
+    single: ClipBackbone, head: dict[str, Any], kind: Any, message: str
+) -> None:
+    """Parts without a gradient would travel, and under differential privacy carry noise, for nothing."""
+    with pytest.raises(ConfigError, match=message):
+        check_head(HeadConfig(3, **head), TuningConfig(kind), single.shape)
+    check_head(HeadConfig(3, **head), TuningConfig("classifier"), single.shape)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "prompt_pfl", "feddat", "creamfl", "fedp3", "local"])
+def test_methods_refuse_such_a_head_before_anything_travels(single: ClipBackbone, name: str) -> None:
+    """The exchange, which server and sites make first, names what to change."""
+    with pytest.raises(ConfigError, match="image tower"):
+        create(name, {"fusion": "text", "blocks": 1}).exchange(single.shape)
+
+
+def test_clip_s_common_space_goes_with_a_plain_head(single: ClipBackbone) -> None:
+    """`features` and `fusion` both multiply; together they are refused."""
+    with pytest.raises(ConfigError, match="leave 'features'"):
+        create("prompt_pfl", {"features": "product"}).exchange(single.shape)
+    create("prompt_pfl", {"features": "product", "fusion": "concat"}).exchange(single.shape)
