@@ -119,7 +119,7 @@ def test_a_bundled_backbone_loads(name):
 
 
 def test_bundled_weights_that_are_not_there_are_refused_with_the_command_that_makes_them(monkeypatch):
-    monkeypatch.setitem(BUNDLED, "medclip-slake", BundledModel("absent.safetensors", "medclip", ("open", "slake")))
+    monkeypatch.setitem(BUNDLED, "medclip-slake", BundledModel("absent.safetensors", ("open", "slake")))
     assert "medfedvqa pretrain" in refused("medclip-slake")
 
 
