@@ -66,6 +66,7 @@ UNICON: dict[str, Any] = {"decay_after": (4, 8)}
 
 
 LOCAL_HEAD: dict[str, Any] = {"head": "local"}
+FROZEN: dict[str, Any] = {"tuning": "classifier"} | LOCAL_HEAD
 TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt", "bias": "local bias"}
 """What is tuned, and the label of its training alone."""
 ADAPTER: dict[str, Any] = {"tuning": "adapter"}
@@ -79,6 +80,14 @@ def _tuned(kind: str) -> dict[str, Any]:
 
 
 _LISTED = (
+    # What is cheap: no picture, and heads on frozen features.
+    System("bag of words", "bag_of_words"),
+    System("question alone", "local", FROZEN | {"fusion": "text"}),
+    System("frozen features", "local", FROZEN),
+    System("frozen features (two-layer head)", "local", FROZEN | {"fusion": "concat", "question_input": "tower"}),
+    System("frozen features (attending head)", "local", FROZEN | {"fusion": "attend"}),
+    System("frozen features (rows of all sites)", "local", FROZEN, baseline=False, centralised=True),
+    System("ridge", "ridge", baseline=False),
     # Systems that need no federation, and one that none can reach.
     *(System(label, "local", _tuned(kind)) for kind, label in TUNED.items()),
     *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD) for kind, label in TUNED.items()),
@@ -170,7 +179,7 @@ def without_picture(system: System) -> System:
 
 
 _SIGHTED = (*_LISTED, *_not_listed())
-_BLIND = ("local (DT)", "FedAvg full", "prompt_pfl (PM)", "FedDAT")
+_BLIND = ("frozen features", "local (DT)", "FedAvg full", "prompt_pfl (PM)", "FedDAT")
 """The systems that the whole table shows without the picture too."""
 
 SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system.label in _BLIND))
