@@ -14,7 +14,7 @@ MOST_PARAMETERS = 20_000
 _Count = Annotated[int, Field(ge=0, le=2**24)]
 _Some = Annotated[int, Field(ge=1, le=2**16)]
 _Path = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\z", max_length=200)]
-_Tower = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}\z")]
+_Tower = Annotated[str, StringConstraints(pattern=r"^[a-z]+\z", max_length=16)]
 
 
 class _Card(BaseModel):

@@ -80,13 +80,13 @@ class HeadConfig:
                 f"this backbone reads picture and question in one tower, so the answer head's fusion '{self.fusion}' "
                 "finds no question apart: give 'question_input' as 'ngrams' or 'both', or 'fusion' as 'concat'"
             )
-        if self.fusion == "text":
-            return {"hidden": question, **last}
-        if aside or not picture:
+        if aside or not (picture or self.fusion == "text"):
             raise ConfigError(
                 f"the answer head's fusion '{self.fusion}' takes the features of pictures and of questions as they "
                 "are: leave 'features' at 'concat', or give 'fusion' as 'concat'"
             )
+        if self.fusion == "text":
+            return {"hidden": question, **last}
         joined = {"picture": picture, "question": question, "hidden": self.units, **last}
         if self.fusion == "product":
             return joined

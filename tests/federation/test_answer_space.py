@@ -44,7 +44,7 @@ def test_a_private_job_with_a_local_head_says_where_its_answers_come_from(name: 
     """Without the option the job is refused when it is made, with both ways to go on; with it the job is made."""
     options = {option: value for option, value in public_options(name).items() if option != "answers"}
     options |= LOCAL_HEADS[name]
-    with pytest.raises(ConfigError, match="'answers' a list or 'closed'.*'site' and each site.yml a list") as refused:
+    with pytest.raises(ConfigError, match="'answers' a list, or 'closed'.*'site' and each site.yml a list") as refused:
         JobSpec.from_dict({"method": name, "options": options, "dp": DP})
     assert "\n" not in str(refused.value)
     for answers in ("closed", "site", ["yes", "no"]):

@@ -35,6 +35,7 @@ from medfedvqa.federation.flare import allowed_types, result_guard
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, pack
 from medfedvqa.federation.flare.server_side import _TaskAnswers
 from medfedvqa.federation.flare.site_side import SiteTasks
+from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_runtime import SiteRuntime
@@ -95,7 +96,7 @@ class Ends:
 
     def take(self, task: str, round: int, reply: Any) -> None:
         """What the server does with it. Raises `FederationError` for a refusal."""
-        gathering = _TaskAnswers({SITE}, lambda site: None, lambda replies: ())
+        gathering = _TaskAnswers(TaskCall(task, round, {SITE: {}}), lambda replies: ())
         client_task = SimpleNamespace(client=SimpleNamespace(name=SITE), result=reply, task_sent_time=0.0)
         gathering._received(client_task, None)
         gathering.complete(0.0)

@@ -40,7 +40,8 @@ def unbounded(name: str, annotation: Any, bounds: set[str]) -> Iterator[str]:
         if not ({"ge", "gt"} & bounds and {"le", "lt"} & bounds):
             yield name
     elif annotation is str or origin in (tuple, list, dict):
-        if "max_length" not in bounds:
+        fixed = origin is tuple and Ellipsis not in parts
+        if "max_length" not in bounds and not fixed:
             yield name
         for part in parts:
             if part is not Ellipsis:
@@ -75,10 +76,11 @@ def test_the_walk_finds_what_has_no_bounds() -> None:
         texts: tuple[str, ...] = Field((), max_length=3)
         table: dict[str, int] = {}
         other: Any = None
+        pair: tuple[str, Literal["x"]] = ("", "x")
         inner: Inner = Inner()
         fine: Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], Field(max_length=3)] | Literal["x"] | bool = ()
 
-    found = ["count", "half", "text", "texts[]", "table", "table[]", "table[]", "other", "number"]
+    found = ["count", "half", "text", "texts[]", "table", "table[]", "table[]", "other", "pair[]", "number"]
     assert list(unbounded_fields(Forgetful)) == found
 
 
