@@ -15,7 +15,7 @@ COMMANDS = {
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),
     "attention": Source("attention", "attention"),
-    "ingest": Source("ingest", "ingest"),
+    "ingest": Source("ingest", "ingest", {"review": Source("ingest_review", "review")}),
     "pretrain": Source("pretrain", "pretrain"),
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
