@@ -18,7 +18,7 @@ COMMANDS = {
     "tune": Source("tune", "tune"),
     "study": Source("study", "study"),
     "attention": Source("attention", "attention"),
-    "ingest": Source("ingest", "ingest"),
+    "ingest": Source("ingest", "ingest", {"review": Source("ingest_review", "review")}),
     "pretrain": Source("pretrain", "pretrain"),
     "probe": Source("probe", "probe"),
     "identity": Source("identity", "identity"),

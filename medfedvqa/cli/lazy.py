@@ -21,6 +21,8 @@ class Source(NamedTuple):
 
     module: str
     function: str
+    parts: "Mapping[str, Source]" = {}
+    """Commands that take the place of this one if its first argument is their name."""
 
     @property
     def summary(self) -> str:
@@ -53,7 +55,11 @@ class LazyCommand(Command):
         return self._source.summary
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """The context of the real command, which then runs."""
+        """The context of the real command, or of the part of it that the first argument names, which then runs."""
+        name, words, *others = arguments
+        if words and words[0] in self._source.parts:
+            part = LazyCommand(f"{self._name} {words[0]}", self._source.parts[words[0]])
+            return part.make_context(f"{name} {words[0]}", words[1:], *others, **named)
         return self.loaded().make_context(*arguments, **named)
 
     def loaded(self) -> TyperCommand:

@@ -1,7 +1,7 @@
 """Finds text and codes that are burned into a picture, reads them, blanks what must go, and looks again."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -86,12 +86,18 @@ class TextFinder:
         )
 
     def clean(
-        self, grey: Array, side: int, is_known: Callable[[str], bool] = lambda form: False, blank_unread: bool = True
+        self,
+        grey: Array,
+        side: int,
+        is_known: Callable[[str], bool] = lambda form: False,
+        blank_unread: bool = True,
+        kept: Sequence[Box] = (),
+        removed: Sequence[Box] = (),
     ) -> CleanPicture:
         """The picture, uint8 [height, width], fitted to `side` pixels, without its text and codes.
 
-        `is_known` and `blank_unread`: see `text_finds.decide`. Raises `Quarantined` if text remains, or most of the
-        picture is text.
+        `is_known` and `blank_unread`: see `text_finds.decide`. `kept` and `removed`: boxes of the stored picture that a
+        person decided to keep or to blank. Raises `Quarantined` if text remains, or most of the picture is text.
         """
         stored = fitted(grey, side)
         searched = fitted(grey, max(SEARCHED_SIDE, FINEST * side))
@@ -102,6 +108,7 @@ class TextFinder:
                 Find(_widened(box, factors, stored.shape), kind, decision, reading, surroundings(box, searched))
                 for box, kind, decision, reading in self._search(searched, number, is_known, blank_unread)
             ]
+            new = [_by_person(find, kept, removed) for find in new]
             new = [find for find in new if not _is_decided(find, finds)]
             finds += new
             boxes = [find.box for find in new if find.decision == Decision.BLANKED]
@@ -235,6 +242,14 @@ def _enlarged(box: Box, factors: tuple[float, float]) -> Box:
     """A box of the stored picture in pixels of the searched one."""
     left, top, right, bottom = box
     return int(left / factors[0]), int(top / factors[1]), round(right / factors[0]), round(bottom / factors[1])
+
+
+def _by_person(find: Find, kept: Sequence[Box], removed: Sequence[Box]) -> Find:
+    """The find with the decision of the person's box that it mostly lies in, if there is one."""
+    for boxes, decision in ((removed, Decision.BLANKED), (kept, Decision.KEPT)):
+        if any(2 * _common(find.box, box) > _area(find.box) for box in boxes):
+            return replace(find, decision=decision)
+    return find
 
 
 def _is_decided(find: Find, earlier: list[Find]) -> bool:

@@ -7,12 +7,13 @@ import platform
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
@@ -26,6 +27,7 @@ from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
 from medfedvqa.ingest.resolve import ImageNames, Resolver
+from medfedvqa.ingest.review import decisions_by_image, digest_of
 from medfedvqa.ingest.store import (
     FORMAT,
     JOURNAL,
@@ -44,6 +46,8 @@ TOOLS = (
     "pydicom", "numpy", "dicom-anonymizer", "rapidocr-onnxruntime", "onnxruntime", "opencv-python", "pylibjpeg",
     "pylibjpeg-openjpeg", "pylibjpeg-rle", "python-gdcm", "pillow",
 )  # fmt: skip
+Decisions = list[dict[str, Any]]
+"""What persons decided about the finds in a picture."""
 Watch = Callable[[str, int, int], None]
 """A function that receives the stage, the number of files done, and their total (0 while it is unknown)."""
 
@@ -97,13 +101,17 @@ def ingest(
         with IngestionJournal(out / JOURNAL) as journal:
             recipe = options.recipe(versions)
             names = ImageNames.of(rows, keys)
+            finds = make_folder_of_finds(out)
+            decisions = decisions_by_image(finds, options.side)
+            reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
+            _drop_reviewed(journal, reviews)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
-            finds = make_folder_of_finds(out)
             start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), finds, names.keyed, registers)
-            tasks = _tasks(folder.resolve(), survey, journal, names)
+            tasks = _tasks(folder.resolve(), survey, journal, names, reviews)
             for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
-                journal.add(Record.model_validate_json(json.dumps(answer | {"source": task.source, "recipe": recipe})))
+                facts = {"source": task.source, "recipe": recipe, "review": digest_of(reviews[task.source])}
+                journal.add(Record.model_validate_json(json.dumps(answer | facts)))
                 watch("reading images", done, len(tasks))
             journal.keep(survey.paths)
             if cohort:
@@ -225,10 +233,19 @@ def _intact(out: Path, record: Record) -> bool:
     return hashlib.sha256(content).hexdigest() == record.image.sha256
 
 
-def _tasks(folder: Path, survey: Survey, journal: IngestionJournal, names: ImageNames) -> list[Task]:
+def _drop_reviewed(journal: IngestionJournal, reviews: Mapping[str, Decisions]) -> None:
+    """Drop the records of pictures about which persons have decided since."""
+    for source, record in list(journal.records.items()):
+        if record.review != digest_of(reviews.get(source, [])):
+            del journal.records[source]
+
+
+def _tasks(
+    folder: Path, survey: Survey, journal: IngestionJournal, names: ImageNames, reviews: Mapping[str, Decisions]
+) -> list[Task]:
     """A task for every content that has no verdict yet."""
     new = {source: paths for source, paths in survey.paths.items() if source not in journal.records}
-    return [Task(folder / paths[0], source, names.by_name(paths)) for source, paths in new.items()]
+    return [Task(folder / paths[0], source, names.by_name(paths), reviews[source]) for source, paths in new.items()]
 
 
 def _publish(

@@ -24,6 +24,8 @@ class Record(StrictModel):
     found: list[Keyed]
     """Digests of the SOP instance UID and the accession number."""
     image: Image | None = None
+    review: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+    """The digest of the persons' decisions that were applied; empty without any."""
     secrets: list[Keyed] = []
     """Digests of the texts that identify the patient, which are looked up in questions."""
     marks: list[Keyed] = []

@@ -32,6 +32,7 @@ class Reason(_WithMeaning):
     UNKNOWN_COLOURS = "unknown_colours", "a photometric interpretation that is not handled"
     TOO_SMALL = "too_small", "fewer than 16 pixels high or wide"
     BLANK = "blank", "all pixels have the same grey"
+    SET_ASIDE = "set_aside", "a person who reviewed it set it aside"
     TEXT_NOT_FOUND = "text_not_found", "the header says that text is burned in, and none was found"
     TEXT_REMAINS = "text_remains", "text is still found after four searches"
     MOSTLY_TEXT = "mostly_text", "text covers more than a quarter of the picture"

@@ -27,6 +27,7 @@ from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+from medfedvqa.ingest.text_finds import Box
 
 Answer = dict[str, Any]
 READY = '"ready"\n'
@@ -50,8 +51,9 @@ class Worker:
         self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder = TextFinder()
 
-    def handle(self, path: Path, source: str, named: bool) -> Answer:
-        """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name."""
+    def handle(self, path: Path, source: str, named: bool, decisions: Sequence[Answer] = ()) -> Answer:
+        """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
+        `decisions`: what persons decided about finds in its picture, each a box and a verdict."""
         names: list[str] = []
         try:
             content = read_bytes(path, self._options)
@@ -62,7 +64,7 @@ class Worker:
             if not named and not self._names & set(names):
                 return {"verdict": "unasked", "found": names}
             forms = known_forms(dataset)
-            image = self._store(dataset, source, forms)
+            image = self._store(dataset, source, forms, decisions)
         except Quarantined as quarantined:
             return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
         except MemoryError:
@@ -71,12 +73,20 @@ class Worker:
         marks = [register.mark(patient_id(dataset)) for register in self._registers]
         return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
 
-    def _store(self, dataset: Dataset, source: str, forms: frozenset[str]) -> Answer:
+    def _store(self, dataset: Dataset, source: str, forms: frozenset[str], decisions: Sequence[Answer]) -> Answer:
+        boxes: dict[str, list[Box]] = {"keep": [], "blank": [], "quarantine": []}
+        for decision in decisions:
+            left, top, right, bottom = decision["box"]
+            boxes[decision["verdict"]].append((left, top, right, bottom))
+        if boxes["quarantine"]:
+            raise Quarantined(Reason.SET_ASIDE)
         check_picture(dataset, self._options)
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
-        cleaned = self._finder.clean(rendered.grey, self._options.side, forms.__contains__, blank_unread)
+        cleaned = self._finder.clean(
+            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"]
+        )
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
@@ -137,7 +147,8 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)
-        answers.write(json.dumps(worker.handle(Path(task["path"]), task["source"], task["named"])) + "\n")
+        answer = worker.handle(Path(task["path"]), task["source"], task["named"], task["decisions"])
+        answers.write(json.dumps(answer) + "\n")
 
 
 def confine(options: Options) -> None:

@@ -24,11 +24,15 @@ START_SECONDS = 300
 
 @dataclass(frozen=True)
 class Task:
-    """A file to read: its path, the keyed digest of its content, and whether a question names it by its file name."""
+    """A file to read."""
 
     path: Path
     source: str
+    """The keyed digest of its content."""
     named: bool
+    """Whether a question names it by its file name."""
+    decisions: Sequence[Answer] = ()
+    """What persons decided about finds in its picture; see `medfedvqa.ingest.review`."""
 
 
 class WorkerProcess:
@@ -62,7 +66,7 @@ class WorkerProcess:
         Raises `ConfigError` if no worker can be started.
         """
         process = self._process or self._start()
-        line = json.dumps({"path": str(task.path), "source": task.source, "named": task.named}).encode() + b"\n"
+        line = json.dumps(asdict(task) | {"path": str(task.path)}).encode() + b"\n"
         answer = _exchange(process, line, self._options.seconds)
         if answer is not None and answer.endswith(b"\n"):
             result: Answer = json.loads(answer)
