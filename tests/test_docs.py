@@ -64,7 +64,7 @@ def resolved(words: list[str]) -> tuple[TyperGroup | TyperCommand, list[str]]:
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command '{words[0]}'"
         command, words = command.commands[words[0]], words[1:]
-    return command.loaded() if isinstance(command, LazyCommand) else command, words
+    return command.named(words) if isinstance(command, LazyCommand) else (command, words)
 
 
 def slugs(text: str) -> set[str]:

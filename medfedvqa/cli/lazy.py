@@ -54,13 +54,17 @@ class LazyCommand(Command):
         """The sentence that a list of commands shows."""
         return self._source.summary
 
-    def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """The context of the real command, or of the part of it that the first argument names, which then runs."""
-        name, words, *others = arguments
+    def make_context(self, *arguments: Any, **others: Any) -> Any:
+        """The context of the command that the arguments name, which then runs."""
+        name, words, *further = arguments
+        command, rest = self.named(words)
+        return command.make_context(" ".join([name, *words[: len(words) - len(rest)]]), rest, *further, **others)
+
+    def named(self, words: list[str]) -> tuple[TyperCommand, list[str]]:
+        """The real command, or the part of it that the first argument names, and the arguments that it gets."""
         if words and words[0] in self._source.parts:
-            part = LazyCommand(f"{self._name} {words[0]}", self._source.parts[words[0]])
-            return part.make_context(f"{name} {words[0]}", words[1:], *others, **named)
-        return self.loaded().make_context(*arguments, **named)
+            return LazyCommand(f"{self._name} {words[0]}", self._source.parts[words[0]]).named(words[1:])
+        return self.loaded(), words
 
     def loaded(self) -> TyperCommand:
         """The real command."""

@@ -102,13 +102,16 @@ class TextFinder:
         stored = fitted(grey, side)
         searched = fitted(grey, max(SEARCHED_SIDE, FINEST * side))
         factors = stored.shape[1] / searched.shape[1], stored.shape[0] / searched.shape[0]
-        finds: list[Find] = []
+        # What a person blanks is blanked whether or not it would be found again.
+        finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
+        searched = blanked(searched, [_enlarged(box, factors) for box in removed])
+        stored = blanked(stored, list(removed))
         for number in range(PASSES):
             new = [
                 Find(_widened(box, factors, stored.shape), kind, decision, reading, surroundings(box, searched))
                 for box, kind, decision, reading in self._search(searched, number, is_known, blank_unread)
             ]
-            new = [_by_person(find, kept, removed) for find in new]
+            new = list({find.box: find for find in (_kept_by_person(find, kept) for find in new)}.values())
             new = [find for find in new if not _is_decided(find, finds)]
             finds += new
             boxes = [find.box for find in new if find.decision == Decision.BLANKED]
@@ -244,12 +247,15 @@ def _enlarged(box: Box, factors: tuple[float, float]) -> Box:
     return int(left / factors[0]), int(top / factors[1]), round(right / factors[0]), round(bottom / factors[1])
 
 
-def _by_person(find: Find, kept: Sequence[Box], removed: Sequence[Box]) -> Find:
-    """The find with the decision of the person's box that it mostly lies in, if there is one."""
-    for boxes, decision in ((removed, Decision.BLANKED), (kept, Decision.KEPT)):
-        if any(2 * _common(find.box, box) > _area(find.box) for box in boxes):
-            return replace(find, decision=decision)
-    return find
+def _removed(box: Box, searched_box: Box, searched: Array) -> Find:
+    """The find of a box that a person blanks."""
+    return Find(box, Kind.UNREAD, Decision.BLANKED, Reading(), surroundings(searched_box, searched))
+
+
+def _kept_by_person(find: Find, kept: Sequence[Box]) -> Find:
+    """The find as the box that a person keeps, if it mostly lies in one: so it has the same id as before."""
+    box = next((box for box in kept if 2 * _common(find.box, box) > _area(find.box)), None)
+    return find if box is None else replace(find, box=box, decision=Decision.KEPT)
 
 
 def _is_decided(find: Find, earlier: list[Find]) -> bool:

@@ -1,5 +1,6 @@
 """The review: a sheet of finds, decisions of persons, and what the next ingestion makes of them."""
 
+import html
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,9 +53,7 @@ def test_the_sheet_shows_every_find_and_loads_nothing(ingested) -> None:
     page = sheet.read_text()
     assert sheet.stat().st_mode & 0o777 == 0o600 and finds >= 2 and flags >= 1
     assert page.count("data:image/png;base64,") == finds and "http" not in page.replace("http-equiv", "")
-    assert (
-        "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page or "default-src &#39;none&#39;" in page
-    )
+    assert "default-src 'none'" in html.unescape(page)
     assert "<script" not in page and "<B>" not in page and "ANNA" in page
     assert page.index('class="flagged"') < page.index('class="blanked"')
 
@@ -71,7 +70,8 @@ def test_decisions_are_applied_by_the_next_ingestion(ingested, make_place, tmp_p
     assert (after[top:bottom, left:right] == 0).all()
     left, top, right, bottom = blanked.box
     assert (before[top:bottom, left:right] == 0).all()
-    assert np.array_equal(after[top:bottom, left:right], film()[top:bottom, left:right])
+    # The stored picture has the film's contrast stretched, and nothing else.
+    assert np.corrcoef(after[top:bottom, left:right].ravel(), film()[top:bottom, left:right].ravel())[0, 1] > 0.999
     page = write_sheet(place.out)[0].read_text()
     assert "blank, Dr. Who, 20" in page and "keep, Dr. Who, 20" in page
     (image,) = read_store(place.out)[1].values()
