@@ -37,6 +37,8 @@ SYSTEMS: Mapping[str, tuple[str, dict[str, Any], float]] = {
     "feddat": ("feddat", {}, 1.12),
 }
 """By label: method, options, and the target for the ratio to the plain step."""
+TWO_LAYERS = {"fusion": "concat", "question_input": "tower"}
+"""The answer head of both sides: Opacus wraps modules with layers."""
 Step = Callable[[], None]
 
 
@@ -54,7 +56,9 @@ def sampled_rows(trainer: Trainer, patients: int) -> tuple[torch.Tensor, ...]:
 
 def steps(site: Site, name: str, options: dict[str, Any], patients: int, chunk: int) -> tuple[Step, Step]:
     """A plain and a private step of a method on the same rows. A step of FedDAT has two passes: student and teacher."""
-    options = {**options, "answers": "closed"} | ({} if name == "prompt_pfl" else {"weighting": "uniform"})
+    options = {**options, "answers": "closed", **TWO_LAYERS} | (
+        {} if name == "prompt_pfl" else {"weighting": "uniform"}
+    )
     rows = sampled_rows(create(name, options).trainer(site), patients)
 
     def step_of(dp: DPSettings | None) -> Step:
@@ -106,7 +110,7 @@ class RowModel(nn.Module):
 
 def opacus_step(site: Site, patients: int) -> Step:
     """prompt_pfl's step by Opacus' hooks, row by row."""
-    method: Any = create("prompt_pfl", {"answers": "closed"})
+    method: Any = create("prompt_pfl", {"answers": "closed", **TWO_LAYERS})
     trainer: Trainer = method.trainer(site)
     rows = torch.cat(sampled_rows(trainer, patients))
     module = RowModel(trainer.model, method.setup(site)["values"])

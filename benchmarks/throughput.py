@@ -92,7 +92,7 @@ def straightforward(
         for index, block in enumerate(clip.visual.transformer.resblocks):
             prompts = [values["prompt.image"][index], shared["prompt.image"][index]]
             hidden = attend(block, hidden, prompts, None)
-        image_features = clip.visual.ln_post(hidden[:, 0])
+        image_features = clip.visual._pool(hidden)[0]
         hidden = clip.token_embedding(tokens[rows]) + clip.positional_embedding
         for index, block in enumerate(clip.transformer.resblocks):
             prompts = [values["prompt.text"][index], shared["prompt.text"][index]]
@@ -135,7 +135,7 @@ def measure(site: str, arguments: argparse.Namespace, backbone: ClipBackbone, ro
     pictures, examples = data.pictures.load(backbone.shape.image_size), data.train
     generator = torch.Generator().manual_seed(0)
     tuning = TuningConfig("prompt")
-    model = TunedModel(backbone, tuning, HeadConfig(len(data.answers)))
+    model = TunedModel(backbone, tuning, HeadConfig(len(data.answers), fusion="concat", question="tower"))
     values = {name: value.requires_grad_() for name, value in model.initial(generator, generator).items()}
     model = replace(model, shared=tuning.initial(backbone.shape, backbone, generator))
     cache = model.cache(model.depth, pictures, examples.questions)

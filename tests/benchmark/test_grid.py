@@ -18,7 +18,7 @@ from medfedvqa.data import Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 
-BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
+BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learning_rate": 0.01}
 PAIR = (
     System("FedAvg classifier", "fedavg", {"tuning": "classifier"}),
     System("AS2", "prompt_pfl", {"ablation": "AS2", "blocks": 1}, baseline=False),

@@ -16,7 +16,7 @@ from medfedvqa.benchmark.study import draw, findings, page, sentences, systems_o
 from medfedvqa.benchmark.systems import System
 from medfedvqa.errors import ConfigError
 
-BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8, "keep": "best"}
+BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learning_rate": 0.01, "keep": "best"}
 TUNING = {"tuning": "classifier"}
 TRIO = (
     System("alone", "local", TUNING),

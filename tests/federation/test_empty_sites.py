@@ -20,7 +20,8 @@ QUICK: dict[str, object] = {"rounds": 2, "local_epochs": 1, "batch_rows": 4, "an
 UNIFORM = {"weighting": "uniform"}
 OPTIONS = {
     "prompt_pfl": {"finish_epochs": 1}, "feddat": {}, "san": {}, "mevf": {},
-    "fedavg": UNIFORM, "fedprox": UNIFORM, "moon": UNIFORM, "feddc": UNIFORM, "fedp3": UNIFORM, "fedkd": UNIFORM,
+    "fedavg": UNIFORM, "fedprox": UNIFORM, "moon": UNIFORM, "feddc": UNIFORM, "fedkd": UNIFORM,
+    "fedp3": UNIFORM | {"filter": "all"},
 }  # fmt: skip
 NOBODY = Split("patient", fractions=(0.0, 0.5, 0.5))
 DP = {"noise": 4.0, "count_noise": 40.0, "sample_rate": 0.3, "patient_rows": 4}
