@@ -96,7 +96,7 @@ def test_a_signed_job_that_the_server_runs_again_is_refused_and_costs_nothing(
     before = {name: spent(config) for name, config in configs.items()}
     assert all(authorised == charged > 0 for charged, authorised in before.values())
     for _ in range(2):
-        copy = federation._admin.clone_job(job_id)
+        copy = federation._admin._request(lambda session: session.clone_job(job_id))
         assert federation.wait(copy, PATIENCE).startswith("FINISHED:")
         assert Refusal.REPLAY.sentence in failure(federation, copy)
         refused = [codes(config, copy) for config in configs.values()]

@@ -118,7 +118,7 @@ def recorded(backbone: ClipBackbone, config: TuningConfig, values: Any, expanded
     return recorder.contributions(loss, 2, expanded)
 
 
-NOT_AS_A_WHOLE = ("RN50", "coca_ViT-B-32", "coca_roberta-ViT-B-32", "siglip", "MobileCLIP2-S0")
+NOT_AS_A_WHOLE = ("RN50", "coca_ViT-B-32", "siglip", "MobileCLIP2-S0")
 """Their pictures are pooled by `F.multi_head_attention_forward`, whose weights have no rule; FastViT gates in place."""
 
 KINDS = ("prompt", "adapter", "lora", "bias", "blocks", "full")
