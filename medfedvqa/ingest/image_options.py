@@ -33,7 +33,7 @@ class Options:
     max_pixels: int = 64 * 2**20
     """The most pixels, rows times columns, that a file may declare."""
     memory: int = 3072
-    """MiB of address space that a worker may use, at least 1536: text recognition alone takes most of that."""
+    """MiB of address space that a worker may use, at least 2048: finding and reading text takes most of that."""
     seconds: int = 120
     """The most time for one file."""
     identifiers: str = "leave-out"
@@ -53,8 +53,8 @@ class Options:
             raise ConfigError(f"the policy for identifiers in questions is one of: {', '.join(TEXT_POLICIES)}")
         if self.unread not in UNREAD_POLICIES:
             raise ConfigError(f"the policy for unread marks near the border is one of: {', '.join(UNREAD_POLICIES)}")
-        if self.max_pixels < 2**16 or self.memory < 1536 or self.seconds < 5:
-            raise ConfigError("limits are at least 65536 pixels, 1536 MiB and 5 seconds")
+        if self.max_pixels < 2**16 or self.memory < 2048 or self.seconds < 5:
+            raise ConfigError("limits are at least 65536 pixels, 2048 MiB and 5 seconds")
 
     @property
     def max_bytes(self) -> int:

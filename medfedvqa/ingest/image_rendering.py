@@ -34,17 +34,15 @@ class Rendered:
 def render(dataset: Dataset, options: Options) -> Rendered:
     """The chosen frame through modality LUT, VOI LUT or window, and photometric interpretation.
 
-    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours, is blank or is
-    too large.
+    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours or is blank;
+    `MemoryError` if it is too large for this process.
     """
     frames = max(1, int(dataset.get("NumberOfFrames") or 1))
     frame = _frame_number(dataset, frames, options)
     try:
         grey = _grey(_decoded(dataset, frame, frames), dataset, frame)
-    except Quarantined:
+    except (Quarantined, MemoryError):
         raise
-    except MemoryError:
-        raise Quarantined(Reason.TOO_LARGE) from None
     except NotImplementedError:
         raise Quarantined(Reason.NO_DECODER) from None
     except Exception as error:  # decoders raise errors of many kinds

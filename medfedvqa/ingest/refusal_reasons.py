@@ -61,3 +61,7 @@ class Quarantined(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
         self.reason = reason
+
+
+EXHAUSTED = "exhausted"
+"""The key in a worker's answer that says that its memory did not suffice."""

@@ -26,7 +26,7 @@ from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
 from medfedvqa.ingest.text_finds import Box
 
 Answer = dict[str, Any]
@@ -68,7 +68,7 @@ class Worker:
         except Quarantined as quarantined:
             return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
         except MemoryError:
-            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names}
+            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names, EXHAUSTED: True}
         secrets = sorted({self._keys.digest("secret", form) for form in forms})
         marks = [register.mark(patient_id(dataset)) for register in self._registers]
         return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}

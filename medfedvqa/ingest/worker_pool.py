@@ -15,7 +15,7 @@ from typing import Any
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.refusal_reasons import Reason
+from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Reason
 
 Answer = dict[str, Any]
 START_SECONDS = 300
@@ -70,6 +70,8 @@ class WorkerProcess:
         answer = _exchange(process, line, self._options.seconds)
         if answer is not None and answer.endswith(b"\n"):
             result: Answer = json.loads(answer)
+            if result.pop(EXHAUSTED, False):
+                self.close()  # libraries that ran out of memory may fail at all that follows
             return result
         self.close()
         reason = Reason.TOO_SLOW if answer is None else Reason.CRASHED

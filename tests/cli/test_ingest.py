@@ -12,7 +12,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 
 import medfedvqa.ingest.ingest as ingestion
 
-LIMITS = ("--side", "64", "--memory", "1536", "--workers", "1")
+LIMITS = ("--side", "64", "--memory", "2048", "--workers", "1")
 
 
 def image(patient: int, bright: bool) -> bytes:

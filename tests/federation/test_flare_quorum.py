@@ -112,6 +112,7 @@ def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: Loopback
     assert json.loads((federation.results(job_id) / "results.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.release
 def test_a_job_whose_server_process_is_killed_goes_on(federation: LoopbackFederation, tmp_path: Path) -> None:
     """SIGKILL of the server's process of the job in round 3: another one continues from the journal, no round is lost
     or done twice, and the sites' logs agree with the server's receipts. Sites that wait for an answer of the dead one

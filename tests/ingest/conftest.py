@@ -91,7 +91,7 @@ def keys() -> Pseudonyms:
     return Pseudonyms(bytes(range(32)))
 
 
-SMALL = Options(side=64, max_pixels=2**20, memory=1536, seconds=60)
+SMALL = Options(side=64, max_pixels=2**20, memory=2048, seconds=60)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from medfedvqa.ingest.refusal_reasons import Reason
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
-LIMITS = Options(side=64, max_pixels=2**20, memory=1536, seconds=60)
+LIMITS = Options(side=64, max_pixels=2**20, memory=2048, seconds=60)
 KEYS = Pseudonyms(bytes(32))
 Verdict = Callable[[bytes], str]
 
@@ -79,7 +79,7 @@ def test_a_size_that_contradicts_the_pixels_is_quarantined(verdict: Verdict, mak
 
 
 def test_a_deflated_bomb_is_not_inflated(verdict: Verdict, worker: WorkerProcess, make_dicom, encode) -> None:
-    """Two megabytes that would be more than four hundred."""
+    """Three megabytes that would be more than five hundred."""
     dataset = make_dicom()
     dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
     plain = encode(dataset)
@@ -87,7 +87,7 @@ def test_a_deflated_bomb_is_not_inflated(verdict: Verdict, worker: WorkerProcess
     packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     zeros, parts = bytes(2**24), []
     parts.append(packer.compress(struct.pack("<HH2sHI", 0x0042, 0x0011, b"OB", 0, 2**31 - 2)))
-    parts += [packer.compress(zeros) for _ in range(26)]
+    parts += [packer.compress(zeros) for _ in range(34)]
     bomb = plain[:start] + b"".join(parts) + packer.flush()
     assert len(bomb) < 2**23 and verdict(bomb) == "too_large"
     assert peak(worker) < LIMITS.memory * 2**20

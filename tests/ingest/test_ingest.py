@@ -150,7 +150,7 @@ def test_an_ingestion_that_was_killed_goes_on(filled, make_dicom: Make, make_pic
     for number, name in enumerate(names):
         filled.add(name, make_dicom(make_picture(100 + number, 96), PatientID=f"SECRET-{number}"))
     filled.ask(*names)
-    limits = ["--side", "64", "--max-pixels", str(2**20), "--memory", "1536", "--seconds", "60", "--workers", "1"]
+    limits = ["--side", "64", "--max-pixels", str(2**20), "--memory", "2048", "--seconds", "60", "--workers", "1"]
     script = "from medfedvqa.cli import main; main()"
     places = [
         str(filled.dicom),

@@ -13,7 +13,7 @@ TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
 ENDS = {
     "MR_small.dcm": "stored",
     "JPGExtended.dcm": "stored",
-    "examples_palette.dcm": "stored",
+    "examples_palette.dcm": "mostly_text",  # its screen full of text, reduced to 64 pixels
     "MR_truncated.dcm": "undecodable",
     "JPEG2000-embedded-sequence-delimiter.dcm": "undecodable",
     "rtdose.dcm": "not_a_picture",

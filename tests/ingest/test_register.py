@@ -39,7 +39,7 @@ def hospital(make_place: Callable, tmp_path: Path, make_dicom: Make, make_pictur
 def again(place, name: str, key: str | None = None, folder: Path | None = None, ledger: Path | None = None) -> Path:
     """Ingests into another folder, beside the first; by default the same files under a new key."""
     out = place.out.with_name(name)
-    options, key_file = ingestion.Options(side=64, max_pixels=2**20, memory=1536, seconds=60), key or f"{name}.key"
+    options, key_file = ingestion.Options(side=64, max_pixels=2**20, memory=2048, seconds=60), key or f"{name}.key"
     keep = place.dicom if folder is None else folder
     key_path = place.out.with_name(key_file)
     ingestion.ingest(keep, place.questions, out, key_path, options, 1, lambda *_: None, ledger)
