@@ -87,7 +87,7 @@ _LISTED = (
     System("frozen features (two-layer head)", "local", FROZEN | {"fusion": "concat", "question_input": "tower"}),
     System("frozen features (attending head)", "local", FROZEN | {"fusion": "attend"}),
     System("frozen features (rows of all sites)", "local", FROZEN, baseline=False, centralised=True),
-    System("ridge", "ridge", baseline=False),
+    System("ridge", "ridge"),
     # Systems that need no federation, and one that none can reach.
     *(System(label, "local", _tuned(kind)) for kind, label in TUNED.items()),
     *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD) for kind, label in TUNED.items()),

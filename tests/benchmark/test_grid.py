@@ -151,7 +151,8 @@ def test_no_job_is_centralised() -> None:
     for job in ({"method": "centralised"}, {"method": "local", "options": {"centralised": True}}):
         with pytest.raises(ConfigError, match="unknown method|unknown key"):
             JobSpec.from_dict(job)
-    assert [system.label for system in SYSTEMS if system.centralised] == ["centralised"]
+    everywhere = [system.label for system in SYSTEMS if system.centralised]
+    assert everywhere == ["frozen features (rows of all sites)", "centralised"]
     assert (
         not any(system.centralised for system in systems_named(["local"]))
         and not systems_named(["centralised"])[0].baseline
