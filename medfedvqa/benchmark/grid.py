@@ -119,10 +119,10 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
 
 def results(grid: Grid) -> list[Result]:
     """The result of each run, first those of answers without training. All of them are in `results.jsonl` then."""
-    found = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
-    found += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
-    append(grid.results_file, found)
-    return found
+    every = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
+    every += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
+    append(grid.results_file, every)
+    return every
 
 
 def _saved(grid: Grid, system: System, seed: int) -> Result:

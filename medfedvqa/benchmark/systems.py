@@ -73,6 +73,23 @@ ADAPTER: dict[str, Any] = {"tuning": "adapter"}
 PROXIMAL = {"FedProx": "fedprox", "MOON": "moon", "FedKD": "fedkd", "FedDC": "feddc"}
 BLOCKS_ALONE = "local last 3 blocks"
 OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
+FEDP3_VARIANTS: dict[str, dict[str, Any]] = {
+    "FedP3": {},
+    "FedP3 all answers": {"filter": "all"},
+    "FedP3 random filter": {"filter": "random"},
+    "FedP3 student filter": {"filter": "student"},
+    "FedP3 teacher filter": {"filter": "teacher"},
+    "FedP3 Eq. 11 filter": {"filter": "eq11"},
+    "FedP3 lambda = 1": {"weight": 1.0},
+}
+FEDDAT_VARIANTS: dict[str, dict[str, Any]] = {
+    "FedDAT": {},
+    "FedDAT without frozen": {"ablation": "frozen"},
+    "FedDAT without local": {"ablation": "local"},
+    "FedDAT without MKD": {"ablation": "mkd"},
+    "FedDAT: local adapter tested": {"inference": "local"},
+    "FedDAT: both adapters tested": {"inference": "both"},
+}
 
 
 def _tuned(kind: str) -> dict[str, Any]:
@@ -120,43 +137,16 @@ _LISTED = (
     System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
     System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
     System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
-    # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers.
-    System("FedP3", "fedp3", FEDP3 | {"weight": WEIGHT}, baseline=False, alone=BLOCKS_ALONE),
-    System(
-        "FedP3 all answers", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "all"}, baseline=False, alone=BLOCKS_ALONE
+    # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers. FedDAT: without parts of the
+    # teacher, and with other parts tested.
+    *(
+        System(label, "fedp3", FEDP3 | {"weight": WEIGHT} | changes, baseline=False, alone=BLOCKS_ALONE)
+        for label, changes in FEDP3_VARIANTS.items()
     ),
-    System(
-        "FedP3 random filter",
-        "fedp3",
-        FEDP3 | {"weight": WEIGHT, "filter": "random"},
-        baseline=False,
-        alone=BLOCKS_ALONE,
+    *(
+        System(label, "feddat", changes, baseline=False, alone=OWN_HEAD_ALONE)
+        for label, changes in FEDDAT_VARIANTS.items()
     ),
-    System(
-        "FedP3 student filter",
-        "fedp3",
-        FEDP3 | {"weight": WEIGHT, "filter": "student"},
-        baseline=False,
-        alone=BLOCKS_ALONE,
-    ),
-    System(
-        "FedP3 teacher filter",
-        "fedp3",
-        FEDP3 | {"weight": WEIGHT, "filter": "teacher"},
-        baseline=False,
-        alone=BLOCKS_ALONE,
-    ),
-    System(
-        "FedP3 Eq. 11 filter", "fedp3", FEDP3 | {"weight": WEIGHT, "filter": "eq11"}, baseline=False, alone=BLOCKS_ALONE
-    ),
-    System("FedP3 lambda = 1", "fedp3", FEDP3 | {"weight": 1.0}, baseline=False, alone=BLOCKS_ALONE),
-    # FedDAT: without parts of the teacher, and with other parts tested.
-    System("FedDAT", "feddat", baseline=False, alone=OWN_HEAD_ALONE),
-    System("FedDAT without frozen", "feddat", {"ablation": "frozen"}, baseline=False, alone=OWN_HEAD_ALONE),
-    System("FedDAT without local", "feddat", {"ablation": "local"}, baseline=False, alone=OWN_HEAD_ALONE),
-    System("FedDAT without MKD", "feddat", {"ablation": "mkd"}, baseline=False, alone=OWN_HEAD_ALONE),
-    System("FedDAT: local adapter tested", "feddat", {"inference": "local"}, baseline=False, alone=OWN_HEAD_ALONE),
-    System("FedDAT: both adapters tested", "feddat", {"inference": "both"}, baseline=False, alone=OWN_HEAD_ALONE),
     # Exchange of knowledge without weights, and split learning, which counts batches instead of passes.
     System("CreamFL", "creamfl", baseline=False),
     System("UniCon", "unicon", UNICON, baseline=False, secagg=True),

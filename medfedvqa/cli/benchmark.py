@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,14 +35,8 @@ def benchmark(
     methods: Annotated[str, typer.Option(help="Systems or methods, with commas between. Default: all.")] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
-    backbone: Annotated[
-        str,
-        typer.Option(
-            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
-            callback=options.checked_backbone,
-        ),
-    ] = "auto",
+    seeds: options.SeedsOption = 3,
+    backbone: options.UnseenBackboneOption = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
@@ -52,14 +47,10 @@ def benchmark(
     from_files: Annotated[
         str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
     ] = "",
-    workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    workers: options.WorkersOption = 1,
     cache: options.CacheOption = None,
-    tuned: Annotated[
-        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
-        "benchmark"
-    ),
+    tuned: options.TunedOption = None,
+    out: options.RunsOption = Path("benchmark"),
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -71,32 +62,50 @@ def benchmark(
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced
-    from medfedvqa.cli.tune import chosen
 
     progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
-    from medfedvqa.benchmark.grid import Grid, results
+    from medfedvqa.benchmark.grid import results
+
+    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, cache, out, tuned)
+    if scale:
+        path = _scale(progress, numbers(scale), replace(grid, organs=()), workers)
+        Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
+        return
+    complete(progress, grid, workers)
+    _finish(results(grid), out, as_json, quiet)
+
+
+def planned_grid(
+    methods: str,
+    data: str,
+    data_root: Path | None,
+    backbone: str,
+    changes: Mapping[str, Any],
+    seeds: int,
+    cache: Path | None,
+    out: Path,
+    tuned: Path | None = None,
+) -> "Grid":
+    """The runs that a command's options ask for; `changes` are those of the common budget.
+
+    Raises `ConfigError`, `DataError` or `BackboneError`.
+    """
+    from medfedvqa.benchmark.grid import Grid
     from medfedvqa.benchmark.systems import BUDGET
+    from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.library.job_options import backbone_for, check_backbone
 
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
-    backbone = "" if backbone == "auto" else backbone
-    if backbone:
-        check_backbone(backbone)
-    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    name = "" if backbone == "auto" else backbone
+    if name:
+        check_backbone(name)
     check_budget(systems, changes)
-    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(backbone, reader))
-    settings = BUDGET | changes
-    if scale:
-        grid = Grid(reader, root, out, systems, seeds, settings, (), backbone, cache)
-        path = _scale(progress, numbers(scale), grid, workers)
-        Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
-        return
-    grid = Grid(reader, root, out, systems, seeds, settings, organs(reader, root), backbone, cache)
-    complete(progress, grid, workers)
-    _finish(results(grid), out, as_json, quiet)
+    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
+    return Grid(reader, root, out, systems, seeds, BUDGET | dict(changes), organs(reader, root), name, cache)
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:

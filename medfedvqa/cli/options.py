@@ -128,6 +128,18 @@ CacheOption = Annotated[
         "as the pictures.",
     ),
 ]
+SeedsOption = Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)]
+WorkersOption = Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)]
+UnseenBackboneOption = Annotated[
+    str,
+    typer.Option(
+        help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.", callback=checked_backbone
+    ),
+]
+TunedOption = Annotated[
+    Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
+]
+RunsOption = Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")]
 DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")

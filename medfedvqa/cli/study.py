@@ -27,43 +27,28 @@ def study(
     ] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)] = 3,
-    backbone: Annotated[
-        str,
-        typer.Option(
-            help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.",
-            callback=options.checked_backbone,
-        ),
-    ] = "auto",
+    seeds: options.SeedsOption = 3,
+    backbone: options.UnseenBackboneOption = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
-    workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    workers: options.WorkersOption = 1,
     cache: options.CacheOption = None,
-    tuned: Annotated[
-        Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
-        "study"
-    ),
+    tuned: options.TunedOption = None,
+    out: options.RunsOption = Path("study"),
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
     """Show where sharing pays: few rows, several hospitals per organ, a site that joins late. It resumes."""
-    from medfedvqa.cli.benchmark import check_budget, check_folder, complete, named_systems
+    from medfedvqa.cli.benchmark import check_folder, complete, planned_grid
     from medfedvqa.cli.run import announced
-    from medfedvqa.cli.tune import chosen
 
     check_folder(out)
     progress = announced("medfedvqa study: loading PyTorch and the data", quiet)
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.benchmark.grid import Grid, results
+    from medfedvqa.benchmark.grid import results
     from medfedvqa.benchmark.results_file import RESULTS
     from medfedvqa.benchmark.study import REGIMES, SYSTEMS, draw, findings, page, sentences, systems_of
-    from medfedvqa.benchmark.systems import BUDGET
-    from medfedvqa.data import organs
-    from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import backbone_for, check_backbone
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in regimes.split(",") if name.strip()]
@@ -71,16 +56,9 @@ def study(
         check_name("regime", name, REGIMES, "docs/comparison.md describes them")
     if not names:
         raise ConfigError(f"--regimes names what to vary: {', '.join(REGIMES)}")
-    reader, root = find_root(data, data_root)
-    systems = named_systems(methods or ",".join(SYSTEMS))
-    chosen_backbone = "" if backbone == "auto" else backbone
-    if chosen_backbone:
-        check_backbone(chosen_backbone)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    check_budget(systems, changes)
-    systems = chosen(systems, tuned, data=reader, backbone=backbone_for(chosen_backbone, reader))
-    sites, settings = organs(reader, root), BUDGET | changes
-    base = Grid(reader, root, out, systems, seeds, settings, sites, chosen_backbone, cache)
+    listed = methods or ",".join(SYSTEMS)
+    base = planned_grid(listed, data, data_root, backbone, changes, seeds, cache, out, tuned)
     grids = [systems_of(base, regime) for name in dict.fromkeys(names) for regime in REGIMES[name]]
     for grid in grids:
         complete(progress, grid, workers)

@@ -19,17 +19,13 @@ def tune(
     data_root: options.RootOption = None,
     rates: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.0003,0.001,0.003,0.01",
     decays: Annotated[str, typer.Option(help="Weight decays to try with each of them.")] = "0,0.05",
-    backbone: Annotated[
-        str, typer.Option(help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.")
-    ] = "auto",
+    backbone: options.UnseenBackboneOption = "auto",
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
-    workers: Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)] = 1,
+    workers: options.WorkersOption = 1,
     cache: options.CacheOption = None,
-    out: Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")] = Path(
-        "tuning"
-    ),
+    out: options.RunsOption = Path("tuning"),
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -39,25 +35,15 @@ def tune(
     from medfedvqa.cli.run import announced
 
     progress = announced("medfedvqa tune: loading PyTorch and the data", quiet)
-    from medfedvqa.benchmark.grid import Grid
-    from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.benchmark.tuning_search import candidates, full_rounds, search
-    from medfedvqa.cli.benchmark import check_budget, check_folder, named_systems
+    from medfedvqa.cli.benchmark import check_folder, planned_grid
     from medfedvqa.cli.terminal import Terminal, plain, sentence
-    from medfedvqa.data import organs
-    from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_backbone
 
     check_folder(out)
-    reader, root = find_root(data, data_root)
-    systems, backbone = named_systems(methods), "" if backbone == "auto" else backbone
-    if backbone:
-        check_backbone(backbone)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    check_budget(systems, changes)
-    grid = Grid(reader, root, out, systems, 1, BUDGET | changes, organs(reader, root), backbone, cache)
-    for system in systems:
+    grid = planned_grid(methods, data, data_root, backbone, changes, 1, cache, out)
+    for system in grid.systems:
         full_rounds(grid, system)
 
     def watch(trial: "Trial", system: "System") -> None:

@@ -12,7 +12,7 @@ LEAST_SIDE = 12
 
 def code_corners(picture: Array) -> list[Array]:
     """The corners of each code in a picture, uint8 [height, width], as float32 [4, 2] in its pixels."""
-    found = []
+    quadrangles = []
     for view in (picture, 255 - picture):
         for finder in (cv2.QRCodeDetectorAruco(), cv2.QRCodeDetector(), cv2.barcode.BarcodeDetector()):
             try:
@@ -20,8 +20,8 @@ def code_corners(picture: Array) -> list[Array]:
             except cv2.error:  # OpenCV (5.0) raises for some outlines that are no convex figures
                 continue
             if any_found and corners is not None:
-                found += list(np.asarray(corners, np.float32).reshape(-1, 4, 2))
-    return [corners for corners in found if _has_two_levels(picture, corners)]
+                quadrangles += list(np.asarray(corners, np.float32).reshape(-1, 4, 2))
+    return [corners for corners in quadrangles if _has_two_levels(picture, corners)]
 
 
 def _has_two_levels(picture: Array, corners: Array) -> bool:
