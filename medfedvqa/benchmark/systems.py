@@ -82,6 +82,10 @@ TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt"
 ADAPTER: dict[str, Any] = {"tuning": "adapter"}
 PROXIMAL = {"FedProx": "fedprox", "MOON": "moon", "FedKD": "fedkd", "FedDC": "feddc"}
 BLOCKS_ALONE = "local last 3 blocks"
+PUBLIC: dict[str, Any] = {"answers": "public"}
+"""All training answers of the published sets, as a list for every site. FedP3 has it, so that its filter leaves most
+answers out, as the paper's 20 of 1,642 do; what FedP3 is compared with has the same list."""
+BLOCKS_ALONE_PUBLIC = f"{BLOCKS_ALONE} (public answers)"
 OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
 FEDP3_VARIANTS: dict[str, dict[str, Any]] = {
     "FedP3": {},
@@ -128,6 +132,7 @@ _LISTED = (
     System("local classifier", "local", {"tuning": "classifier"}, family="FedAvg classifier"),
     System("local full", "local", {"tuning": "full", "learning_rate": MANY_WEIGHTS}),
     System(BLOCKS_ALONE, "local", FEDP3),
+    System(BLOCKS_ALONE_PUBLIC, "local", FEDP3 | PUBLIC, family=BLOCKS_ALONE),
     System("centralised", "local", ADAPTER, baseline=False, centralised=True, family=TUNED["adapter"]),
     System("SAN", "san"),
     System("MEVF-style", "mevf"),
@@ -149,6 +154,13 @@ _LISTED = (
         family="local full",
     ),
     System("FedAvg last 3 blocks", "fedavg", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
+    System(
+        "FedAvg last 3 blocks (public answers)",
+        "fedavg",
+        FEDP3 | PUBLIC,
+        alone=BLOCKS_ALONE_PUBLIC,
+        family=BLOCKS_ALONE,
+    ),
     # Other federated baselines: on FedAvg's adapters, and on the blocks that FedP3's paper tunes for all.
     *(
         System(f"{name} adapter", method, ADAPTER, alone=TUNED["adapter"], family=TUNED["adapter"])
@@ -174,9 +186,9 @@ _LISTED = (
         System(
             label,
             "fedp3",
-            FEDP3 | {"weight": WEIGHT} | changes,
+            FEDP3 | PUBLIC | {"weight": WEIGHT} | changes,
             baseline=False,
-            alone=BLOCKS_ALONE,
+            alone=BLOCKS_ALONE_PUBLIC,
             family=BLOCKS_ALONE,
         )
         for label, changes in FEDP3_VARIANTS.items()
