@@ -1,4 +1,4 @@
-"""From a picture file to the square grey tensor that a backbone sees."""
+"""From a picture file to the square tensor that a backbone sees."""
 
 import warnings
 from functools import lru_cache
@@ -25,33 +25,51 @@ def _square(size: int) -> "Compose":
     return Compose([Resize(size, size_mode="longest", mode="area"), SpatialPad((size, size))])
 
 
-def square(grey: np.ndarray, size: int) -> torch.Tensor:
-    """Fits `grey` [height, width] into a black square and keeps its aspect ratio.
+def square(levels: np.ndarray, size: int) -> torch.Tensor:
+    """Fits `levels` [height, width], or [height, width, 3], into a black square and keeps its aspect ratio.
 
-    Returns float32 [1, size, size] on the scale of the input.
+    Returns float32 [1, size, size], or [3, size, size], on the scale of the input.
     """
-    channels = torch.from_numpy(np.array(grey, dtype=np.float32, order="C"))[None]
-    if grey.shape == (size, size):
+    channels = torch.from_numpy(np.array(np.atleast_3d(levels).transpose(2, 0, 1), dtype=np.float32, order="C"))
+    if levels.shape[:2] == (size, size):
         return channels
     squared: torch.Tensor = _square(size)(channels).as_tensor()
     return squared.contiguous()
 
 
-def load_image(path: Path, size: int, row: int) -> torch.Tensor:
-    """Reads one picture as float32 [1, size, size] in 0..1.
+def load_image(path: Path, size: int, row: int, colour: bool = False) -> torch.Tensor:
+    """Reads one picture as float32 [1, size, size] in 0..1; with `colour`, as [3, size, size] if it has any.
 
-    Raises `DataError` with the row's index, never the file's name, if the file is missing, cannot be decoded, or
-    exceeds Pillow's limit against decompression bombs (about 89 million pixels).
+    What is transparent is black. Raises `DataError` with the row's index, never the file's name, if the file is
+    missing, cannot be decoded, names no white, or exceeds Pillow's limit against decompression bombs (about 89 million
+    pixels), which is checked before anything is decoded.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as picture:
-                grey = np.asarray(picture.convert("L"))
+                levels, white = _levels(picture, colour, row)
     except FileNotFoundError:
         raise DataError(f"row {row}: its image file is missing") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(f"row {row}: its image has too many pixels to be a radiograph; resize it") from None
     except (OSError, ValueError, SyntaxError):  # what Pillow raises for unknown, cut or broken files
         raise DataError(f"row {row}: its image cannot be decoded") from None
-    return square(grey, size) / 255.0
+    return square(levels, size) / white
+
+
+def _levels(picture: Image.Image, colour: bool, row: int) -> tuple[np.ndarray, float]:
+    """The levels of a picture, [height, width], or [height, width, 3] if it has colour that is asked for; and white."""
+    if picture.mode.startswith("I;16"):  # Pillow (13) makes 255 of all levels above it where it converts to "L"
+        levels, clear = np.asarray(picture), picture.info.get("transparency")
+        return (levels if clear is None else np.where(levels == clear, 0, levels)), 2.0**16 - 1
+    if picture.mode in ("I", "F"):
+        raise DataError(f"row {row}: its image does not say which level is white: save it with 8 or 16 bits")
+    if picture.has_transparency_data:
+        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
+        picture = Image.alpha_composite(black, picture.convert("RGBA")).convert("RGB")
+    if colour and picture.mode not in ("1", "L"):
+        colours = np.asarray(picture.convert("RGB"))
+        if (colours != colours[..., :1]).any():
+            return colours, 255.0
+    return np.asarray(picture.convert("L")), 255.0

@@ -38,6 +38,11 @@ def load_file(row: Row, size: int) -> torch.Tensor:
     return load_image(row.image, size, row.index)
 
 
+def load_coloured_file(row: Row, size: int) -> torch.Tensor:
+    """Like `load_file`, but [3, size, size] for a file that has colour."""
+    return load_image(row.image, size, row.index, colour=True)
+
+
 @dataclass(frozen=True)
 class VQAData:
     """A data set: rows in published order, organs in the order of its sites."""
@@ -47,5 +52,13 @@ class VQAData:
     rows: Sequence[Row] = field(repr=False)
     load: Callable[[Row, int], torch.Tensor] = field(default=load_file, repr=False)
     """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
+    load_coloured: Callable[[Row, int], torch.Tensor] | None = field(default=None, repr=False)
+    """Like `load`, but [3, size, size] for a picture that has colour. None: pictures have the colour of their files if
+    `load` is the default, and else none."""
     publishes_validation: bool = False
     """Whether the set publishes validation rows. It is a fact about the set that no single patient's rows decide."""
+
+    @property
+    def coloured(self) -> Callable[[Row, int], torch.Tensor]:
+        """The function that loads a row's picture with its colour, if there is any."""
+        return self.load_coloured or (load_coloured_file if self.load is load_file else self.load)

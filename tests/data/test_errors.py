@@ -140,6 +140,16 @@ def test_a_truncated_jpeg(publish: Publish, raw_row: RawRow) -> None:
     refused(root, "row 1: its image cannot be decoded", load_pictures=True)
 
 
+@pytest.mark.parametrize("kept", [0.3, 0.99])
+def test_a_truncated_png(publish: Publish, raw_row: RawRow, kept: float) -> None:
+    """Cut in its pixels or at its very end: no part of it is trained on."""
+    root = publish(two_rows(raw_row))
+    file = root / "VQA_RAD Image Folder" / "SECRET-2.jpg"
+    Image.effect_noise((64, 64), 50).save(file, format="png")
+    file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
+    refused(root, "row 1: its image cannot be decoded", load_pictures=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"SECRET text that is no image\n", b"\x89PNG\r\n\x1a\n\x00\x00"])
 def test_a_file_that_is_no_image(publish: Publish, raw_row: RawRow, content: bytes) -> None:
     root = publish(two_rows(raw_row))
