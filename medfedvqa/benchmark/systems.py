@@ -125,7 +125,9 @@ _LISTED = (
         centralised=True,
         family="frozen features",
     ),
-    System("ridge", "ridge"),
+    System("ridge", "ridge", alone="ridge (not shared)"),
+    System("ridge (not shared)", "ridge", {"mixes": (0.0,)}),
+    System("ridge (all sites' mean)", "ridge", {"mixes": (1.0,)}, alone="ridge (not shared)"),
     # Systems that need no federation, and one that none can reach.
     *(System(label, "local", _tuned(kind)) for kind, label in TUNED.items()),
     *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD, family=label) for kind, label in TUNED.items()),
