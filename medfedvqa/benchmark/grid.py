@@ -18,9 +18,10 @@ from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.regimes import Regime, newcomer
 from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
-from medfedvqa.benchmark.single_run import centralised, federated, patients_of
+from medfedvqa.benchmark.single_run import centralised, closed_of, federated, patients_of
 from medfedvqa.benchmark.systems import System
-from medfedvqa.data import SiteData, Split, load_site
+from medfedvqa.core import create
+from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
@@ -58,6 +59,8 @@ class Grid:
     """How the organs' rows are divided among sites."""
     lines: Path | None = None
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+    questions: Questions = "closed"
+    """The kind of questions that systems train on and are tested with."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -82,15 +85,23 @@ class Grid:
         return JobSpec.from_dict(
             {
                 "method": system.method,
-                "options": system.with_budget(dict(self.budget)),
+                "options": self._options(system),
                 "data": self.reader,
-                "split": {"kind": "official", "seed": seed},
+                "split": {"kind": "official", "seed": seed, "questions": self.questions},
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,
                 "round_timeout": None,
             }
         )
+
+    def _options(self, system: System) -> dict[str, Any]:
+        """The system's options under the budget. With open questions a list that the job names is the longer one."""
+        options = system.with_budget(dict(self.budget))
+        if self.questions == "closed" or "answers" in options:
+            return options
+        names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS
+        return options | {"answers": "public"} if names_closed else options
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""
@@ -150,6 +161,7 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
         right={site: FREE[label](each).tolist() for site, each in data.items()},
         validated={},
         patients=patients_of(data),
+        closed=closed_of(data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=0.0,

@@ -13,7 +13,7 @@ import torch
 from audits import Tensors
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.regimes import newcomer
-from medfedvqa.benchmark.single_run import centralised, federated, patients_of
+from medfedvqa.benchmark.single_run import centralised, closed_of, federated, patients_of
 from medfedvqa.core import Site, State
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.best_round import recalled, remembered
@@ -63,6 +63,7 @@ def late_sites(
         seconds=sum(outcome.seconds for outcome in turns.values()),
         parameters=max(outcome.parameters for outcome in turns.values()),
         personal={late: outcome.personal[late] for late, outcome in turns.items()} if several else {},
+        closed=closed_of(data),
     )
 
 
@@ -105,6 +106,7 @@ def _turn(
         seconds=outcome.seconds,
         parameters=outcome.parameters,
         personal=trained if whole else {},
+        closed=closed_of({late: small}),
     )
 
 

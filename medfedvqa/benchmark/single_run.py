@@ -71,6 +71,7 @@ def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, store: Fe
         right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
         validated={UNION: state[VALIDATED].tolist()},
         patients=patients_of(data),
+        closed=closed_of(data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=seconds,
@@ -97,6 +98,7 @@ def _outcome(
         seconds=seconds / rounds,
         parameters=sum(value.numel() for value in trained.values()),
         personal=_personal(job, method, states, data),
+        closed=closed_of(data),
     )
 
 
@@ -117,3 +119,9 @@ def _personal(
 def patients_of(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
     """The patient of each test row by site, see `RunOutcome.patients`."""
     return {site: numbered_patients(each.test.patients.tolist()) for site, each in data.items()}
+
+
+def closed_of(data: Mapping[str, SiteData]) -> dict[str, list[bool]]:
+    """Whether the question of each test row is closed by site, see `RunOutcome.closed`."""
+    kinds = {site: each.test.are_closed.tolist() for site, each in data.items()}
+    return {site: each for site, each in kinds.items() if not all(each)}

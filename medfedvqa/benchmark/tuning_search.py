@@ -159,6 +159,7 @@ def _record(grid: Grid, pairs: Sequence[Candidate], found: Mapping[str, list[lis
     return {
         "format": FORMAT,
         "data": grid.reader,
+        "questions": grid.questions,
         "backbone": grid.job(grid.systems[0], SEED).backbone,
         "seed": SEED,
         "sites": list(grid.sites),

@@ -32,6 +32,7 @@ def study(
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
+    questions: options.QuestionsOption = "closed",
     workers: options.WorkersOption = 1,
     cache: options.CacheOption = None,
     tuned: options.TunedOption = None,
@@ -58,7 +59,7 @@ def study(
         raise ConfigError(f"--regimes names what to vary: {', '.join(REGIMES)}")
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     listed = methods or ",".join(SYSTEMS)
-    base = planned_grid(listed, data, data_root, backbone, changes, seeds, cache, out, tuned)
+    base = planned_grid(listed, data, data_root, backbone, changes, seeds, cache, out, tuned, questions)
     grids = [systems_of(base, regime) for name in dict.fromkeys(names) for regime in REGIMES[name]]
     for grid in grids:
         complete(progress, grid, workers)

@@ -2,7 +2,7 @@
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
-from medfedvqa.data.partition import PartitionRows, Split, is_part, partition
+from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures
 from medfedvqa.data.public import PublicPairs, public_pairs
@@ -18,6 +18,7 @@ __all__ = [
     "ListName",
     "Pictures",
     "PublicPairs",
+    "Questions",
     "Row",
     "SiteData",
     "PartitionRows",
