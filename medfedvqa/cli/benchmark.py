@@ -99,13 +99,11 @@ def planned_grid(
     from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import backbone_for, check_backbone
+    from medfedvqa.library.job_options import backbone_for
 
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
     name = "" if backbone == "auto" else backbone
-    if name:
-        check_backbone(name)
     check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
     every, plan = organs(reader, root), BUDGET | dict(changes)

@@ -118,7 +118,7 @@ def test_seeds_of_a_published_test_share_a_cohort_and_drawn_sets_do_not(data_fol
 
 
 def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> None:
-    grid = Grid("slake", tmp_path, tmp_path, PAIR, 1, BUDGET, ("lung",), "medclip-slake")
+    grid = Grid("slake", tmp_path, tmp_path, PAIR, 1, BUDGET, ("lung",), "medclip2-slake")
     with pytest.raises(ConfigError, match="seen slake"):
         list(run(grid, 1))
     assert not list(tmp_path.iterdir())

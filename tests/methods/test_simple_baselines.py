@@ -52,7 +52,7 @@ def test_a_bag_of_words_has_no_map_of_attention_and_sends_counts_alone(site: Mak
     there, method = site(), create("bag_of_words", {"rounds": 1})
     with pytest.raises(ConfigError, match="sees no pictures"):
         method.attention(there, method.setup(there), there.data.test)
-    assert not any(t.up for t in method.exchange(shape_of("medclip-slake")).tasks if t.name != "evaluate")
+    assert not any(t.up for t in method.exchange(shape_of("medclip2-slake")).tasks if t.name != "evaluate")
 
 
 def sums(method: Method, *sites: Site) -> list[Tensors]:
