@@ -24,6 +24,7 @@ def tune(
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     out: options.RunsOption = Path("tuning"),
     as_json: options.JsonOption = False,
@@ -42,7 +43,7 @@ def tune(
     check_folder(out)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, 1, cache, out)
+    grid = planned_grid(methods, data, data_root, backbone, changes, 1, device, cache, out)
     for system in grid.systems:
         full_rounds(grid, system)
 
