@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
         *("audits", "medfedvqa.backbone_names", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity"),
+        "medfedvqa.devices",
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),

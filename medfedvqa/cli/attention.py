@@ -9,6 +9,7 @@ import typer
 
 from medfedvqa.cli.options import DataOption, RootOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.devices import resolved
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def _from_run(run: Path, name: str) -> tuple["Site", tuple["JobSpec", "State"]]:
         raise ConfigError("the site's state is gone: name a run whose sites still have theirs")
     source = config.data
     data = load_site(source.reader, source.root, source.organ, job.split, job.seed, source.answers)
-    backbone = load_backbone(job.backbone, config.backbones, config.device)
-    return Site(config.name, data, backbone, config.device, job.seed), (job, saved.state)
+    backbone = load_backbone(job.backbone, config.backbones, resolved(config.device))
+    return Site(config.name, data, backbone, resolved(config.device), job.seed), (job, saved.state)
 
 
 def _config(path: Path) -> "SiteConfig":
@@ -135,7 +136,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     if name.endswith(YAML):
         config = _config(Path(name))
         reader, root, organ = config.data.reader, config.data.root, config.data.organ
-        files, device, answers = config.backbones, config.device, config.data.answers
+        files, device, answers = config.backbones, resolved(config.device), config.data.answers
     else:
         (reader, root), organ = find_root(data, data_root), name
     rows = load_site(reader, root, organ, Split(seed=seed), seed, answers)

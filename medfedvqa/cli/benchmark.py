@@ -49,6 +49,7 @@ def benchmark(
         str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
     ] = "",
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     tuned: options.TunedOption = None,
     out: options.RunsOption = Path("benchmark"),
@@ -69,7 +70,7 @@ def benchmark(
     from medfedvqa.benchmark.grid import results
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, cache, out, tuned, questions)
+    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
     if scale:
         path = _scale(progress, numbers(scale), replace(grid, organs=()), workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
@@ -85,6 +86,7 @@ def planned_grid(
     backbone: str,
     changes: Mapping[str, Any],
     seeds: int,
+    device: str,
     cache: Path | None,
     out: Path,
     tuned: Path | None = None,
@@ -99,15 +101,17 @@ def planned_grid(
     from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
+    from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
 
+    device = resolved(device)
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
     name = "" if backbone == "auto" else backbone
     check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
-    every, plan = organs(reader, root), BUDGET | dict(changes)
-    return Grid(reader, root, out, systems, seeds, plan, every, name, cache, questions=questions)
+    sites, budget = organs(reader, root), BUDGET | dict(changes)
+    return Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:

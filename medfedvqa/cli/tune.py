@@ -25,6 +25,7 @@ def tune(
     option: options.MethodOptions = None,
     questions: options.QuestionsOption = "closed",
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     out: options.RunsOption = Path("tuning"),
     as_json: options.JsonOption = False,
@@ -43,7 +44,7 @@ def tune(
     check_folder(out)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, 1, cache, out, questions=questions)
+    grid = planned_grid(methods, data, data_root, backbone, changes, 1, device, cache, out, questions=questions)
     for system in grid.systems:
         full_rounds(grid, system)
 
