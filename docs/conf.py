@@ -55,7 +55,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "verifier",
             "hospital-it-transcript",
         ],
-        "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
+        "Research": ["comparison", "benchmark", "results", "answer", "backbones", "benchmarks"],
         "Inside": ["architecture", "maintainers", "formats", "api/index"],
     },
     "methods/index": {

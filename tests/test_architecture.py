@@ -23,7 +23,7 @@ FLOORS = [
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
-    {"medfedvqa.benchmark", "medfedvqa.report"},
+    {"medfedvqa.answering", "medfedvqa.benchmark", "medfedvqa.report"},
     {"medfedvqa.library"},
     {"medfedvqa.cli"},
 ]
