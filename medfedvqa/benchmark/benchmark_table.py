@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
-from medfedvqa.benchmark.printed import PRINTED, PrintedTable
-from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, p_value, paired
+from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
+from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
 ABSENT = "–"
@@ -19,6 +19,9 @@ def markdown(comparison: Comparison) -> str:
         printed = PRINTED[comparison.setting["data"]]
         closed = {label: of_kind(runs, True) for label, runs in comparison.rows.items()}
         parts += [f"## {printed.title}", beside_printed(printed, closed)]
+    if comparison.setting["data"] in LITERATURE:
+        rows = LITERATURE[comparison.setting["data"]]
+        parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,6 +71,22 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
             cells += [f"{figure:.2f}", f"{100 * ours[site].mean:.2f}" if site in ours else "–"]
         rows.append([row.name, *cells, row.differs])
     return "\n\n".join([table(head, rows), *printed.notes])
+
+
+def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
+    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs."""
+    kinds = ("closed", "open", "together")
+    head = ["", *(f"{kind} ({which})" for kind in kinds for which in ("paper", "here")), "source", "what differs"]
+    rows = []
+    for model in models:
+        runs = comparison.rows.get(model.label, ())
+        together = runs if comparison.questions == "all" else ()
+        printed = (model.closed, model.open, model.together)
+        cells = []
+        for figure, own in zip(printed, (of_kind(runs, True), of_kind(runs, False), together), strict=True):
+            cells += [ABSENT if figure is None else f"{figure:.1f}", f"{100 * over_rows(own):.1f}" if own else ABSENT]
+        rows.append([model.name, *cells, model.source, model.differs])
+    return "\n\n".join([table(head, rows), LITERATURE_NOTE])
 
 
 def _facts(comparison: Comparison) -> str:

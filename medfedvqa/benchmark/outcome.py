@@ -37,7 +37,9 @@ def of_kind(outcomes: Sequence[RunOutcome], closed: bool) -> list[RunOutcome]:
     A site without such rows in one of the outcomes is left out of all, so that means over sites are of the same sites.
     """
     sites = [
-        site for site in outcomes[0].right if all(any(_rows_of_kind(outcome, site, closed)) for outcome in outcomes)
+        site
+        for site in (outcomes[0].right if outcomes else ())
+        if all(any(_rows_of_kind(outcome, site, closed)) for outcome in outcomes)
     ]
     return [_restricted(outcome, sites, closed) for outcome in outcomes] if sites else []
 

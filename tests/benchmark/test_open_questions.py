@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import markdown
+from medfedvqa.benchmark.benchmark_table import beside_literature, markdown
 from medfedvqa.benchmark.comparison import compared
 from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.benchmark.printed import LITERATURE
 from medfedvqa.benchmark.results_file import RESULTS, Result, append, parts_of, read
 from medfedvqa.benchmark.statistics import average
-from medfedvqa.benchmark.systems import systems_named
+from medfedvqa.benchmark.systems import SYSTEMS, systems_named
 from medfedvqa.cli import main
 from medfedvqa.data import training_answers
 from medfedvqa.errors import ConfigError
@@ -137,3 +138,24 @@ def test_the_command_trains_on_open_questions(
         kinds = row["closed"]["average"], row["open"]["average"]
         assert min(kinds) <= row["average"] <= max(kinds)
     assert "| closed | open | together |" in (tmp_path / "benchmark.md").read_text()
+
+
+@pytest.mark.parametrize("data", LITERATURE)
+def test_the_literature_s_figures_stand_beside_shares_of_all_test_rows(data: str) -> None:
+    """By hand: of 4 closed rows 3 are right, of 2 open ones 1, of all 6 rows 4: not the mean over sites. What was not
+    tested has a dash, and each figure has its source on the page of comparisons."""
+    right, closed = {"lung": "11101", "brain": "0"}, {"lung": "11100"}
+    labels = {system.label for system in SYSTEMS}
+    page = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text()
+    for model in LITERATURE[data]:
+        assert model.label in {*labels, ""} and model.source and model.differs
+        figures = [f"{each:.1f}" if each else "–" for each in (model.closed, model.open, model.together)]
+        printed = f"| {model.name} | {' | '.join(figures)} | {model.source} | {model.differs} |"
+        assert f"| {data} {printed}" in page
+    mixed = compared([result("MEVF-style", right, closed)])
+    assert f"| MEVF with BAN | {LITERATURE[data][0].closed} | 75.0 |" in beside_literature(LITERATURE[data], mixed)
+    assert "| 50.0 | " in beside_literature(LITERATURE[data], mixed).splitlines()[2]
+    assert "| 66.7 | " in beside_literature(LITERATURE[data], mixed).splitlines()[2]
+    alone = compared([result("MEVF-style", right, {}, "closed")])
+    text = beside_literature(LITERATURE[data], alone).splitlines()[2]
+    assert "| 66.7 |" in text and text.count("| – |") >= 2
