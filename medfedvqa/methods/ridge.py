@@ -130,7 +130,9 @@ class Ridge(Method[RidgeConfig]):
         own, _ = self._own(site, state)
         mean = {name: value.double() for name, value in tensors_of(received).items()} or own
         solved = {
-            (penalty, mix): solution(*(torch.lerp(own[name], mean[name], mix) for name in (GRAM, MOMENTS)), penalty)
+            (penalty, mix): solution(
+                torch.lerp(own[GRAM], mean[GRAM], mix), torch.lerp(own[MOMENTS], mean[MOMENTS], mix), penalty
+            )
             for penalty in self.config.penalties
             for mix in self.config.mixes
         }
