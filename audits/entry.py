@@ -25,6 +25,7 @@ class Event(StrEnum):
     FINDING = "finding"
     REFUSAL = "refusal"
     ADMITTED = "admitted"
+    ANSWERED = "answered"
 
 
 class Outcome(StrEnum):

@@ -152,7 +152,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # the input of Expand needs no gradient
     torch.set_num_threads(1)
     data = load_site("vqa-rad" if arguments.data_root else "phantom", arguments.data_root, arguments.organ, Split())
-    site = Site(arguments.organ, data, load_backbone("medclip-slake"), "cpu", 0)
+    site = Site(arguments.organ, data, load_backbone("medclip2-slake"), "cpu", 0)
     print(f"{arguments.organ}: {arguments.patients} patients at most, chunks of {arguments.chunk}")
     print("system               | plain, s | by patient, s | ratio | target")
     for label in arguments.only:

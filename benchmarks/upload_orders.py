@@ -57,11 +57,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.repeats < 2:
         parser.error("uploads are compared in pairs: give --repeats at least 2")
-    backbone = load_backbone("medclip-slake", {}, "cpu")
+    backbone = load_backbone("medclip2-slake", {}, "cpu")
     for epochs in arguments.epochs:
         options = {"rounds": 1, "local_epochs": epochs, "batch_rows": 16, "weighting": "uniform"}
         method = JobSpec.from_dict(
-            {"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip-slake", "secagg": True}
+            {"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip2-slake", "secagg": True}
         ).build()
         apart, same, hidden = [], [], []
         updates: list[list[np.ndarray]] = []

@@ -32,6 +32,9 @@ html_theme = "furo"
 html_title = "medfedvqa"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["doors.css"]
+html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
 html_show_search_summary = False  # summaries are fetched, which browsers refuse to pages opened from a disk
 
 METHODS = Path(__file__).parent.joinpath("methods").glob("*.md")
@@ -55,7 +58,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "verifier",
             "hospital-it-transcript",
         ],
-        "Research": ["comparison", "benchmark", "results", "backbones", "benchmarks"],
+        "Research": ["comparison", "benchmark", "results", "answer", "backbones", "benchmarks"],
         "Inside": ["architecture", "maintainers", "formats", "api/index"],
     },
     "methods/index": {

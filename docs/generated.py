@@ -86,7 +86,7 @@ def _page(name: str) -> str:
 
 def _exchange(method: Method[Any]) -> Iterator[str]:
     yield "| task | up | down |\n|---|---|---|"
-    for task in method.exchange(shape_of("medclip-slake")).tasks:
+    for task in method.exchange(shape_of("medclip2-slake")).tasks:
         yield f"| `{task.name}` | {_meanings(task.up)} | {_meanings(task.down)} |"
 
 
@@ -109,7 +109,7 @@ def _options(kind: type[Method[Any]]) -> Iterator[str]:
 def _row(name: str) -> str:
     kind = method_type(name)
     idea = (getdoc(kind) or "").partition("\n")[0].rstrip(".")
-    tasks = {task.name: task for task in create(name, {}).exchange(shape_of("medclip-slake")).tasks}
+    tasks = {task.name: task for task in create(name, {}).exchange(shape_of("medclip2-slake")).tasks}
     up = tasks.get("train", tasks["start"]).up
     return f"| [`{name}`]({name}.md) | {idea[:1].lower()}{idea[1:]} | {_meanings(up)} |\n"
 

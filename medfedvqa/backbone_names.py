@@ -2,7 +2,7 @@
 
 | name                     | weights                                                                       |
 |--------------------------|-------------------------------------------------------------------------------|
-| `medclip2-slake`         | shipped, as are `medclip2-vqarad` and the first edition, `medclip-*`          |
+| `medclip2-slake`         | shipped, as is `medclip2-vqarad`                                              |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
 | `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or ViLT       |
@@ -27,15 +27,10 @@ from typing import Any
 from medfedvqa.errors import BackboneError
 from medfedvqa.near_miss import suggestion
 
-BUNDLED_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "medclip2-slake": "medclip2",
-        "medclip2-vqarad": "medclip2",
-        "medclip-slake": "medclip",
-        "medclip-vqarad": "medclip",
-    }
-)
+BUNDLED_NAMES: Mapping[str, str] = MappingProxyType({"medclip2-slake": "medclip2", "medclip2-vqarad": "medclip2"})
 """The bundled backbones, each with its architecture."""
+FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
+"""The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
 OWN = ("medclip", "medclip2")
 """The project's own architectures."""
 VILT = "vilt-b32"
@@ -82,6 +77,11 @@ def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
     """The parts of a name; `others`: further architectures that only have local files. Raises `BackboneError`."""
     if name in BUNDLED_NAMES:
         return BackboneName(name, BUNDLED_NAMES[name], None, None)
+    if name in FORMERLY_BUNDLED:
+        raise BackboneError(
+            f"the backbone '{name}' was bundled up to version 0.2.0: name {name.replace('medclip', 'medclip2')}, or, "
+            f"for the same weights, medclip@LABEL with {name}.safetensors of that version as its file"
+        )
     parts = next((match for form in _FORMS if (match := re.fullmatch(form, name))), None)
     if parts is None:
         raise BackboneError(f"unknown backbone '{_shown(name)}': {_hint(name)}")

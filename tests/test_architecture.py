@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
         *("audits", "medfedvqa.backbone_names", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity"),
+        "medfedvqa.devices",
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
@@ -22,7 +23,7 @@ FLOORS = [
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
-    {"medfedvqa.benchmark", "medfedvqa.report"},
+    {"medfedvqa.answering", "medfedvqa.benchmark", "medfedvqa.report"},
     {"medfedvqa.library"},
     {"medfedvqa.cli"},
 ]

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ INLINE = re.compile(r"`([^`]+)`")
 COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 FILE = re.compile(
-    r"(?:audits|benchmarks|docs|medfedvqa|nvflare_jobs|privacy|tests)/[\w/.-]+\.(?:css|json|lock|md|py|yml)"
+    r"(?:audits|benchmarks|docs|medfedvqa|nvflare_jobs|privacy|tests)/[\w/.-]+\.(?:css|js|json|lock|md|py|yml)"
 )
 EXAMPLES = {"medfedvqa/methods/halfway.py", "tests/methods/test_halfway.py"}
 """Files that CONTRIBUTING.md has its reader write."""
@@ -147,8 +148,11 @@ def test_figures_say_in_words_what_they_show() -> None:
     """Every picture in a page has a text; every drawn one has a title and a description, and fetches nothing."""
     for path in TEXTS:
         assert not re.search(r"!\[\s*\]\(", path.read_text(encoding="utf-8")), path
-    for path in ("federation", "round", "path", "dp", "log", "unicon"):
-        drawn = (DOCS / "figures" / f"{path}.svg").read_text(encoding="utf-8")
+    drawings = [DOCS / "figures" / f"{name}.svg" for name in ("federation", "round", "path", "dp", "log", "unicon")]
+    doors = sorted(DOCS.glob("figures/door-*.svg"))
+    assert len(doors) == 5
+    for path in (*drawings, *doors):
+        drawn = path.read_text(encoding="utf-8")
         assert "<title" in drawn and "<desc" in drawn and not REMOTE.search(drawn) and "<script" not in drawn
 
 
@@ -198,6 +202,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.fixture
+def tab() -> Iterator[Any]:
+    """A page of Chromium that asks for nothing by itself."""
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    with sync() as play:
+        browser = play.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-background-networking"]
+        )
+        yield browser.new_page()
+        browser.close()
+
+
+def searched(tab: Any, site: Path, text: str) -> list[str]:
+    """The addresses that the site's own search finds, best first."""
+    tab.goto((site / "search.html").as_uri() + f"?q={quote(text)}")
+    tab.wait_for_function("document.querySelector('.search-summary')?.innerText")
+    links: list[str] = tab.locator("#search-results li a").evaluate_all("links => links.map(link => link.href)")
+    return links
+
+
 class TestSite:
     pytestmark = slow
 
@@ -224,22 +250,41 @@ class TestSite:
             assert names
             assert not [name for name in names if f'id="{package.__name__}.{name}"' not in text], package.__name__
 
-    @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-    def test_search_works_from_a_disk(self, site: Path) -> None:
+    def test_search_works_from_a_disk(self, site: Path, tab: Any) -> None:
         """In a browser, opened as files: words are found, and no page asks any host for anything."""
-        sync = pytest.importorskip("playwright.sync_api").sync_playwright
-        arguments = ["--no-sandbox", "--disable-background-networking"]
-        with sync() as play:
-            browser = play.chromium.launch(executable_path=BROWSER, args=arguments)
-            page = browser.new_page()
-            asked: list[str] = []
-            page.on("request", lambda request: asked.append(request.url))
-            page.goto((site / "search.html").as_uri() + "?q=reliability")
-            page.wait_for_selector("#search-results li")
-            found = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.href)")
-            page.goto((site / "concepts.html").as_uri())
-            widths = page.locator("article img").evaluate_all("images => images.map(image => image.naturalWidth)")
-            browser.close()
+        asked: list[str] = []
+        tab.on("request", lambda request: asked.append(request.url))
+        found = searched(tab, site, "reliability")
+        tab.goto((site / "concepts.html").as_uri())
+        widths = tab.locator("article img").evaluate_all("images => images.map(image => image.naturalWidth)")
         assert any("concepts.html" in link for link in found)
         assert len(widths) == 6 and all(widths)
         assert asked and all(url.startswith(("file:", "data:")) for url in asked)
+
+    def test_a_question_finds_its_answer_first_and_guides_stand_above_the_reference(self, site: Path, tab: Any) -> None:
+        """Every question of `docs/faq.md`, typed as it stands there; then a word of one, and the name of a function."""
+        questions = re.findall(r"^### (.*)$", (DOCS / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(questions) > 20
+        slugs = [re.sub(r"[^\w\- ]", "", question.lower()).replace(" ", "-") for question in questions]
+        assert searched(tab, site, questions[0])[0].endswith(f"faq.html#{slugs[0]}")
+        best = "text => Search._performSearch(...Search._parseQuery(text)).pop().slice(0, 3).join(' ')"
+        first = [tab.evaluate(best, question) for question in questions]
+        assert first == [f"faq Questions > {text} #{slug}" for text, slug in zip(questions, slugs, strict=True)]
+        pages = [link.partition("/html/")[2] for link in searched(tab, site, "refused")]
+        kinds = [page.startswith("api/") for page in pages]
+        assert pages[0].startswith("faq.html") and any(kinds) and kinds == sorted(kinds)
+        assert "api/privacy.html#privacy.reliability_weights" in searched(tab, site, "reliability_weights")[0]
+
+    def test_the_start_page_has_a_door_for_each_reader(self, site: Path, tab: Any) -> None:
+        """Five cards, each with a picture, a command and a guide; on a phone nothing is wider than the screen."""
+        for width, columns in ((1366, 3), (390, 1)):
+            tab.set_viewport_size({"width": width, "height": 844})
+            tab.goto((site / "index.html").as_uri())
+            cards = tab.locator("#where-do-you-start > ul > li")
+            places = cards.evaluate_all("cards => cards.map(card => card.getBoundingClientRect().left)")
+            assert cards.count() == 5 and len(set(places)) == columns
+            for part, least in (("img", 1), ("code", 1), ("a", 2)):
+                counts = cards.evaluate_all(f"cards => cards.map(card => card.querySelectorAll('{part}').length)")
+                assert all(count >= least for count in counts), part
+            assert all(cards.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)"))
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -46,7 +46,7 @@ def _draw(path: Path, curves: Mapping[str, Curves], across: str, places: Sequenc
             axes.fill_between(list(places), list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.12)
     axes.set_xlabel(across)
     axes.set_xticks(list(places))
-    axes.set_ylabel("closed questions right, %")
+    axes.set_ylabel("questions right, %")
     axes.grid(axis="y")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
     return write_whole(path, encoded(figure, "svg"))

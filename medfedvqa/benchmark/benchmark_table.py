@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.comparison import Comparison
-from medfedvqa.benchmark.outcome import RunOutcome
-from medfedvqa.benchmark.printed import PRINTED, PrintedTable
-from medfedvqa.benchmark.statistics import Gain, Summary, average, by_site, gain, holm, p_value, paired
+from medfedvqa.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
+from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
 ABSENT = "–"
@@ -14,10 +14,14 @@ ABSENT = "–"
 
 def markdown(comparison: Comparison) -> str:
     """The whole page: the settings, every system, and the paper's table if it has one for this data."""
-    parts = [_facts(comparison), _table_of(comparison), _reading(comparison.reference)]
-    if comparison.setting["data"] in PRINTED:
+    parts = [_facts(comparison), _table_of(comparison), _reading(comparison)]
+    if comparison.setting["data"] in PRINTED and comparison.questions != "open":
         printed = PRINTED[comparison.setting["data"]]
-        parts += [f"## {printed.title}", beside_printed(printed, comparison.rows)]
+        closed = {label: of_kind(runs, True) for label, runs in comparison.rows.items()}
+        parts += [f"## {printed.title}", beside_printed(printed, closed)]
+    if comparison.setting["data"] in LITERATURE:
+        rows = LITERATURE[comparison.setting["data"]]
+        parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -40,7 +44,8 @@ def _table_of(comparison: Comparison) -> str:
     tested, reference = corrected(comparison), comparison.reference
     sites = [for_markdown(site, NAME) for site in comparison.sites]
     compared = [f"p against {for_markdown(reference)}", "from pictures", "from federation"]
-    head = ["system", "seeds", *sites, "average", *compared, "bytes up", "bytes down", "s", "trained"]
+    averages = comparison.averages(reference)
+    head = ["system", "seeds", *sites, *averages, *compared, "bytes up", "bytes down", "s", "trained"]
     rows = []
     for label, runs in comparison.rows.items():
         first = runs[0]
@@ -49,7 +54,7 @@ def _table_of(comparison: Comparison) -> str:
             cost = [f"{first.bytes_up:,.0f}", f"{first.bytes_down:,.0f}", f"{first.seconds:.1f}"]
             cost.append(f"{first.parameters:,}")
         p = "reference" if label == reference else p_cell(tested[label]) if label in tested else ABSENT
-        accuracies = map(cell, (*by_site(runs).values(), average(runs)))
+        accuracies = map(cell, (*by_site(runs).values(), *comparison.averages(label).values()))
         both = map(gain_cell, gains(comparison, label))
         rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, *cost])
     return table(head, rows)
@@ -68,6 +73,22 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
     return "\n\n".join([table(head, rows), *printed.notes])
 
 
+def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
+    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs."""
+    kinds = ("closed", "open", "together")
+    head = ["", *(f"{kind} ({which})" for kind in kinds for which in ("paper", "here")), "source", "what differs"]
+    rows = []
+    for model in models:
+        runs = comparison.rows.get(model.label, ())
+        together = runs if comparison.questions == "all" else ()
+        printed = (model.closed, model.open, model.together)
+        cells = []
+        for figure, own in zip(printed, (of_kind(runs, True), of_kind(runs, False), together), strict=True):
+            cells += [ABSENT if figure is None else f"{figure:.1f}", f"{100 * over_rows(own):.1f}" if own else ABSENT]
+        rows.append([model.name, *cells, model.source, model.differs])
+    return "\n\n".join([table(head, rows), LITERATURE_NOTE])
+
+
 def _facts(comparison: Comparison) -> str:
     setting = comparison.setting
     budget = ", ".join(f"{name} {value}" for name, value in setting["budget"].items()) or "each method's own budget"
@@ -78,15 +99,21 @@ def _facts(comparison: Comparison) -> str:
     )
 
 
-def _reading(reference: str) -> str:
+def _reading(comparison: Comparison) -> str:
+    both = comparison.questions == "all"
+    asked = "closed and open" if both else comparison.questions
+    together = (
+        "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
+    )
     return (
-        "Accuracy on closed questions: mean over seeds, its standard deviation, and the 95 % interval of that mean on "
-        "these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). p: paired "
-        f"permutation test over patients against {for_markdown(reference)}, the best of the baselines, corrected after "
-        "Holm for all rows. From pictures: points of the average more than the same system on black pictures; from "
-        "federation: more than the same model alone with equal steps; each with its 95 % interval by patient, not "
-        "corrected. (personal): each site's own model before the last mean, of the same run. Bytes per site and round; "
-        "s are processor seconds per round, of all sites together, without decoding pictures."
+        f"Accuracy on {asked} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
+        "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
+        f"{together if both else ''}p: paired permutation test over patients against "
+        f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "
+        "pictures: points of the average more than the same system on black pictures; from federation: more than the "
+        "same model alone with equal steps; each with its 95 % interval by patient, not corrected. (personal): each "
+        "site's own model before the last mean, of the same run. Bytes per site and round; s are processor seconds per "
+        "round, of all sites together, without decoding pictures."
     )
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
-from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.statistics import average, paired
+from medfedvqa.benchmark.statistics import Summary, average, paired
 from medfedvqa.errors import ConfigError
 
 PERSONAL = " (personal)"
@@ -41,6 +42,23 @@ class Comparison:
         return max(
             (label for label in self.rows if label in self.baselines), key=lambda label: average(self.rows[label]).mean
         )
+
+    @cached_property
+    def questions(self) -> Literal["closed", "open", "all"]:
+        """The kinds of the tested questions."""
+        closed, open_ = (all(of_kind(runs, kind) for runs in self.rows.values()) for kind in (True, False))
+        return "all" if closed and open_ else "open" if open_ else "closed"
+
+    def averages(self, label: str) -> dict[str, Summary]:
+        """A row's averages over sites by heading: one, or, where both kinds are tested, also that of each kind."""
+        runs = self.rows[label]
+        if self.questions != "all":
+            return {"average": average(runs)}
+        return {
+            "closed": average(of_kind(runs, True)),
+            "open": average(of_kind(runs, False)),
+            "together": average(runs),
+        }
 
     def pair(self, label: str, others: Mapping[str, str]) -> str | None:
         """The row that `others` names for this one, if both have outcomes of a common seed."""
@@ -78,8 +96,9 @@ def compared(results: Iterable[Result]) -> Comparison:
 
 
 def _check_rows(results: Sequence[Result]) -> None:
-    tested: dict[tuple[int, str], tuple[int, ...]] = {}
+    tested: dict[tuple[int, str], tuple[tuple[int, ...], str]] = {}
     for result in results:
         for site, each in result.sites.items():
-            if tested.setdefault((result.cohort, site), each.patients) != each.patients:
+            rows = each.patients, each.closed
+            if tested.setdefault((result.cohort, site), rows) != rows:
                 raise ConfigError(f"results of the site '{site}' test different rows: take those of one data set only")

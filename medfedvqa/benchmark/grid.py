@@ -18,9 +18,11 @@ from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.regimes import Regime, newcomer
 from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
-from medfedvqa.benchmark.single_run import centralised, federated, patients_of
+from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of
 from medfedvqa.benchmark.systems import System
-from medfedvqa.data import SiteData, Split, load_site
+from medfedvqa.core import create
+from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
+from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
@@ -56,8 +58,12 @@ class Grid:
     """The folder of outputs of the frozen backbone, which all runs share; None keeps none."""
     regime: Regime = Regime()
     """How the organs' rows are divided among sites."""
+    devices: str = CPU
+    """Where runs train; of several with commas between, a run takes the one that is free."""
     lines: Path | None = None
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+    questions: Questions = "closed"
+    """The kind of questions that systems train on and are tested with."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -82,15 +88,23 @@ class Grid:
         return JobSpec.from_dict(
             {
                 "method": system.method,
-                "options": system.with_budget(dict(self.budget)),
+                "options": self._options(system),
                 "data": self.reader,
-                "split": {"kind": "official", "seed": seed},
+                "split": {"kind": "official", "seed": seed, "questions": self.questions},
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,
                 "round_timeout": None,
             }
         )
+
+    def _options(self, system: System) -> dict[str, Any]:
+        """The system's options under the budget. With open questions a list that the job names is the longer one."""
+        options = system.with_budget(dict(self.budget))
+        if self.questions == "closed" or "answers" in options:
+            return options
+        names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS
+        return options | {"answers": "public"} if names_closed else options
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""
@@ -108,13 +122,17 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         # Only as many runs as workers are submitted: an interrupted grid ends with the runs that have begun.
-        running = {pool.submit(_run, grid, *each): each for each in islice(waiting, workers)}
+        running = {}
+        for number, each in enumerate(islice(waiting, workers)):
+            device = in_turn(grid.devices, number)
+            running[pool.submit(_run, grid, *each, device)] = *each, device
         while running:
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 done.result()
-                ended = running.pop(done)
-                running |= {pool.submit(_run, grid, *each): each for each in islice(waiting, 1)}
-                yield ended
+                system, seed, device = running.pop(done)
+                for each in islice(waiting, 1):
+                    running[pool.submit(_run, grid, *each, device)] = *each, device
+                yield system, seed
 
 
 def results(grid: Grid) -> list[Result]:
@@ -150,6 +168,7 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
         right={site: FREE[label](each).tolist() for site, each in data.items()},
         validated={},
         patients=patients_of(data),
+        closed=closed_of(data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=0.0,
@@ -215,24 +234,25 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
     return bool(same_job and same_rows)
 
 
-def _run(grid: Grid, system: System, seed: int) -> None:
+def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     torch.set_num_threads(1)
-    folder, job = grid.folder(system, seed), grid.job(system, seed)
+    folder, job, machine = grid.folder(system, seed), grid.job(system, seed), Machine(device, grid.store)
     if folder.exists():
         shutil.rmtree(folder)
     data = _data(grid, seed, system.pictures)
     if grid.regime.late:
-        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, grid.store)
+        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, machine)
     elif system.centralised:
-        outcome = centralised(job, data, seed, grid.store)
+        outcome = centralised(job, data, seed, machine)
     else:
-        outcome, _ = federated(job, grid.root, folder, data, grid.store)
+        outcome, _ = federated(job, grid.root, folder, data, machine)
     content = {
         "version": code_version(),
         "job": job.to_dict(),
         "sites": list(grid.sites),
         "pictures": system.pictures,
         "regime": grid.regime.name,
+        "device": device,
         "outcome": vars(outcome),
     }
     write_whole(folder / OUTCOME, json.dumps(content).encode())
@@ -253,9 +273,10 @@ def _read(
     reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
     """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
-    by_organ, size = {}, load_backbone(backbone).shape.image_size
+    by_organ, loaded = {}, load_backbone(backbone)
     for organ in organs:
         data = load_site(reader, root, organ, split, seed)
         by_organ[organ] = replace(data, pictures=data.pictures.cached())
-        by_organ[organ].pictures.load(size)
+        for number in range(len(data.pictures)):
+            by_organ[organ].pictures.read(number, loaded.shape.image_size, loaded.channels)
     return by_organ

@@ -13,7 +13,7 @@ import torch
 from audits import Tensors
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.regimes import newcomer
-from medfedvqa.benchmark.single_run import centralised, federated, patients_of
+from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of
 from medfedvqa.core import Site, State
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.best_round import recalled, remembered
@@ -21,7 +21,7 @@ from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
-from medfedvqa.models import HEAD, FeatureStore, Values, load_backbone
+from medfedvqa.models import HEAD, Values
 
 
 def joins_late(job: JobSpec) -> bool:
@@ -37,7 +37,7 @@ def late_sites(
     data: Mapping[str, SiteData],
     patients: int,
     union: bool,
-    store: FeatureStore | None = None,
+    machine: Machine,
 ) -> RunOutcome:
     """The outcome at each site as the late one, with the rows of so many training patients. `union`: centralised.
 
@@ -52,7 +52,7 @@ def late_sites(
     turns = {}
     for late in data:
         small, others = newcomer(data[late], patients), {site: each for site, each in data.items() if site != late}
-        turns[late] = _turn(job, root, folder / f"without-{late}", late, small, others, union, store)
+        turns[late] = _turn(job, root, folder / f"without-{late}", late, small, others, union, machine)
     several = [outcome for outcome in turns.values() if outcome.personal]
     return RunOutcome(
         right={late: outcome.right[late] for late, outcome in turns.items()},
@@ -63,6 +63,7 @@ def late_sites(
         seconds=sum(outcome.seconds for outcome in turns.values()),
         parameters=max(outcome.parameters for outcome in turns.values()),
         personal={late: outcome.personal[late] for late, outcome in turns.items()} if several else {},
+        closed=closed_of(data),
     )
 
 
@@ -74,18 +75,18 @@ def _turn(
     small: SiteData,
     others: Mapping[str, SiteData],
     union: bool,
-    store: FeatureStore | None,
+    machine: Machine,
 ) -> RunOutcome:
     if union:
-        return centralised(job, {**others, late: small}, job.seed, store)
+        return centralised(job, {**others, late: small}, job.seed, machine)
     method = job.build()
     if not isinstance(method, Averaging) or not method.shares:
-        return federated(job, root, folder, {late: small}, store)[0]
+        return federated(job, root, folder, {late: small}, machine)[0]
     check_sites(job, len(others))
     # The mean is that of the last round, so the others keep their last model.
     lasting = {name: value for name, value in job.options.items() if name != "keep"}
-    outcome, states = federated(job.model_copy(update={"options": lasting}), root, folder, others, store)
-    site = Site(late, small, load_backbone(job.backbone).storing(store), "cpu", job.seed)
+    outcome, states = federated(job.model_copy(update={"options": lasting}), root, folder, others, machine)
+    site = Site(late, small, machine.backbone(job), machine.device, job.seed)
     names = method.shared(site.backbone.shape)
     weighs = method.config.weighting == "rows"
     weights = {name: float(len(others[name].train.answered)) if weighs else 1.0 for name in states}
@@ -105,6 +106,7 @@ def _turn(
         seconds=outcome.seconds,
         parameters=outcome.parameters,
         personal=trained if whole else {},
+        closed=closed_of({late: small}),
     )
 
 

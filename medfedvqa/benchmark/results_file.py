@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from medfedvqa.atomic_files import PRIVATE
 from medfedvqa.benchmark.outcome import RunOutcome
@@ -37,11 +44,22 @@ class SiteResult(BaseModel, frozen=True, extra="forbid"):
     personal: Bits = ""
     """As `right`, for the site's own model before the last mean; empty if there is no other model."""
 
+    closed: Bits = ""
+    """One character for each test row: 1 if its question is closed; empty, and not in the line, if all are."""
+
     @model_validator(mode="after")
     def _check_lengths(self) -> "SiteResult":
-        if not self.right or len(self.patients) != len(self.right) or len(self.personal) not in (0, len(self.right)):
+        rows = len(self.right)
+        lengths = {len(self.personal), len(self.closed)}
+        if not rows or len(self.patients) != rows or not lengths <= {0, rows}:
             raise ValueError("a site has one bit and one patient for each test row")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an empty `closed`, so that a run of closed questions has the line that earlier versions wrote."""
+        content: dict[str, Any] = whole(self)
+        return {name: value for name, value in content.items() if name != "closed" or value}
 
 
 class Result(BaseModel, frozen=True, extra="forbid"):
@@ -94,6 +112,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     def outcome(self) -> RunOutcome:
         """The outcome of the run."""
         personal = {site: _flags(each.personal) for site, each in self.sites.items() if each.personal}
+        closed = {site: _flags(each.closed) for site, each in self.sites.items() if each.closed}
         return RunOutcome(
             right={site: _flags(each.right) for site, each in self.sites.items()},
             validated={site: list(values) for site, values in self.validated.items()},
@@ -103,6 +122,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
             seconds=self.seconds,
             parameters=self.parameters,
             personal=personal,
+            closed=closed,
             seed=self.seed,
             cohort=self.cohort,
         )
@@ -115,6 +135,7 @@ def parts_of(outcome: RunOutcome) -> dict[str, Any]:
             "right": _bits(rows),
             "patients": outcome.patients[site],
             "personal": _bits(outcome.personal.get(site, [])),
+            "closed": _bits(outcome.closed.get(site, [])),
         }
         for site, rows in outcome.right.items()
     }

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.local_training import Alone
 from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.data import SiteData, Split, united
+from medfedvqa.devices import CPU
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -19,7 +21,22 @@ from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
-from medfedvqa.models import FeatureStore, load_backbone
+from medfedvqa.models import Backbone, FeatureStore, load_backbone
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run takes of this machine."""
+
+    device: str = CPU
+    """Where all its sites train."""
+    store: FeatureStore | None = None
+    """Where outputs of the frozen backbone are kept for other runs, if anywhere."""
+
+    def backbone(self, job: JobSpec) -> Backbone:
+        """The job's backbone on the device. Raises `BackboneError`."""
+        return load_backbone(job.backbone, device=self.device).storing(self.store)
+
 
 UNION = "all sites"
 """The name of the site that has the rows of all sites, for centralised training."""
@@ -30,14 +47,13 @@ def federated(
     root: Path | None,
     folder: Path,
     data: Mapping[str, SiteData],
-    store: FeatureStore | None = None,
+    machine: Machine = Machine(),
 ) -> tuple[RunOutcome, dict[str, State]]:
     """The outcome of the job at the sites that have these data, and each site's state at the end.
 
-    `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet. `store` keeps
-    outputs of the frozen backbone for other runs.
+    `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet.
     """
-    launch = Launch(job, root, folder, tuple(data))
+    launch = Launch(job, root, folder, tuple(data), device=machine.device)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
 
     def load(
@@ -46,22 +62,22 @@ def federated(
         return data[site]
 
     began = time.process_time()
-    with closing(LocalEngine(sites, job, "benchmark", load_data=load, store=store)) as engine:
+    with closing(LocalEngine(sites, job, "benchmark", load_data=load, store=machine.store)) as engine:
         results = serve_job(job, launch.sites, engine.call, folder, "local")
     seconds = time.process_time() - began
     states = {}
     for site in launch.sites:
         saved = StateFile(launch.out / "sites" / site / "state", "benchmark").load()
         states[site] = saved.state if saved else {}
-    return _outcome(job, data, results, states, seconds), states
+    return _outcome(job, data, results, states, seconds, machine), states
 
 
-def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, store: FeatureStore | None = None) -> RunOutcome:
+def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, machine: Machine = Machine()) -> RunOutcome:
     """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
     method = job.build()
     if not isinstance(method, Alone):
         raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
-    everywhere = Site(UNION, united(list(data.values())), load_backbone(job.backbone).storing(store), "cpu", seed)
+    everywhere = Site(UNION, united(list(data.values())), machine.backbone(job), machine.device, seed)
     began = time.process_time()
     state = method.trained_alone(everywhere, method.config.rounds)
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)
@@ -71,6 +87,7 @@ def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, store: Fe
         right={site: rows.tolist() for site, rows in zip(data, right, strict=True)},
         validated={UNION: state[VALIDATED].tolist()},
         patients=patients_of(data),
+        closed=closed_of(data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=seconds,
@@ -84,6 +101,7 @@ def _outcome(
     results: Mapping[str, Any],
     states: Mapping[str, State],
     seconds: float,
+    machine: Machine,
 ) -> RunOutcome:
     method, rounds = job.build(), len(results["rounds"])
     traffic = [results["sites"][site]["bytes"] for site in states]
@@ -96,24 +114,31 @@ def _outcome(
         bytes_down=sum(each["down"] for each in traffic) / len(traffic) / rounds,
         seconds=seconds / rounds,
         parameters=sum(value.numel() for value in trained.values()),
-        personal=_personal(job, method, states, data),
+        personal=_personal(job, method, states, data, machine),
+        closed=closed_of(data),
     )
 
 
 def _personal(
-    job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData]
+    job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData], machine: Machine
 ) -> dict[str, list[bool]]:
     """Which test rows each site's own model before the last mean answers right; none if it has no other model."""
     if not isinstance(method, Averaging) or not method.shares or method.config.evaluated == "personal":
         return {}
     personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}), secagg=job.secagg)
-    backbone = load_backbone(job.backbone)
-    return {
-        name: personal.answered(Site(name, data[name], backbone, "cpu", job.seed), state, {}, data[name].test).tolist()
-        for name, state in states.items()
-    }
+    backbone, right = machine.backbone(job), {}
+    for name, state in states.items():
+        site = Site(name, data[name], backbone, machine.device, job.seed)
+        right[name] = personal.answered(site, state, {}, site.data.test).tolist()
+    return right
 
 
 def patients_of(data: Mapping[str, SiteData]) -> dict[str, list[int]]:
     """The patient of each test row by site, see `RunOutcome.patients`."""
     return {site: numbered_patients(each.test.patients.tolist()) for site, each in data.items()}
+
+
+def closed_of(data: Mapping[str, SiteData]) -> dict[str, list[bool]]:
+    """Whether the question of each test row is closed by site, see `RunOutcome.closed`."""
+    kinds = {site: each.test.are_closed.tolist() for site, each in data.items()}
+    return {site: each for site, each in kinds.items() if not all(each)}

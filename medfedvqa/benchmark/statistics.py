@@ -41,6 +41,11 @@ def average(outcomes: Sequence[RunOutcome]) -> Summary:
     return Summary(fmean(each), _deviation(each), mean[1] if mean else (0.0, 1.0))
 
 
+def over_rows(outcomes: Sequence[RunOutcome]) -> float:
+    """The mean over seeds of the share of all sites' test rows that are right, in 0..1: large sites count more."""
+    return fmean(fmean(bit for rows in outcome.right.values() for bit in rows) for outcome in outcomes)
+
+
 @dataclass(frozen=True)
 class Gain:
     """The mean difference of two systems' average accuracies over their common seeds, in -1..1."""

@@ -29,6 +29,8 @@ class System:
 
     alone: str = ""
     """The label of the same model without the other sites, trained for equal steps; empty if there is none."""
+    family: str = ""
+    """The label of the system, with the same tuned part, whose searched options it takes; empty for its own."""
     pictures: bool = True
     """Whether it sees the pictures. Without them it is the same system, trained and tested on black ones."""
 
@@ -48,6 +50,14 @@ class System:
         return {name: value for name, value in budget.items() if name in fields} | self.options
 
 
+PM = "prompt_pfl (PM)"
+ABLATIONS = {
+    "AS1": "no prompts; not shared",
+    "AS2": "not shared",
+    "AS3": "no image prompt",
+    "AS4": "no text prompt",
+}
+"""Those of the prompt paper, and what each leaves out."""
 PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False}
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
@@ -72,6 +82,10 @@ TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt"
 ADAPTER: dict[str, Any] = {"tuning": "adapter"}
 PROXIMAL = {"FedProx": "fedprox", "MOON": "moon", "FedKD": "fedkd", "FedDC": "feddc"}
 BLOCKS_ALONE = "local last 3 blocks"
+PUBLIC: dict[str, Any] = {"answers": "public"}
+"""All training answers of the published sets, as a list for every site. FedP3 has it, so that its filter leaves most
+answers out, as the paper's 20 of 1,642 do; what FedP3 is compared with has the same list."""
+BLOCKS_ALONE_PUBLIC = f"{BLOCKS_ALONE} (public answers)"
 OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
 FEDP3_VARIANTS: dict[str, dict[str, Any]] = {
     "FedP3": {},
@@ -103,48 +117,86 @@ _LISTED = (
     System("frozen features", "local", FROZEN),
     System("frozen features (two-layer head)", "local", FROZEN | {"fusion": "concat", "question_input": "tower"}),
     System("frozen features (attending head)", "local", FROZEN | {"fusion": "attend"}),
-    System("frozen features (rows of all sites)", "local", FROZEN, baseline=False, centralised=True),
-    System("ridge", "ridge"),
+    System(
+        "frozen features (rows of all sites)",
+        "local",
+        FROZEN,
+        baseline=False,
+        centralised=True,
+        family="frozen features",
+    ),
+    System("ridge", "ridge", alone="ridge (not shared)"),
+    System("ridge (not shared)", "ridge", {"mixes": (0.0,)}),
+    System("ridge (all sites' mean)", "ridge", {"mixes": (1.0,)}, alone="ridge (not shared)"),
     # Systems that need no federation, and one that none can reach.
     *(System(label, "local", _tuned(kind)) for kind, label in TUNED.items()),
-    *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD) for kind, label in TUNED.items()),
-    System("local classifier", "local", {"tuning": "classifier"}),
+    *(System(f"{label} local head", "local", _tuned(kind) | LOCAL_HEAD, family=label) for kind, label in TUNED.items()),
+    System("local classifier", "local", {"tuning": "classifier"}, family="FedAvg classifier"),
     System("local full", "local", {"tuning": "full", "learning_rate": MANY_WEIGHTS}),
     System(BLOCKS_ALONE, "local", FEDP3),
-    System("centralised", "local", ADAPTER, baseline=False, centralised=True),
+    System(BLOCKS_ALONE_PUBLIC, "local", FEDP3 | PUBLIC, family=BLOCKS_ALONE),
+    System("centralised", "local", ADAPTER, baseline=False, centralised=True, family=TUNED["adapter"]),
     System("SAN", "san"),
     System("MEVF-style", "mevf"),
     System("PubMedCLIP-style", "pubmedclip"),
     # Averaging, by what is tuned, with a shared head and with each site's own.
-    *(System(f"FedAvg {kind}", "fedavg", _tuned(kind), alone=label) for kind, label in TUNED.items()),
+    *(System(f"FedAvg {kind}", "fedavg", _tuned(kind), alone=label, family=label) for kind, label in TUNED.items()),
     *(
-        System(f"FedAvg {kind} local head", "fedavg", _tuned(kind) | LOCAL_HEAD, alone=f"{label} local head")
+        System(
+            f"FedAvg {kind} local head", "fedavg", _tuned(kind) | LOCAL_HEAD, alone=f"{label} local head", family=label
+        )
         for kind, label in TUNED.items()
     ),
     System("FedAvg classifier", "fedavg", {"tuning": "classifier"}, alone="local classifier"),
-    System("FedAvg full", "fedavg", {"tuning": "full", "learning_rate": MANY_WEIGHTS}, alone="local full"),
-    System("FedAvg last 3 blocks", "fedavg", FEDP3, alone=BLOCKS_ALONE),
+    System(
+        "FedAvg full",
+        "fedavg",
+        {"tuning": "full", "learning_rate": MANY_WEIGHTS},
+        alone="local full",
+        family="local full",
+    ),
+    System("FedAvg last 3 blocks", "fedavg", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
+    System(
+        "FedAvg last 3 blocks (public answers)",
+        "fedavg",
+        FEDP3 | PUBLIC,
+        alone=BLOCKS_ALONE_PUBLIC,
+        family=BLOCKS_ALONE,
+    ),
     # Other federated baselines: on FedAvg's adapters, and on the blocks that FedP3's paper tunes for all.
-    *(System(f"{name} adapter", method, ADAPTER, alone=TUNED["adapter"]) for name, method in PROXIMAL.items()),
-    *(System(f"{name} last 3 blocks", method, FEDP3, alone=BLOCKS_ALONE) for name, method in PROXIMAL.items()),
-    System("soft targets", "soft_targets", FEDP3, alone=BLOCKS_ALONE),
-    System("SP", "sp", FEDP3, alone=BLOCKS_ALONE),
-    System("CRD", "crd", FEDP3, alone=BLOCKS_ALONE),
-    System("DKD", "dkd", FEDP3, alone=BLOCKS_ALONE),
+    *(
+        System(f"{name} adapter", method, ADAPTER, alone=TUNED["adapter"], family=TUNED["adapter"])
+        for name, method in PROXIMAL.items()
+    ),
+    *(
+        System(f"{name} last 3 blocks", method, FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE)
+        for name, method in PROXIMAL.items()
+    ),
+    System("soft targets", "soft_targets", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
+    System("SP", "sp", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
+    System("CRD", "crd", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
+    System("DKD", "dkd", FEDP3, alone=BLOCKS_ALONE, family=BLOCKS_ALONE),
     # The prompt paper.
-    System("prompt_pfl (PM)", "prompt_pfl", PROMPT_PFL, baseline=False, alone="prompt_pfl AS2 (not shared)"),
-    System("prompt_pfl AS1 (no prompts; not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS1"}, baseline=False),
-    System("prompt_pfl AS2 (not shared)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS2"}, baseline=False),
-    System("prompt_pfl AS3 (no image prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS3"}, baseline=False),
-    System("prompt_pfl AS4 (no text prompt)", "prompt_pfl", PROMPT_PFL | {"ablation": "AS4"}, baseline=False),
+    System(PM, "prompt_pfl", PROMPT_PFL, baseline=False, alone="prompt_pfl AS2 (not shared)"),
+    *(
+        System(f"prompt_pfl {kind} ({what})", "prompt_pfl", PROMPT_PFL | {"ablation": kind}, baseline=False, family=PM)
+        for kind, what in ABLATIONS.items()
+    ),
     # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers. FedDAT: without parts of the
     # teacher, and with other parts tested.
     *(
-        System(label, "fedp3", FEDP3 | {"weight": WEIGHT} | changes, baseline=False, alone=BLOCKS_ALONE)
+        System(
+            label,
+            "fedp3",
+            FEDP3 | PUBLIC | {"weight": WEIGHT} | changes,
+            baseline=False,
+            alone=BLOCKS_ALONE_PUBLIC,
+            family=BLOCKS_ALONE,
+        )
         for label, changes in FEDP3_VARIANTS.items()
     ),
     *(
-        System(label, "feddat", changes, baseline=False, alone=OWN_HEAD_ALONE)
+        System(label, "feddat", changes, baseline=False, alone=OWN_HEAD_ALONE, family="FedDAT")
         for label, changes in FEDDAT_VARIANTS.items()
     ),
     # Exchange of knowledge without weights, and split learning, which counts batches instead of passes.
@@ -160,7 +212,8 @@ def _not_listed() -> Iterator[System]:
         if name not in {system.method for system in _LISTED} and kind.__module__.startswith(f"{BUILT_IN}."):
             adapter = kind.config_type.model_fields.get("tuning")
             averages = issubclass(kind, Averaging) and adapter is not None and adapter.default == "adapter"
-            yield System(kind.__name__, name, alone=TUNED["adapter"] if averages else "")
+            same = TUNED["adapter"] if averages else ""
+            yield System(kind.__name__, name, alone=same, family=same)
 
 
 def without_picture(system: System) -> System:
@@ -169,7 +222,7 @@ def without_picture(system: System) -> System:
 
 
 _SIGHTED = (*_LISTED, *_not_listed())
-_BLIND = ("frozen features", "local (DT)", "FedAvg full", "prompt_pfl (PM)", "FedDAT")
+_BLIND = ("frozen features", "local (DT)", "FedAvg full", PM, "FedDAT")
 """The systems that the whole table shows without the picture too."""
 
 SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system.label in _BLIND))

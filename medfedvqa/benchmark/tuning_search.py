@@ -159,6 +159,7 @@ def _record(grid: Grid, pairs: Sequence[Candidate], found: Mapping[str, list[lis
     return {
         "format": FORMAT,
         "data": grid.reader,
+        "questions": grid.questions,
         "backbone": grid.job(grid.systems[0], SEED).backbone,
         "seed": SEED,
         "sites": list(grid.sites),
@@ -183,13 +184,17 @@ def read_tuned(path: Path) -> Tuned:
 
 
 def with_choices(systems: Sequence[System], tuned: Tuned, data: str, backbone: str) -> tuple[System, ...]:
-    """The systems with the options that won; one without the picture takes those of the system with it.
+    """The systems with the options that won: their own, or those of their family.
+
+    One without the picture takes those of the system with it.
 
     Raises `ConfigError` for other data, another backbone, or a system without a choice.
     """
     if (tuned.data, tuned.backbone) != (data, backbone):
         raise ConfigError(f"--tuned is of a search on {tuned.data} with backbone {tuned.backbone}: search on this data")
-    choices = [tuned.choices.get(system.label.removesuffix(WITHOUT)) for system in systems]
+    choices = [
+        tuned.choices.get(system.label.removesuffix(WITHOUT)) or tuned.choices.get(system.family) for system in systems
+    ]
     missing = [system.label for system, choice in zip(systems, choices, strict=True) if choice is None]
     if missing:
         raise ConfigError(f"--tuned has no choice for {', '.join(missing)}: search for them, or leave them out")

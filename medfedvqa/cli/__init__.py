@@ -17,6 +17,7 @@ COMMANDS = {
     "benchmark": Source("benchmark", "benchmark"),
     "tune": Source("tune", "tune"),
     "study": Source("study", "study"),
+    "answer": Source("answer", "answer"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest", {"review": Source("ingest_review", "review")}),
     "pretrain": Source("pretrain", "pretrain"),

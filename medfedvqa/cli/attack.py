@@ -35,7 +35,7 @@ def attack_command(
     guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker makes a guess about.")] = 0.5,
     seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
     confidence: ConfidenceOption = 0.95,
-    device: options.DeviceOption = "cpu",
+    device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -51,11 +51,13 @@ def attack_command(
     from medfedvqa.cli.progress import Stages
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
+    from medfedvqa.devices import resolved
     from medfedvqa.federation.launch import Launch, check_new, plan
     from medfedvqa.library.job_options import backbone_for, check_site_names, checked_job
 
     sites, files = tuple(site or ()), options.check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)
+    device = resolved(device)
     audit_plan = AuditPlan(canaries, rows, guessed, confidence, tuple(range(seeds)))
     check_new(out)
     check_site_names(reader, root, sites)

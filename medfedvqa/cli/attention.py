@@ -1,6 +1,5 @@
 """`medfedvqa attention`: where a model looks in one of the site's own pictures. The picture stays at the site."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,17 +8,15 @@ import typer
 
 from medfedvqa.cli.options import DataOption, RootOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.devices import resolved
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from medfedvqa.core import Site, State
+    from medfedvqa.core import Site
     from medfedvqa.data import Examples
-    from medfedvqa.federation.job import JobSpec
-    from medfedvqa.federation.site_config import SiteConfig
 
-YAML = (".yml", ".yaml")
 WARNING = "The picture shows a patient's image and question: it must not leave this site."
 
 
@@ -42,17 +39,15 @@ def attention(
 ) -> None:
     """Draw where a model looks in one of the site's own pictures. Patient data: nothing is sent, and nothing may be."""
     check_place(out)
+    from medfedvqa.answering.kept_run import load_kept
     from medfedvqa.core import Site
     from medfedvqa.evaluation.attention_map import draw_attention
 
-    whole, trained = _from_run(run, site) if run else (_untrained(site, data, data_root, backbone, seed), None)
+    kept = load_kept(run, site) if run else None
+    whole = kept.site(kept.own_data()) if kept else _untrained(site, data, data_root, backbone, seed)
     one_row = Site(whole.name, whole.data.only(part, row), whole.backbone, whole.device, whole.seed)
     rows = one_row.data.test
-    if trained is None:
-        weights = backbone_attention(one_row, rows)
-    else:
-        job, state = trained
-        weights = job.build().attention(one_row, state, rows)
+    weights = kept.job.build().attention(one_row, kept.state, rows) if kept else backbone_attention(one_row, rows)
     picture = one_row.data.pictures.load(one_row.backbone.shape.image_size)[0]
     _write(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
     Terminal().print(f"[bold]{WARNING}[/] It is in {sentence(out)}", soft_wrap=True)
@@ -62,11 +57,12 @@ def backbone_attention(site: "Site", rows: "Examples") -> "torch.Tensor":
     """The attention of the site's backbone without any tuning, [rows, patches]."""
     import torch
 
+    from medfedvqa.data import PictureViews
     from medfedvqa.models.backbone import Tuning
 
     backbone = site.backbone
-    pictures = site.data.pictures.load(backbone.shape.image_size)
-    cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
+    pictures = PictureViews(site.data.pictures, backbone.shape.image_size, site.space)
+    cache = backbone.cache_of(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
     batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
     with torch.no_grad():
         return backbone.attention(batch, Tuning())
@@ -83,48 +79,9 @@ def check_place(out: Path) -> None:
     writable(out)
 
 
-def _from_run(run: Path, name: str) -> tuple["Site", tuple["JobSpec", "State"]]:
-    """A site of a finished run, with the job and the state that the site kept. Raises `ConfigError`."""
-    from audits.bounded_files import MAX_DOCUMENT, read_bounded
-    from medfedvqa.core import Site
-    from medfedvqa.data import load_site
-    from medfedvqa.evaluation.results import RESULTS
-    from medfedvqa.federation.job import JobSpec
-    from medfedvqa.federation.site_state import StateFile
-    from medfedvqa.models import load_backbone
-
-    try:
-        results = json.loads(read_bounded(run / RESULTS, MAX_DOCUMENT))
-        fields = ("method", "options", "split", "seed", "secagg")
-        settings = {field: results[field] for field in fields} | {"backbone": results["backbone"]["name"]}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
-    config = _config(Path(name) if name.endswith(YAML) else run / "sites" / name / "site.yml")
-    job = JobSpec.from_dict(settings)
-    files = sorted(config.state.glob("*.pt"))
-    if len(files) != 1:
-        raise ConfigError(f"the site keeps the state of {len(files)} jobs; the map needs that of one")
-    saved = StateFile(config.state, files[0].stem).load()
-    if saved is None:
-        raise ConfigError("the site's state is gone: name a run whose sites still have theirs")
-    source = config.data
-    data = load_site(source.reader, source.root, source.organ, job.split, job.seed, source.answers)
-    backbone = load_backbone(job.backbone, config.backbones, config.device)
-    return Site(config.name, data, backbone, config.device, job.seed), (job, saved.state)
-
-
-def _config(path: Path) -> "SiteConfig":
-    """The settings of a site, whose plug-ins this process may then load."""
-    from medfedvqa.federation.site_config import load_site_config
-    from medfedvqa.plugins import allow
-
-    config = load_site_config(path, path.resolve().parent.name)
-    allow(config.plugins)
-    return config
-
-
 def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed: int) -> "Site":
     """A site's rows, from its site.yml or from a data set, with a backbone."""
+    from medfedvqa.answering.kept_run import YAML, read_config
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
     from medfedvqa.data.data_roots import find_root
@@ -133,9 +90,9 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
 
     files, device, answers = {}, "cpu", None
     if name.endswith(YAML):
-        config = _config(Path(name))
+        config = read_config(Path(name))
         reader, root, organ = config.data.reader, config.data.root, config.data.organ
-        files, device, answers = config.backbones, config.device, config.data.answers
+        files, device, answers = config.backbones, resolved(config.device), config.data.answers
     else:
         (reader, root), organ = find_root(data, data_root), name
     rows = load_site(reader, root, organ, Split(seed=seed), seed, answers)

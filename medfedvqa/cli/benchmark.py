@@ -40,6 +40,7 @@ def benchmark(
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
+    questions: options.QuestionsOption = "closed",
     budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
@@ -48,6 +49,7 @@ def benchmark(
         str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
     ] = "",
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     tuned: options.TunedOption = None,
     out: options.RunsOption = Path("benchmark"),
@@ -59,6 +61,7 @@ def benchmark(
     if from_files:
         given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
         given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
+        given["--questions"] = questions != "closed"
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced
@@ -67,7 +70,7 @@ def benchmark(
     from medfedvqa.benchmark.grid import results
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, cache, out, tuned)
+    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
     if scale:
         path = _scale(progress, numbers(scale), replace(grid, organs=()), workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
@@ -83,9 +86,11 @@ def planned_grid(
     backbone: str,
     changes: Mapping[str, Any],
     seeds: int,
+    device: str,
     cache: Path | None,
     out: Path,
     tuned: Path | None = None,
+    questions: options.QuestionsName = "closed",
 ) -> "Grid":
     """The runs that a command's options ask for; `changes` are those of the common budget.
 
@@ -96,16 +101,17 @@ def planned_grid(
     from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import backbone_for, check_backbone
+    from medfedvqa.devices import resolved
+    from medfedvqa.library.job_options import backbone_for
 
+    device = resolved(device)
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
     name = "" if backbone == "auto" else backbone
-    if name:
-        check_backbone(name)
     check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
-    return Grid(reader, root, out, systems, seeds, BUDGET | dict(changes), organs(reader, root), name, cache)
+    sites, budget = organs(reader, root), BUDGET | dict(changes)
+    return Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:
@@ -148,11 +154,12 @@ def check_folder(out: Path) -> None:
 
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
-    from medfedvqa.benchmark.systems import SYSTEMS, systems_named
+    from medfedvqa.benchmark.systems import SYSTEMS, systems_named, without_picture
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
     choices = {choice for system in SYSTEMS for choice in (system.label, system.method)}
+    choices |= {without_picture(system).label for system in SYSTEMS if system.pictures}
     for name in names:
         check_name("system or method", name, choices, "docs/comparison.md lists them")
     return systems_named(names)
@@ -223,9 +230,11 @@ def _record(comparison: "Comparison") -> dict[str, Any]:
     for label, each in comparison.rows.items():
         names = ("gain_from_pictures", "gain_from_federation")
         differences = zip(names, gains(comparison, label), strict=True)
+        kinds = comparison.averages(label) if comparison.questions == "all" else {}
         record[label] = {
             "average": average(each).mean,
             "interval": average(each).interval,
+            **{kind: {"average": kinds[kind].mean, "interval": kinds[kind].interval} for kind in list(kinds)[:-1]},
             "runs": len(each),
             "trained": each[0].parameters,
             "p": tested.get(label),
@@ -238,10 +247,10 @@ def _show(console: Console, comparison: "Comparison") -> None:
     from rich.table import Table
 
     from medfedvqa.benchmark.benchmark_table import cell, gain_cell, gains
-    from medfedvqa.benchmark.statistics import average
 
-    table = Table("system", "average, %", "from pictures", "from federation", "trained")
+    averages = [f"{heading}, %" for heading in comparison.averages(comparison.reference)]
+    table = Table("system", *averages, "from pictures", "from federation", "trained")
     for label, each in comparison.rows.items():
-        both = map(gain_cell, gains(comparison, label))
-        table.add_row(plain(label), plain(cell(average(each))), *map(plain, both), f"{each[0].parameters:,}")
+        cells = (*map(cell, comparison.averages(label).values()), *map(gain_cell, gains(comparison, label)))
+        table.add_row(plain(label), *map(plain, cells), f"{each[0].parameters:,}")
     console.print(table)

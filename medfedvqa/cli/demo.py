@@ -33,7 +33,7 @@ docs/quickstart.md continues with your own data, privacy, and a federation of se
 def demo(
     data_root: options.RootOption = None,
     out: options.OutOption = None,
-    device: options.DeviceOption = "cpu",
+    device: options.DeviceOption = "auto",
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:

@@ -24,7 +24,7 @@ def export_command(
     data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = "any",
     backbone: Annotated[
         str, typer.Option(help="Name of the backbone that every site loads.", callback=options.checked_backbone)
-    ] = "medclip-slake",
+    ] = "medclip2-slake",
     card: Annotated[
         Path | None, typer.Option(help="Shape card of a backbone in a local folder, by `medfedvqa backbone card`.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from medfedvqa.devices import check_names
 from medfedvqa.errors import ConfigError
 
 SETS = ("vqa-rad", "slake", "store", "phantom")
@@ -140,7 +141,16 @@ TunedOption = Annotated[
     Path | None, typer.Option(help="The file tuned.json of `medfedvqa tune`: its learning rates and weight decays.")
 ]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs; runs that it already holds are not repeated.")]
-DeviceOption = Annotated[str, typer.Option(help="Where sites train: cpu, cuda or cuda:N.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        "--devices",
+        help="Where sites train: cpu, cuda, cuda:N, or auto (a graphics card if torch can use one). Of several with "
+        "commas between, each site takes one in turn, and in a benchmark each run.",
+        callback=check_names,
+    ),
+]
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
 ]

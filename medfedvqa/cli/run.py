@@ -54,7 +54,7 @@ def run(
             help="Seconds after which a round goes on without the sites that are late. Default: no limit.", min=1
         ),
     ] = None,
-    device: options.DeviceOption = "cpu",
+    device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
     cache: options.CacheOption = None,
     ledger: Annotated[
@@ -160,10 +160,11 @@ def watched(
     begins; None trains for all rounds.
     """
     from medfedvqa.cli.terminal import plain
+    from medfedvqa.devices import in_words
     from medfedvqa.federation.launch import run as run_launch
 
     job, count = launch.job, len(launch.sites)
-    facts = f"backbone {plain(job.backbone)}, engine {engine}, device {plain(launch.device)}"
+    facts = f"backbone {plain(job.backbone)}, engine {engine}, device {plain(in_words(launch.device))}"
     sites = "1 site" if count == 1 else f"{count} sites"
     progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
     if engine != "local":

@@ -32,7 +32,9 @@ def study(
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
+    questions: options.QuestionsOption = "closed",
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     tuned: options.TunedOption = None,
     out: options.RunsOption = Path("study"),
@@ -58,7 +60,7 @@ def study(
         raise ConfigError(f"--regimes names what to vary: {', '.join(REGIMES)}")
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     listed = methods or ",".join(SYSTEMS)
-    base = planned_grid(listed, data, data_root, backbone, changes, seeds, cache, out, tuned)
+    base = planned_grid(listed, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
     grids = [systems_of(base, regime) for name in dict.fromkeys(names) for regime in REGIMES[name]]
     for grid in grids:
         complete(progress, grid, workers)

@@ -23,7 +23,9 @@ def tune(
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
+    questions: options.QuestionsOption = "closed",
     workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     out: options.RunsOption = Path("tuning"),
     as_json: options.JsonOption = False,
@@ -42,7 +44,7 @@ def tune(
     check_folder(out)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, 1, cache, out)
+    grid = planned_grid(methods, data, data_root, backbone, changes, 1, device, cache, out, questions=questions)
     for system in grid.systems:
         full_rounds(grid, system)
 

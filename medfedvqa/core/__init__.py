@@ -2,6 +2,7 @@
 
 from audits import Tensors
 from medfedvqa.checking import checked
+from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import EPSILON, Method, MethodConfig, State
 from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, MeanOnShares, MixOnShares, OnShares, mixing
@@ -15,6 +16,7 @@ __all__ = [
     "EPSILON",
     "FAULT",
     "SHARED_BYTES",
+    "Answering",
     "Hub",
     "MeanOnShares",
     "Method",

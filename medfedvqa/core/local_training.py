@@ -24,6 +24,7 @@ from medfedvqa.bounds import (
     Text,
     WeightDecay,
 )
+from medfedvqa.core.answering import TESTED, Answering
 from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import KEPT, Keeping
@@ -167,7 +168,9 @@ class Alone(Method[Config]):
             names = {spec.name for spec in self.exchange(site.backbone.shape).task("evaluate").down}
             state = remembered(self, site, state, received, names)
         if task.name == "evaluate":
-            return super().handle(task, site, *recalled(state, received), round)
+            state, received = recalled(state, received)
+            state, reply = super().handle(task, site, state, received, round)
+            return {**state, TESTED: tensors_of(received)}, reply
         if has_stopped(state, self.config.patience):
             return unchanged(state), {}
         return super().handle(task, site, state, received, round)
@@ -256,10 +259,24 @@ class Alone(Method[Config]):
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
         """See `Method.attention`: the attention of the site's last model."""
-        # Attention is computed in the last block, so the cache must end below it.
-        trainer = self.trainer(site, {tower: max(1, depth) for tower, depth in self.depth(site).items()})
-        with torch.no_grad():
-            return trainer.model.attention(state["values"], trainer.all_rows(examples).batch)
+        return Answering(self.model(site), state["values"], self._space(site)).attention(site, examples)
+
+    def answering(self, site: Site, state: State) -> Answering:
+        """See `Method.answering`: the kept model if the site finished one, else the model that it tested last."""
+        if KEPT in state:
+            kept = state[KEPT]
+            return self.without_others().answering_with(site, kept["state"], kept["message"])
+        if TESTED not in state:
+            raise ConfigError(
+                "the site keeps no tested model of this job: the job ended before its evaluation, or an earlier "
+                "version ran it"
+            )
+        return self.answering_with(site, state, state[TESTED])
+
+    def answering_with(self, site: Site, state: State, received: Values) -> Answering:
+        """The model with which a site with this state and message answers; the same that `answered` tests."""
+        received = {name: value.to(site.device) for name, value in received.items()}
+        return Answering(self.model(site), self.tested(site, state, received), self._space(site))
 
     @abstractmethod
     def model(self, site: Site) -> AnswerModel:
@@ -281,7 +298,11 @@ class Alone(Method[Config]):
 
     def answer_count(self, site: Site) -> int:
         """The number of answers that the model chooses from."""
-        return len(self.answers or site.data.answers)
+        return len(self._space(site))
+
+    def _space(self, site: Site) -> tuple[str, ...]:
+        """The answers that the model chooses from."""
+        return self.answers or site.data.answers
 
     def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
         """The site's trainer. `depth` replaces the method's own depth."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
 from audits.exchange import clip_to_norm
+from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.on_shares import DRAWING, OnShares
 from medfedvqa.core.probe import Probe
@@ -198,6 +199,13 @@ class Method(ABC, Generic[Config]):
         Only the site sees it: no task sends it. Raises `ConfigError` if the method has none.
         """
         raise ConfigError(f"the method '{self.name}' has no attention over pictures to show")
+
+    def answering(self, site: Site, state: State) -> Answering:
+        """The model with which a site with this state, after `evaluate`, answers new questions. It stays at the site.
+
+        Raises `ConfigError` if the method keeps none.
+        """
+        raise ConfigError(f"the method '{self.name}' keeps no answer head at a site: there is no model to ask")
 
     def probe(self, site: Site, state: State, received: Tensors) -> Probe:
         """The round that starts from this state and message, for audits on the site's own machine.

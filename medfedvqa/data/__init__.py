@@ -2,7 +2,7 @@
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
-from medfedvqa.data.partition import PartitionRows, Split, is_part, partition
+from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures, PictureViews, Source
 from medfedvqa.data.public import PublicPairs, public_pairs
@@ -19,6 +19,7 @@ __all__ = [
     "PictureViews",
     "Pictures",
     "PublicPairs",
+    "Questions",
     "Row",
     "SiteData",
     "Source",

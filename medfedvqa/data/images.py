@@ -3,7 +3,7 @@
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -37,8 +37,10 @@ def square(levels: np.ndarray, size: int) -> torch.Tensor:
     return squared.contiguous()
 
 
-def load_image(path: Path, size: int, row: int, colour: bool = False) -> torch.Tensor:
-    """Reads one picture as float32 [1, size, size] in 0..1; with `colour`, as [3, size, size] if it has any.
+def load_image(path: Path | BinaryIO, size: int, row: int, colour: bool = False) -> torch.Tensor:
+    """Reads one picture, from its file or from bytes in memory, as float32 [1, size, size] in 0..1.
+
+    With `colour` it is [3, size, size] if it has any.
 
     What is transparent is black. Raises `DataError` with the row's index, never the file's name, if the file is
     missing, cannot be decoded, names no white, or exceeds Pillow's limit against decompression bombs (about 89 million

@@ -16,6 +16,7 @@ from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, r
 from medfedvqa.core.on_shares import OPEN
 from medfedvqa.core.registry import is_built_in
 from medfedvqa.data import READERS
+from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
@@ -172,7 +173,7 @@ class Admission:
             yield Refusal.BACKBONE
         if job.secagg and not self._knows_peers():
             yield Refusal.PEERS
-        if not has_device(config.device):
+        if problem_of(config.device):
             yield Refusal.DEVICE
         if config.data.root is not None and not config.data.root.exists():
             yield Refusal.ROOT
@@ -237,19 +238,6 @@ def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None
 def _fresh_until(entry: Entry) -> datetime:
     expires = (entry.admission or {}).get("expires")
     return datetime.fromisoformat(expires) if expires else datetime.fromisoformat(entry.time) + LONGEST
-
-
-def has_device(device: str) -> bool:
-    """Whether this machine can train on `cpu`, `cuda` or `cuda:NUMBER`."""
-    if device == "cpu":
-        return True
-    # torch takes seconds to import, and only a site with a graphics card needs it here.
-    import torch
-
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number or "0").isdecimal():
-        return False
-    return torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
+from medfedvqa.devices import DeviceMemoryError
 from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
 from medfedvqa.plugins import PlugInRefused
 from privacy.errors import PrivacyError
@@ -27,6 +28,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_TOO_SMALL = (MemoryError, DeviceMemoryError)
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """The name of torch's error for a card; commands that never train do not import torch."""
 
@@ -42,7 +44,7 @@ def code_of(error: Exception, private: bool = False) -> Refusal:
         return Refusal.DISK
     if isinstance(error, JobRefused):
         return error.code
-    if any(isinstance(link, MemoryError) or type(link).__name__ == _OUT_OF_MEMORY for link in chain):
+    if any(isinstance(link, _TOO_SMALL) or type(link).__name__ == _OUT_OF_MEMORY for link in chain):
         return Refusal.FAILED if private else Refusal.MEMORY
     return next((code for kind, code in _CODES if isinstance(error, kind)), Refusal.FAILED)
 

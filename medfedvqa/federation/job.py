@@ -41,7 +41,7 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     options: dict[str, Any] = Field(default_factory=dict)
     data: Identifier = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
     split: Split = Field(default_factory=Split)
-    backbone: BackboneName = Field("medclip-slake", description="name of the frozen backbone, never a path")
+    backbone: BackboneName = Field("medclip2-slake", description="name of the frozen backbone, never a path")
     seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
     secagg: bool = Field(False, description="aggregate on shares: neither server nor other sites see an upload")

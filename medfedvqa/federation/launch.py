@@ -11,10 +11,10 @@ from audits import Outcome, read
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
+from medfedvqa.devices import in_turn, resolved
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.evaluation.results import RESULTS
-from medfedvqa.federation.admission import has_device
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -48,7 +48,7 @@ class Launch:
     """The processor threads of each site."""
     backbone_files: Mapping[str, Path] | None = None
     device: str = "cpu"
-    """Where every site trains: `cpu`, `cuda` or `cuda:NUMBER`."""
+    """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`; of several with commas between, sites take one in turn."""
     ledger: Path | None = None
     """The folder of the ledger for a store's patients; None means the ledger beside the store."""
     cache: Path | None = None
@@ -132,8 +132,7 @@ def plan(
     if len(set(sites)) < len(sites):
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
-    if not has_device(device):
-        raise ConfigError(f"this machine cannot train on '{device}': choose 'cpu', or 'cuda' where torch finds a card")
+    device = resolved(device)
     job = _with_backbone(job, backbone_files or {})
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
@@ -168,7 +167,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
     exchange = launch.job.exchange()
     sent = {spec.kind.value for task in exchange.tasks for spec in (*task.up, *task.down)}
     kinds = [*DEFAULTS["kinds"], *sorted(sent - set(DEFAULTS["kinds"]))]
-    for site, folder in folders.items():
+    for number, (site, folder) in enumerate(folders.items()):
         paths[site] = folder / "site.yml"
         paths[site].write_text(
             site_yaml(
@@ -176,7 +175,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 root=launch.root and str(launch.root.resolve()),
                 organ=site,
                 threads=launch.threads,
-                device=launch.device,
+                device=in_turn(launch.device, number),
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
                 ledger=str(launch.ledger_of(site)),

@@ -29,7 +29,7 @@ data:
   # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
   answers: {answers}
 
-# cpu or cuda, and how many processor threads training may use.
+# cpu, cuda, cuda:NUMBER or auto (cuda where torch can use a card), and how many processor threads training may use.
 device: {device}
 threads: {threads}
 

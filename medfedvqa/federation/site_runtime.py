@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobR
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
 from medfedvqa.core import EPSILON, Site, Tensors
 from medfedvqa.data import SiteData, Split, load_site, reader_function
+from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
 from medfedvqa.federation.aggregation_attempt import Relays
@@ -76,9 +77,14 @@ class SiteRuntime:
         return self._method.final_exchange(self._job.shape)
 
     @cached_property
+    def _device(self) -> str:
+        return resolved(self.config.device)
+
+    @cached_property
     def _backbone(self) -> Backbone:
         torch.set_num_threads(self.config.threads)
-        backbone = self._load(self._job.backbone, self.config.backbones, self.config.device)
+        with memory_in_words(self._device):
+            backbone = self._load(self._job.backbone, self.config.backbones, self._device)
         if self._job.card is not None:
             check_card(self._job.card, self._job.backbone, backbone.shape)
         return backbone
@@ -92,7 +98,7 @@ class SiteRuntime:
         answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         space = PictureSpace(config.pictures.memory_mb * _MIB, config.pictures.disk_mb * _MIB, config.state)
-        return Site(config.name, data, backbone, config.device, job.seed, self._randomness(), space)
+        return Site(config.name, data, backbone, self._device, job.seed, self._randomness(), space)
 
     def _randomness(self) -> Randomness:
         if self.config.repeatable_noise is None:
@@ -211,14 +217,21 @@ class SiteRuntime:
     def _run(self, task: TaskSpec, round: int, before: Saved | None, received: Tensors) -> Saved:
         with self._refusing(PrivacyError, Refusal.BUDGET):
             self._budget.begin(task.name, round)
-        state = before.state if before else self._method.setup(self.site)
-        with torch.random.fork_rng(devices=[]):
+        with self._memory(), torch.random.fork_rng(devices=[]):
+            state = before.state if before else self._method.setup(self.site)
             torch.manual_seed(self.site.task_seed(task.name, round))
             state, reply = self._method.handle(task, self.site, state, received, round)
             reply = self._method.shortened(task, self.site.backbone.shape, reply)
         if before is None:
             return Saved(task.name, round, state, reply)
         return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
+
+    def _memory(self) -> AbstractContextManager[None]:
+        """Says in words which option makes a task smaller, if the memory is too small for it."""
+        settings, config = self._job.dp, self._method.config
+        if settings is not None:
+            return memory_in_words(self._device, "physical_patients", settings.physical_patients)
+        return memory_in_words(self._device, "batch_rows", getattr(config, "batch_rows", 1))
 
     def _release(self, task: TaskSpec, saved: Saved) -> Tensors:
         charge = self._budget.settle(task.name, saved.round)

@@ -5,26 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from medfedvqa import plugins
+from medfedvqa.backbone_names import parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
 from medfedvqa.data.data_roots import PHANTOM
-from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
-from medfedvqa.models.bundled import BUNDLED
-from medfedvqa.near_miss import check_name, suggestion
+from medfedvqa.near_miss import check_name
 from privacy import DPSettings
 
 
 def checked_job(job: dict[str, Any]) -> JobSpec:
-    """The job. Raises `ConfigError` for names that do not exist, with the nearest that do, and for bad values."""
+    """The job. Raises `ConfigError` for names that do not exist, with the nearest that do, and for bad values.
+
+    Raises `BackboneError` for a name that no backbone has; the loader checks what the name stands for.
+    """
     check_method(job["method"])
     check_options(job["method"], job.get("options", {}))
     for name in job.get("dp") or {}:
         names = [field.name for field in fields(DPSettings)]
         check_name("setting of differential privacy", name, names, "`medfedvqa privacy settings` lists them")
     if "backbone" in job:
-        check_backbone(job["backbone"])
+        parse(job["backbone"])
     return JobSpec.from_dict(job)
 
 
@@ -39,14 +41,6 @@ def check_options(method: str, options: dict[str, Any]) -> None:
     for name in options:
         names = [*method_type(method).config_type.model_fields]
         check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
-
-
-def check_backbone(name: str) -> None:
-    """Raises `ConfigError` for a plain name that no bundled backbone has. The loader checks names of other forms."""
-    if not any(mark in name for mark in "/@:") and name not in BUNDLED:
-        close = suggestion(name, [*BUNDLED, "auto"])
-        forms = f"the bundled ones are {', '.join(BUNDLED)}; others are written ARCH/TAG, hf-hub:NAME or ARCH@LABEL"
-        raise ConfigError(f"unknown backbone '{name}': {close or forms}")
 
 
 def backbone_for(name: str, reader: str) -> str:

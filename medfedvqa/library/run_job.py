@@ -8,6 +8,7 @@ from typing import TypeGuard, get_args
 
 from medfedvqa.core import method_type
 from medfedvqa.data import is_registered
+from medfedvqa.devices import resolved
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch
 from medfedvqa.federation.hub import TaskAnswer
@@ -35,7 +36,8 @@ def run(
     """Train the job on the data set, with one site per organ, and return what came of it.
 
     `engine`: `local` for this process, `simulator` or `provisioned` for NVIDIA FLARE on this machine. `sites`: only
-    these organs; all by default. `device`: `cpu`, `cuda` or `cuda:1`. `out`: the folder of the run, new or empty; by
+    these organs; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`; of
+    several with commas between, sites take one in turn. `out`: the folder of the run, new or empty; by
     default a new one below `runs`. `progress`: whether to print a line per round, or a function that receives each
     event. `threads`: processor threads per site. `backbone_files`: the checkpoints of backbones `ARCH@LABEL`.
 
@@ -64,6 +66,7 @@ def launch_of(
     """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
         raise ConfigError(f"'sites' is a list of names: write sites=['{sites}']")
+    device = resolved(device)
     _check_processes(job, data, engine_of(engine))
     if cache is not None and engine != "local":
         raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")

@@ -49,7 +49,8 @@ class Job:
         name; `auto` is the bundled one that has not seen the data. `method_options`: options as a mapping, for names
         that are only known when the program runs.
 
-        Raises `ConfigError` for an unknown method or option, or a value out of range.
+        Raises `ConfigError` for an unknown method or option, or a value out of range, and `BackboneError` for a name
+        that no backbone has.
         """
         private = {**(dp or {}), **({} if epsilon is None else {"epsilon": epsilon})}
         self._auto = backbone == AUTO

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import Blocks, Weight
+from medfedvqa.core.answering import Answering
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.knowledge_preserving import Outputs, outputs
 from medfedvqa.core.method import State
@@ -64,6 +65,13 @@ class FedKD(Averaging[FedKDConfig]):
         if self.config.evaluated == "shared":
             return super().right(trainer, values, examples)
         return trainer.right(_mentors(values), examples, self.mentor(trainer.site))
+
+    def answering_with(self, site: Site, state: State, received: Values) -> Answering:
+        """See `Alone.answering_with`: the model that `right` tests."""
+        mentee = super().answering_with(site, state, received)
+        if self.config.evaluated == "shared":
+            return mentee
+        return Answering(self.mentor(site), _mentors(mentee.values), mentee.answers)
 
     def mentor(self, site: Site) -> TunedModel:
         """The model that stays at the site."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import BatchRows, Blocks, Passes, PromptLength, Rate, Rounds, Share, Weight, WeightDecay, Width
+from medfedvqa.core.answering import Answering
 from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import Keeping
@@ -207,6 +208,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
     def answered(self, site: Site, state: State, received: Tensors, examples: Examples) -> torch.Tensor:
         """See `Alone.answered`. The model uses the shared prompts."""
         return self._trainer(site, tensors_of(received, site.device)).right(state["values"], examples)
+
+    def answering_with(self, site: Site, state: State, received: Values) -> Answering:
+        """See `Alone.answering_with`. The model uses the shared prompts."""
+        shared = {name: value.to(site.device) for name, value in received.items()}
+        return Answering(self.model(site, shared), state["values"], self._space(site))
 
     def begun_anew(self, state: State, values: Values) -> State:
         """See `Alone.begun_anew`: Adam's second moments would be those of the noise, and its steps too short."""

@@ -2,7 +2,8 @@
 
 min over W of mean |W phi - y|^2 + penalty |W|^2, with y the one-hot answer and phi a constant, random tanh units of the
 question, and their products with random tanh units of the picture, on frozen features and n-grams. All sites compute
-the same phi, so the mean of their sums over rows is that of one site with all rows.
+the same phi, so the mean of their sums over rows is that of one site with all rows. A site solves with a mix of that
+mean and its own sums: all sites' rows count, and its own count more.
 
 The sums are no model, and tell of rows: the constant's row of `moments` holds the share of each answer at the site, and
 sums over few rows tell of single ones. Aggregate on shares.
@@ -10,7 +11,7 @@ sums over few rows tell of single ones. Aggregate on shares.
 | paper | here | why |
 |---|---|---|
 | random features (Huang et al., 2006) | products with the question's units | what counts in a picture is asked |
-| one penalty | each site takes that of its validation rows | they never leave |
+| one penalty, one W | each site takes penalty and mix of its validation rows | they never leave; sites are unlike |
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,10 @@ from medfedvqa.training import Site, SiteRows
 
 GRAM, MOMENTS = "gram", "moments"
 Penalty = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
+Choice = tuple[float, float]
+"""A penalty and a mix."""
 CHUNK = 256
 """Rows whose features are computed together."""
 
@@ -43,13 +47,19 @@ CHUNK = 256
 class RidgeConfig(MethodConfig, frozen=True):
     """Options."""
 
-    units: int = Field(512, ge=1, le=MOST_SPACE // 2, description="random units; there are twice as many features")
+    units: int = Field(1024, ge=1, le=MOST_SPACE // 2, description="random units; there are twice as many features")
     question_input: QuestionInput = Field("both", description="the tower's features, hashed n-grams, or both")
     penalties: tuple[Penalty, ...] = Field(
         (1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
         min_length=1,
         max_length=64,
         description="penalties, of which a site takes the one that its validation rows favour",
+    )
+    mixes: tuple[Share, ...] = Field(
+        (0.0, 0.25, 0.5, 0.75, 1.0),
+        min_length=1,
+        max_length=64,
+        description="shares of all sites' mean in the sums that a site solves with; only 0: nothing is exchanged",
     )
     answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
         "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"
@@ -80,21 +90,26 @@ class Ridge(Method[RidgeConfig]):
         return answers if isinstance(answers, tuple) else bundled_list(answers)
 
     @property
+    def exchanges(self) -> bool:
+        """Whether the sites exchange their sums."""
+        return any(self.config.mixes)
+
+    @property
     def on_shares(self) -> Mapping[str, OnShares]:
         """The sums of the one exchange."""
-        return {"start": MeanOnShares(ROWS)}
+        return {"start": MeanOnShares(ROWS)} if self.exchanges else {}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """Means of products over a site's training rows go up, those over all sites' rows come down."""
         self._head.layers(shape)
-        up, down = (self._sums(whose) for whose in ("the site's", "all sites'"))
-        return Exchange(
-            self.name, (TaskSpec("start", (*up, *counts(ROWS)), ()), TaskSpec("evaluate", counts(*SCORED), down))
-        )
+        up, down = (self._sums(whose) if self.exchanges else () for whose in ("the site's", "all sites'"))
+        start = (TaskSpec("start", (*up, *counts(ROWS)), ()),) if self.exchanges else ()
+        return Exchange(self.name, (*start, TaskSpec("evaluate", counts(*SCORED), down)))
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """One exchange, and the evaluation."""
-        yield "start", 1
+        if self.exchanges:
+            yield "start", 1
         yield "evaluate", 1
 
     def setup(self, site: Site) -> State:
@@ -104,33 +119,34 @@ class Ridge(Method[RidgeConfig]):
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The site's sums over its training rows, divided by their number."""
-        rows = self._rows(site)
-        train = rows.encoded(site.data.train).answered
-        gram, moments = (torch.zeros(spec.shape, dtype=torch.float64) for spec in self._sums("the site's"))
-        for features, answers in self._batches(site, state, rows, train):
-            gram += features.T @ features
-            moments += features.T @ F.one_hot(answers, moments.shape[1]).double()
-        sums = {GRAM: gram / max(1, len(train)), MOMENTS: moments / max(1, len(train))}
-        up = {name: value.float().numpy() for name, value in sums.items()}
-        return state, {**up, ROWS: np.array(len(train), np.int64)}
+        sums, count = self._own(site, state)
+        return state, {**{name: value.float().numpy() for name, value in sums.items()}, ROWS: np.array(count, np.int64)}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Solves for each penalty, keeps the best on validation rows, and counts the test rows that it answers right.
+        """Solves for each penalty and mix, keeps the best on validation rows, and counts the test rows that are right.
 
-        The larger of equally good penalties is kept.
+        Of equally good ones the larger penalty is kept, and then the larger mix.
         """
-        mean = {name: value.double() for name, value in tensors_of(received).items()}
-        solved = {penalty: solution(mean[GRAM], mean[MOMENTS], penalty) for penalty in self.config.penalties}
-        right = {penalty: self._right(site, state, w, site.data.validate) for penalty, w in solved.items()}
-        best = max(solved, key=lambda penalty: (int(right[penalty].sum()), penalty))
+        own, _ = self._own(site, state)
+        mean = {name: value.double() for name, value in tensors_of(received).items()} or own
+        solved = {
+            (penalty, mix): solution(
+                torch.lerp(own[GRAM], mean[GRAM], mix), torch.lerp(own[MOMENTS], mean[MOMENTS], mix), penalty
+            )
+            for penalty in self.config.penalties
+            for mix in self.config.mixes
+        }
+        right = self._right(site, state, solved, site.data.validate)
+        best = max(solved, key=lambda choice: (int(right[choice].sum()), choice))
         state = {**state, "solution": solved[best].float()} | validated({}, right[best])
-        return scored(state, site.data, self._right(site, state, solved[best], site.data.test))
+        tested = self._right(site, state, {best: solved[best]}, site.data.test)
+        return scored(state, site.data, tested[best])
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """One mean, and the evaluation."""
         mean: Tensors = {}
         for _ in hub.rounds(1):
-            mean = hub.mean("start", weight=ROWS)
+            mean = hub.mean("start", weight=ROWS) if self.exchanges else {}
         return hub.collect("evaluate", {site: mean for site in hub.sites})
 
     @property
@@ -173,12 +189,27 @@ class Ridge(Method[RidgeConfig]):
             one = torch.ones(len(part), 1, device=seen.device)
             yield torch.cat([one, asked, seen * asked], dim=1).double().cpu(), batch.answers.cpu()
 
-    def _right(self, site: Site, state: State, weights: torch.Tensor, examples: Examples) -> torch.Tensor:
-        """Whether these weights [width, answers] answer each row right, bool [rows]."""
+    def _own(self, site: Site, state: State) -> tuple[dict[str, torch.Tensor], int]:
+        """The site's sums over its training rows divided by their number, float64, and that number."""
         rows = self._rows(site)
-        encoded = rows.encoded(examples)
-        right = [(x @ weights).argmax(dim=1) == y for x, y in self._batches(site, state, rows, encoded)]
-        return torch.cat(right) if right else torch.zeros(0, dtype=torch.bool)
+        train = rows.encoded(site.data.train).answered
+        gram, moments = (torch.zeros(spec.shape, dtype=torch.float64) for spec in self._sums("the site's"))
+        for features, answers in self._batches(site, state, rows, train):
+            gram += features.T @ features
+            moments += features.T @ F.one_hot(answers, moments.shape[1]).double()
+        return {name: value / max(1, len(train)) for name, value in ((GRAM, gram), (MOMENTS, moments))}, len(train)
+
+    def _right(
+        self, site: Site, state: State, solved: Mapping[Choice, torch.Tensor], examples: Examples
+    ) -> dict[Choice, torch.Tensor]:
+        """Whether weights [width, answers] answer each row right, bool [rows], by their penalty and mix."""
+        rows = self._rows(site)
+        batches = list(self._batches(site, state, rows, rows.encoded(examples)))
+        none = torch.zeros(0, dtype=torch.bool)
+        return {
+            choice: torch.cat([none, *((x @ weights).argmax(dim=1) == y for x, y in batches)])
+            for choice, weights in solved.items()
+        }
 
 
 def solution(gram: torch.Tensor, moments: torch.Tensor, penalty: float) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from medfedvqa import plugins
 from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture, configuration, parse, refusal
+from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
@@ -93,6 +94,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     Raises `BackboneError`: unknown name, missing file, or a file of another architecture. No message holds a path.
     """
     parsed = _parsed(name)
+    exact_float32(device)
     if parsed.label is not None and name not in files:
         what = "folder" if parsed.is_folder else f"{parsed.architecture} checkpoint"
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {what} in site.yml, under backbones")

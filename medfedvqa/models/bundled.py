@@ -32,7 +32,10 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         "keeps_place": True,
     },
 }
-"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`."""
+"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`.
+
+Of `medclip`, the first edition, no weights ship any more: files of version 0.2.0 load as `medclip@LABEL`.
+"""
 MEAN = (0.26, 0.26, 0.26)
 STD = (0.26, 0.26, 0.26)
 
@@ -48,10 +51,8 @@ class BundledModel:
 BUNDLED = {
     "medclip2-slake": BundledModel("medclip2-slake.safetensors", ("open", "slake")),
     "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", ("open", "vqa-rad")),
-    "medclip-slake": BundledModel("medclip-slake.safetensors", ("open", "slake")),
-    "medclip-vqarad": BundledModel("medclip-vqarad.safetensors", ("open", "vqa-rad")),
 }
-"""The second edition comes first: `auto` takes the first that has not seen the data."""
+"""`auto` takes the first that has not seen the data."""
 
 
 def build(architecture: str = "medclip2") -> "CLIP":

@@ -73,8 +73,10 @@ def _training(stages: list[dict[str, Any]]) -> str:
     return (
         "The picture tower is trained, on tasks whose heads are thrown away: labels of the open sets, orientation, "
         "edges of each cell, a thumbnail; with a text tower also contrast with captions, and questions with their "
-        "answers. The text tower is that of the named first-edition weights, unchanged but for its projection. Each "
-        "stage is one `medfedvqa pretrain`, a later one with `--start`.\n\n" + "\n".join(lines)
+        "answers. The text tower is that of the named weights, bit by bit; only its projection and the temperature "
+        "begin there and are trained. Weights named `medclip-*` are the first edition's, which versions up to 0.2.0 "
+        "bundled; docs/backbones.md says how to repeat the stages without them. Each stage is one `medfedvqa "
+        "pretrain`, a later one with `--start`.\n\n" + "\n".join(lines)
     )
 
 

@@ -164,6 +164,11 @@ class Drawing:
     description: str
     figure: "Figure"
 
+    @property
+    def label(self) -> str:
+        """What is heard instead of the plot."""
+        return f"{self.title}: {self.description}"
+
 
 @dataclass(frozen=True)
 class DrawingGroup:

@@ -175,10 +175,10 @@ def accusation(wrongly: float, found: float) -> Cell:
 
 def _budget(report: Report) -> Section:
     section, summary = report.sections.accounting, report.sections.summary
+    spent = at_most(section.spent.epsilon if section.spent else None)
     if section.limit is None:
-        said: Cell = ("The site sets no limit: no rule says how much its jobs may cost a patient in all.",)
+        said: Cell = ("The site sets no limit, so that nothing is left of one. Spent by all jobs: epsilon ", spent, ".")
     else:
-        spent = at_most(section.spent.epsilon if section.spent else None)
         said = ("Of epsilon ", figure(section.limit), " that the site allows in all, ", spent, " is spent and ")
         said += (at_least(section.remaining), " is left. ", *_fits(summary))
     refused = len(section.refusals)
@@ -204,7 +204,8 @@ def _limits(report: Report) -> Section:
 
 def _signatures(report: Report) -> Section:
     section = report.sections
-    check = "To check it: `medfedvqa privacy verify-report FOLDER --key KEY`, with the key that the site gave you."
+    command = "`medfedvqa privacy verify-report FOLDER --key KEY`"
+    check = f"To check it: {command}, with the folder of this file and the key that the site gave you."
     made: Cell = ("Made ", moment(section.identity.created), " UTC. ", check)
     rows = tuple(row(stack(sign.role, sign.confirms), "", "") for sign in section.verdicts.sign_off)
     titles = ("Who confirms what", "Name", "Date and signature")

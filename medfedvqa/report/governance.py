@@ -24,18 +24,12 @@ SHORT = 110
 DEPLOYMENTS = (
     (
         "US census of 2020, redistricting data",
-        "person",
-        "19.61 in all",
+        "person; homes besides",
+        "19.61: 17.14 and 2.47",
         "1e-10",
-        "US Census Bureau, press release of 9 June 2021",
+        "US Census Bureau, press release of 9 June 2021; delta: its published code",
     ),
-    (
-        "Google, Community Mobility Reports",
-        "person and day",
-        "2.64",
-        "none",
-        "Aktay et al., arXiv 2004.04145, 2020",
-    ),
+    ("Google, Community Mobility Reports", "user and day", "2.64", "none", "Aktay et al., arXiv 2004.04145, 2020"),
     (
         "LinkedIn, Audience Engagements API",
         "member, for one analyst and month",
@@ -45,10 +39,10 @@ DEPLOYMENTS = (
     ),
     (
         "Apple, emoji suggestions (noise on the device)",
-        "person and day",
+        "user and day",
         "4",
         "none",
-        "Apple, Differential Privacy Technical Overview",
+        "Apple, Differential Privacy Overview",
     ),
 )
 """What was deployed, who is protected, epsilon, delta, source."""

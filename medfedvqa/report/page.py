@@ -181,7 +181,7 @@ def _heading(section: Section) -> tuple[Child, ...]:
 
 
 def _picture(drawing: Drawing) -> Html:
-    svg = Html(inline_svg(drawing.figure, f"{drawing.title}: {drawing.description}"))
+    svg = Html(inline_svg(drawing.figure, drawing.label))
     return tag("figure", tag("figcaption", _text(drawing.title)), svg)
 
 

@@ -132,7 +132,7 @@ def _target(part: Inline) -> str | None:
 
 def _drawing(drawing: blocks.Drawing) -> Mapping[str, str | float]:
     svg, inches = encoded(drawing.figure, "svg").decode(), float(drawing.figure.get_figwidth())
-    return {"title": _safe(drawing.title), "description": _safe(drawing.description), "svg": svg, "inches": inches}
+    return {"title": _safe(drawing.title), "label": _safe(drawing.label), "svg": svg, "inches": inches}
 
 
 def _safe(text: str) -> str:

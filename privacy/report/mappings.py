@@ -2,7 +2,7 @@
 
 Written in the project's own words, from NIST SP 800-226 (2025), the template of the OpenDP deployments registry (2026),
 45 CFR 164, Regulations (EU) 2016/679, 2024/1689 and 2025/327, SATRE 2, ISO/IEC 27001:2022, 27701:2019 and 27559:2022,
-and NIST AI RMF 1.0. No legal conclusion follows from it.
+and NIST AI RMF 1.0; docs/compliance.md says against what each was checked. No legal conclusion follows from it.
 """
 
 from privacy.report.facts import ReportFacts
@@ -165,18 +165,20 @@ _ISO: tuple[Line, ...] = (
     (ISO_27701, "7.2.8", "records of processing", PARTLY, "Of releases.", "H"),
     (ISO_27701, "7.4.4", "minimisation", PARTLY, "Declared tensors, each bounded.", "H"),
     (ISO_27701, "7.4.5", "de-identification and deletion", PARTLY, "De-identification, if done here.", "I"),
-    (ISO_27559, "context", "who receives what", YES, "Recipients, trust, observers.", "GH"),
-    (ISO_27559, "identifiability", "risk and mitigation", PARTLY, "Bound, attacks, noise.", "BDJ"),
-    (ISO_27559, "governance", "before, during and after", PARTLY, "Log and budget; review is the site's.", "EH"),
+    (ISO_27559, "Clause 6", "context assessment", PARTLY, "Recipients, trust, observers; not their motives.", "GH"),
+    (ISO_27559, "Clause 7", "data assessment", NO, _ELSEWHERE, "I"),
+    (ISO_27559, "Clause 8", "identifiability and mitigation", PARTLY, "Bound, attacks, noise.", "BDJ"),
+    (ISO_27559, "Clause 9", "de-identification governance", PARTLY, "Log and budget; review is the site's.", "EH"),
 )
 
 
 def _ai_rmf(facts: ReportFacts) -> tuple[Line, ...]:
     purpose = _in_words(facts, "purpose", "permitted_use")
+    measured = PARTLY if facts.evidence.measured else NO
     return (
-        (AI_RMF, "GOVERN 1", "policies and people", NO, _ELSEWHERE, "L"),
+        (AI_RMF, "GOVERN 1", "policies and processes", NO, _ELSEWHERE, "L"),
         (AI_RMF, "MAP 1.1", "intended purpose", purpose, "The site's words.", "A"),
-        (AI_RMF, "MEASURE 2.3", "performance", _given(facts.evidence.measured), "Accuracy with and without.", "J"),
+        (AI_RMF, "MEASURE 2.3", "performance", measured, "Accuracy on test rows, if given; not in use.", "J"),
         (AI_RMF, "MEASURE 2.7", "security and resilience", PARTLY, "Of training: trust, gate, log.", "GH"),
         (AI_RMF, "MEASURE 2.10", "privacy risk", PARTLY, "Bound, budget, attacks.", "BEJ"),
         (AI_RMF, "MANAGE 4.3", "incidents", NO, _ELSEWHERE, "H"),

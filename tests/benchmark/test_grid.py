@@ -14,7 +14,7 @@ from medfedvqa.benchmark.results_file import RESULTS, read
 from medfedvqa.benchmark.single_run import centralised
 from medfedvqa.benchmark.systems import SYSTEMS, WITHOUT, System, systems_named, without_picture
 from medfedvqa.core import create, method_names
-from medfedvqa.data import Split, load_site
+from medfedvqa.data import Split, load_site, training_answers
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 
@@ -118,7 +118,7 @@ def test_seeds_of_a_published_test_share_a_cohort_and_drawn_sets_do_not(data_fol
 
 
 def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> None:
-    grid = Grid("slake", tmp_path, tmp_path, PAIR, 1, BUDGET, ("lung",), "medclip-slake")
+    grid = Grid("slake", tmp_path, tmp_path, PAIR, 1, BUDGET, ("lung",), "medclip2-slake")
     with pytest.raises(ConfigError, match="seen slake"):
         list(run(grid, 1))
     assert not list(tmp_path.iterdir())
@@ -203,6 +203,21 @@ def test_every_comparison_names_a_line() -> None:
     assert not any(
         system.baseline or system.alone or system.without_picture for system in SYSTEMS if not system.pictures
     )
+
+
+def test_fedp3_filters_a_list_that_is_longer_than_what_any_site_answers() -> None:
+    """All training answers of the sets, with a filter of 20; the models that it is compared with have the same list."""
+    labels = {system.label: system for system in SYSTEMS}
+    lines = [system for system in SYSTEMS if system.method == "fedp3"]
+    assert len(lines) == 7
+    for system in lines:
+        method = create("fedp3", system.with_budget({"rounds": 1}))
+        assert method.public_answers == training_answers() and method.config.top * 30 < len(training_answers())
+        alone = labels[system.alone]
+        averaged = labels["FedAvg last 3 blocks (public answers)"]
+        assert averaged.alone == alone.label
+        for other in (alone, averaged):
+            assert create(other.method, other.options).public_answers == method.public_answers
 
 
 def test_labels_and_folders_are_distinct() -> None:

@@ -23,7 +23,7 @@ def result(system: str = "local (DT)", seed: int = 0, right: str = "10" * 30, **
         "version": "0.2.0",
         "data": "slake",
         "split": {"kind": "official"},
-        "backbone": "medclip-vqarad",
+        "backbone": "medclip2-vqarad",
         "budget": {"rounds": 2},
         "job": {},
         "system": system,

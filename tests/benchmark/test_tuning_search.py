@@ -86,20 +86,22 @@ def test_an_interrupted_search_goes_on_and_chooses_as_one_in_a_single_go(tmp_pat
 
 
 def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
-    """Other data, another backbone, a system without a choice, a newer or broken file, a value out of range."""
+    """Other data, another backbone, no choice for a system or its family, a newer or broken file, a wrong value."""
     path = tmp_path / "tuned.json"
-    content: dict[str, Any] = {"format": 1, "data": "slake", "backbone": "medclip-vqa-rad", "more": [],
+    content: dict[str, Any] = {"format": 1, "data": "slake", "backbone": "medclip2-vqa-rad", "more": [],
                                "choices": {SYSTEM.label: {"learning_rate": 0.01, "weight_decay": 0.0}}}  # fmt: skip
     path.write_text(json.dumps(content))
     tuned = read_tuned(path)
-    assert with_choices([SYSTEM], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
+    assert with_choices([SYSTEM], tuned, "slake", "medclip2-vqa-rad")[0].options["learning_rate"] == 0.01
     blind = replace(SYSTEM, label=SYSTEM.label + WITHOUT, pictures=False)
-    assert with_choices([blind], tuned, "slake", "medclip-vqa-rad")[0].options["learning_rate"] == 0.01
-    for data, backbone in (("phantom", "medclip-vqa-rad"), ("slake", "medclip-slake")):
-        with pytest.raises(ConfigError, match="--tuned is of a search on slake with backbone medclip-vqa-rad"):
+    assert with_choices([blind], tuned, "slake", "medclip2-vqa-rad")[0].options["learning_rate"] == 0.01
+    kin = replace(SYSTEM, label="another of the family", family=SYSTEM.label)
+    assert with_choices([kin], tuned, "slake", "medclip2-vqa-rad")[0].options["learning_rate"] == 0.01
+    for data, backbone in (("phantom", "medclip2-vqa-rad"), ("slake", "medclip2-slake")):
+        with pytest.raises(ConfigError, match="--tuned is of a search on slake with backbone medclip2-vqa-rad"):
             with_choices([SYSTEM], tuned, data, backbone)
     with pytest.raises(ConfigError, match="no choice for other"):
-        with_choices([replace(SYSTEM, label="other")], tuned, "slake", "medclip-vqa-rad")
+        with_choices([replace(SYSTEM, label="other")], tuned, "slake", "medclip2-vqa-rad")
     for wrong, message in (
         ({**content, "format": 2}, "written by a newer version"),
         ({**content, "choices": {SYSTEM.label: {"learning_rate": -1, "weight_decay": 0}}}, "learning_rate"),

@@ -19,7 +19,7 @@ def facts() -> RunFacts:
         options={"rounds": 3},
         data="vqa-rad",
         split={"kind": "official", "seed": 7},
-        backbone="medclip-slake",
+        backbone="medclip2-slake",
         backbone_seen=["open", "slake"],
         seed=1,
         engine="local",

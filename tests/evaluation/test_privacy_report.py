@@ -336,6 +336,20 @@ def test_the_pdf_is_tagged_for_screen_readers(reader: PdfReader) -> None:
     assert {"/H1", "/H2", "/Link", "/L"} <= {str(element["/S"]) for element in elements}
 
 
+def test_the_pdf_can_be_walked_by_its_headings_tables_and_tabs(reader: PdfReader) -> None:
+    """No level of headings is skipped, every head of a column says so, a title shows, tabs follow the order."""
+    root = reader.trailer["/Root"]
+    elements = list(_elements(root["/StructTreeRoot"]))
+    levels = [int(str(element["/S"])[2]) for element in elements if re.fullmatch(r"/H\d", str(element["/S"]))]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    abouts = [element["/A"] for element in elements if element["/S"] == "/TH"]
+    heads = [about if isinstance(about, list) else [about] for about in abouts]
+    assert len(heads) > 80 and all(any(about.get("/Scope") == "/Column" for about in head) for head in heads)
+    assert root["/ViewerPreferences"]["/DisplayDocTitle"]
+    assert {sheet["/Tabs"] for sheet in reader.pages if "/Annots" in sheet} == {"/S"}
+
+
 def test_no_text_of_the_pdf_is_smaller_than_nine_points(reader: PdfReader) -> None:
     """Text inside plots is part of their pictures."""
     sizes = set[float]()

@@ -143,7 +143,7 @@ def test_a_site_s_entry(tmp_path: Path, facts: RunFacts, history: History, score
     assert site == {
         "organ": "chest",
         "data": "vqa-rad",
-        "backbone": {"name": "medclip-slake", "seen": ["open", "slake"]},
+        "backbone": {"name": "medclip2-slake", "seen": ["open", "slake"]},
         "n": 116,
         "train_rows": 395,
         "correct": 71,

@@ -24,7 +24,7 @@ GOLDEN = """\
 Accuracy on the test rows with its 95 % interval (sites: Wilson; average: variance recovery), \
 which counts rows, not patients: it is too narrow where a patient has several rows.
 
-Data vqa-rad, closed questions, official split (seed 7); backbone medclip-slake (trained on: open, slake); \
+Data vqa-rad, closed questions, official split (seed 7); backbone medclip2-slake (trained on: open, slake); \
 3 of 3 rounds; seed 1; bytes per site and round: 1,004 up, 0 to 1,000 down.
 
 prompt_pfl does not beat the question-only prior at head (48.1 % against 48.1 %).
@@ -114,7 +114,7 @@ def test_the_facts_line_says_what_the_backbone_was_trained_on(
     tmp_path: Path, facts: RunFacts, history: History, scores: Scores, seen: list[str] | None, said: str
 ) -> None:
     results = write_results(tmp_path, replace(facts, backbone_seen=seen), history, scores)
-    assert f"backbone medclip-slake (trained on: {said});" in facts_line(results)
+    assert f"backbone medclip2-slake (trained on: {said});" in facts_line(results)
 
 
 def test_the_facts_line_of_a_run_without_rounds(tmp_path: Path, facts: RunFacts, history: History) -> None:
@@ -133,7 +133,7 @@ def test_a_stopped_run_on_seen_data_says_so(tmp_path: Path, facts: RunFacts, his
     table = markdown_table(write_results(tmp_path, replace(facts, data="slake"), history, scores))
     assert "2 of 3 rounds" in table
     assert "\n\nThe run was stopped after 2 of 3 rounds.\n\n" in table
-    assert "The backbone medclip-slake was trained on slake, which is tested here" in table
+    assert "The backbone medclip2-slake was trained on slake, which is tested here" in table
 
 
 @pytest.mark.parametrize(("kind", "words"), [("open", "open questions"), ("all", "open and closed questions")])

@@ -55,6 +55,7 @@ def fresh(job: JobSpec, federation: str = FEDERATION, sites: tuple[str, ...] = (
         ({"backbone": "ViT-B-32/openai"}, {}, Refusal.BACKBONE),
         ({"backbone": "hf-hub:org/name"}, {}, Refusal.BACKBONE),
         ({"backbone": "medclip@other"}, {}, Refusal.BACKBONE),
+        ({"backbone": "medclip-slake"}, {}, Refusal.BACKBONE),  # bundled up to version 0.2.0
         ({}, {"require_dp": True}, Refusal.PRIVACY),
         ({"dp": DPSettings(noise=4.0, count_noise=4.0, delta=1e-3)}, {}, Refusal.PRIVACY),
         ({}, {"require_secagg": True}, Refusal.SECAGG),

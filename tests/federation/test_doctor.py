@@ -132,7 +132,7 @@ CONDITIONS: dict[str, tuple[Change, str, str]] = {
     "nested data": (lambda kit: published_rows(kit, "[" * 100_000), "data", ""),
     "no store": (with_site(reader="store", root=".."), "data", "no manifest"),
     "unknown device": (with_site(device="gpu"), "device", "unknown"),
-    "other device": (with_site(device="mps"), "device", "such devices"),
+    "other device": (with_site(device="mps"), "device", "unknown"),
     "peers that are no fingerprints": (lambda kit: pinned(kit, peers={"head": "00ff"}), "peers", "64 hex digits: head"),
     "peers with one fingerprint": (lambda kit: pinned(kit, peers=dict.fromkeys(PINS, "0" * 64)), "peers", "same"),
     "no peers": (lambda kit: pinned(kit, require_secagg=True, peers={}), "peers", "0 other sites are pinned"),

@@ -35,7 +35,7 @@ SITES = ("site-001", "site-002", "site-003")
 BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "public_pairs": 8, "trunk": "medclip-slake",
+    "steps": 2, "public_pairs": 8, "trunk": "medclip2-slake",
 }  # fmt: skip
 PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)

@@ -113,7 +113,7 @@ def test_every_figure_that_a_method_uploads_has_bounds() -> None:
     unbounded = set()
     for name in method_names():
         options = {"aggregate": "none"} if name == "unicon" else {}
-        for task in create(name, options).exchange(shape_of("medclip-slake")).tasks:
+        for task in create(name, options).exchange(shape_of("medclip2-slake")).tasks:
             figures = [spec for spec in task.up if spec.kind in (Kind.STATISTIC, Kind.REPRESENTATIONS)]
             unbounded |= {(name, spec.name) for spec in figures if spec.bounds is None}
     assert not unbounded

@@ -54,5 +54,5 @@ def test_every_method_plans_all_of_its_tasks(name: str) -> None:
     rounds = {"rounds": 3} if "rounds" in method_type(name).config_type.model_fields else {}
     method = create(name, rounds, secagg=name == "unicon")
     planned = [task for task, _ in method.tasks()]
-    assert set(planned) == {task.name for task in method.exchange(shape_of("medclip-slake")).tasks}
+    assert set(planned) == {task.name for task in method.exchange(shape_of("medclip2-slake")).tasks}
     assert len(set(method.tasks())) == len(planned) and planned[-1] == "evaluate"

@@ -115,7 +115,7 @@ def state(folder: Path) -> None:
 def results(folder: Path) -> None:
     """Of a finished run."""
     split = {"kind": "official", "seed": 7}
-    facts = RunFacts("prompt_pfl", {"rounds": 1}, "vqa-rad", split, "medclip-slake", ["slake"], 1, "local", SITES, 1)
+    facts = RunFacts("prompt_pfl", {"rounds": 1}, "vqa-rad", split, "medclip2-slake", ["slake"], 1, "local", SITES, 1)
     sums = {"bytes_up": dict.fromkeys(SITES, 1004), "bytes_down": dict.fromkeys(SITES, 1000)}
     record = RoundRecord(1, 2.0, dict.fromkeys(SITES, 0.5), **sums, accuracy={"chest": 0.25}, reliability={})
     write_results(folder, facts, History(SITES, [record]), dict.fromkeys(SITES, Score(100, 70, 400, 58, 60)))

@@ -26,7 +26,7 @@ from privacy import DPSettings
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {
     "rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "aggregate": "none", "public_pairs": 8, "trunk": "medclip-slake",
+    "steps": 2, "aggregate": "none", "public_pairs": 8, "trunk": "medclip2-slake",
 }  # fmt: skip
 KINDS = [kind.value for kind in Kind]
 PRIVATE = {"weighting": "uniform", "answers": "closed", "local_epochs": 1}

@@ -50,7 +50,7 @@ def test_what_travels_is_what_is_declared(site, federation, small, tuning, head)
 def test_names_and_shapes_that_travel_say_nothing_of_a_site(site, small):
     """A shared head has the public list's size; a head of the site's own answers stays."""
     shapes = [
-        create("fedavg", {**small, "head": head}).exchange(shape_of("medclip-slake")).task("train").up
+        create("fedavg", {**small, "head": head}).exchange(shape_of("medclip2-slake")).task("train").up
         for head in ("shared", "local")
     ]
     heads = [{spec.name: spec.shape for spec in up if spec.name.startswith("head.")} for up in shapes]
@@ -167,7 +167,7 @@ def test_as_much_noise_is_drawn_as_is_paid_for(site, federation, small, name):
 def test_private_uploads_say_so_and_results_stay(small):
     """Parameters travel under differential privacy with the epsilon beside them; no count does."""
     method = create("fedavg", {**small, "weighting": "uniform"}, DPSettings(**DP))
-    exchange = method.final_exchange(shape_of("medclip-slake"))
+    exchange = method.final_exchange(shape_of("medclip2-slake"))
     kinds = {spec.name: (spec.kind, spec.protection.private) for spec in exchange.task("train").up}
     assert kinds.pop("epsilon") == (Kind.PUBLIC, False)
     assert set(kinds.values()) == {(Kind.PARAMETERS, True)}
@@ -201,4 +201,4 @@ def test_wrong_options_are_named(options):
 
 def test_more_blocks_than_the_backbone_has_are_refused_before_anything_runs(small):
     with pytest.raises(ConfigError, match="blocks are to be tuned"):
-        create("fedavg", {**small, "blocks": 5}).exchange(shape_of("medclip-slake"))
+        create("fedavg", {**small, "blocks": 5}).exchange(shape_of("medclip2-slake"))

@@ -24,7 +24,7 @@ METHODS = [
     ("prompt_pfl", {"local_baseline": False}),
     ("feddat", {"inference": "both"}),
     ("fedkd", {"evaluated": "personal", "mentor_blocks": 1}),
-    ("creamfl", {"public_pairs": 8, "trunk": "medclip-slake"}),
+    ("creamfl", {"public_pairs": 8, "trunk": "medclip2-slake"}),
     ("san", {"pixels": 32, "width": 8}),
 ]
 PRIVATE = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4)

@@ -24,11 +24,11 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 CREAM: dict[str, Any] = {
     **QUICK, "public_pairs": 6, "public_rows": 4, "space": 5, "server_hidden": 7, "server_epochs": 1,
-    "trunk": "medclip-slake",
+    "trunk": "medclip2-slake",
 }  # fmt: skip
 MIXED = {"eye": {"sees": "image", "hidden": 4}, "ear": {"sees": "text", "blocks": 1, "tuning": "lora"}}
 DP = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2, physical_patients=4)
-SHAPE = shape_of("medclip-slake")
+SHAPE = shape_of("medclip2-slake")
 
 Sites = Callable[..., Site]
 Runs = Callable[..., Any]
@@ -114,7 +114,7 @@ def test_only_representations_and_counts_are_declared() -> None:
 
 def server(**options: object) -> EnsembleServer:
     config = cream(**options).config
-    return EnsembleServer(trunk("medclip-slake"), public_pairs(6), config.server, 1)
+    return EnsembleServer(trunk("medclip2-slake"), public_pairs(6), config.server, 1)
 
 
 def received(done: Any, round: int) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ PERSONAL = [
     ("fedp3", {"head": "local", "weighting": "uniform", "tuning": "adapter"}),
     ("fedkd", {"evaluated": "personal", "weighting": "uniform", "mentor_blocks": 1}),
     ("feddc", {"head": "local", "weighting": "uniform"}),
-    ("creamfl", {"public_pairs": 8, "trunk": "medclip-slake", "weighting": "uniform"}),
+    ("creamfl", {"public_pairs": 8, "trunk": "medclip2-slake", "weighting": "uniform"}),
     ("local", {"weighting": "uniform"}),
     ("san", {}),
     ("mevf", {"pixels": 32}),

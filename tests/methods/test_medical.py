@@ -59,7 +59,7 @@ def test_a_job_sends_its_counts_and_keeps_what_the_benchmark_reads(name: str, si
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_exchange_declares_counts_alone(name: str) -> None:
-    exchange = create(name, {}).exchange(shape_of("medclip-slake"))
+    exchange = create(name, {}).exchange(shape_of("medclip2-slake"))
     assert not any(task.up or task.down for task in exchange.tasks if task.name != "evaluate")
     assert {spec.kind for spec in exchange.task("evaluate").up} == {Kind.STATISTIC}
 

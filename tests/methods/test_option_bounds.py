@@ -145,7 +145,7 @@ def test_an_unknown_option_is_refused_without_its_name_and_with_all_that_there_a
 
 def test_the_largest_prompt_and_head_fit_in_a_gibibyte() -> None:
     """Of the widest bundled and published towers; prompts are what grows with three options at once."""
-    for backbone in ("medclip-slake", "ViT-B-32@x", "ViT-L-14@x", "ViT-bigG-14@x"):
+    for backbone in ("medclip2-slake", "ViT-B-32@x", "ViT-L-14@x", "ViT-bigG-14@x"):
         shapes = TuningConfig("prompt", length=MOST_LENGTH).shapes(shape_of(backbone))
         assert 4 * sum(math.prod(shape) for shape in shapes.values()) < GIBIBYTE
     assert 4 * MOST_WIDTH * (10_000 + MOST_WIDTH) < GIBIBYTE

@@ -129,7 +129,7 @@ def small(single: Backbone) -> Neighbours:
 @pytest.fixture(scope="module")
 def large() -> Neighbours:
     """Eighty phantom patients, some with more rows than a step takes of one, on the bundled backbone."""
-    return Neighbours(phantom.read(("chest",)), "chest", load_backbone("medclip-slake", {}, "cpu"))
+    return Neighbours(phantom.read(("chest",)), "chest", load_backbone("medclip2-slake", {}, "cpu"))
 
 
 def test_every_kind_of_private_training_is_among_the_cases() -> None:

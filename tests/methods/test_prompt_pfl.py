@@ -52,7 +52,7 @@ def test_payload_of_the_paper_is_61440_floats() -> None:
 )
 def test_ablations_share_what_the_paper_says(ablation: str, prompts: set[str]) -> None:
     """AS1 and AS2 share nothing, AS3 and AS4 the prompt that is left; heads and answers never travel."""
-    exchange = create("prompt_pfl", {"ablation": ablation}).exchange(shape_of("medclip-slake"))
+    exchange = create("prompt_pfl", {"ablation": ablation}).exchange(shape_of("medclip2-slake"))
     for task in exchange.tasks:
         tensors = {spec.name for spec in (*task.up, *task.down) if spec.kind is Kind.PARAMETERS}
         assert tensors == (prompts if task.name != "evaluate" or task.down else set())

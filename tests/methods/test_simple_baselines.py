@@ -52,7 +52,7 @@ def test_a_bag_of_words_has_no_map_of_attention_and_sends_counts_alone(site: Mak
     there, method = site(), create("bag_of_words", {"rounds": 1})
     with pytest.raises(ConfigError, match="sees no pictures"):
         method.attention(there, method.setup(there), there.data.test)
-    assert not any(t.up for t in method.exchange(shape_of("medclip-slake")).tasks if t.name != "evaluate")
+    assert not any(t.up for t in method.exchange(shape_of("medclip2-slake")).tasks if t.name != "evaluate")
 
 
 def sums(method: Method, *sites: Site) -> list[Tensors]:
@@ -99,7 +99,7 @@ def test_ridge_keeps_the_best_penalty(site: Make) -> None:
     there, penalties = site(questions=4), (1e-6, 1e-3, 1e-2, 1e3)
 
     def ended(mean: Tensors, chosen: tuple[float, ...]) -> tuple[State, Tensors]:
-        method = create("ridge", {"units": 8, "answers": ANSWERS, "penalties": chosen})
+        method = create("ridge", {"units": 8, "answers": ANSWERS, "penalties": chosen, "mixes": (1.0,)})
         state, up = method.start(there, method.setup(there), {}, 1)
         return method.evaluate(there, state, mean or {name: up[name] for name in ("gram", "moments")}, 1)
 
@@ -114,6 +114,32 @@ def test_ridge_keeps_the_best_penalty(site: Make) -> None:
     state, found = ended({}, penalties)
     assert torch.equal(state["solution"], ended({}, (1e3,))[0]["solution"])
     assert int(found["correct"]) == int(found["rows"])
+
+
+def test_ridge_solves_with_the_mix_of_own_and_all_sites_sums_that_validation_rows_favour(site: Make) -> None:
+    """A mean that says nothing is left aside; equal sums make the largest mix as good, and it is kept."""
+    there, penalty = site(questions=4), 1e-3
+    mixes = (0.0, 0.5, 1.0)
+    method = create("ridge", {"units": 8, "answers": ANSWERS, "penalties": (penalty,), "mixes": mixes})
+    state, up = method.start(there, method.setup(there), {}, 1)
+    own = {name: torch.from_numpy(up[name]).double() for name in ("gram", "moments")}
+    nothing = {"gram": np.full_like(up["gram"], 0), "moments": -1e3 * np.ones_like(up["moments"]) * [1, 0, 0, 0]}
+    for mean, mix in ((nothing, 0.0), ({name: up[name] for name in own}, 1.0)):
+        kept = method.evaluate(there, state, {n: np.float32(v) for n, v in mean.items()}, 1)[0]["solution"]
+        mixed = [torch.lerp(own[name], torch.from_numpy(np.float64(mean[name])), mix) for name in own]
+        assert torch.allclose(kept.double(), solution(*mixed, penalty), atol=1e-3)
+
+
+def test_ridge_with_no_share_of_the_mean_exchanges_nothing(site: Make) -> None:
+    """It is the same regression alone at a site, which the benchmark compares it with."""
+    there, alone = site(questions=4), create("ridge", {"units": 8, "answers": ANSWERS, "mixes": (0.0,)})
+    assert [task.name for task in alone.exchange(there.backbone.shape).tasks] == ["evaluate"]
+    state, found = alone.evaluate(there, alone.setup(there), {}, 1)
+    shared = create("ridge", {"units": 8, "answers": ANSWERS, "mixes": (1.0,)})
+    (up,) = sums(shared, there)
+    received = {name: up[name] for name in ("gram", "moments")}
+    same = shared.evaluate(there, shared.setup(there), received, 1)[0]["solution"]
+    assert torch.allclose(state["solution"], same, atol=1e-3) and int(found["correct"]) == int(found["rows"])
 
 
 def test_ridge_is_refused_under_differential_privacy() -> None:

@@ -161,7 +161,7 @@ def test_without_aggregation_parts_go_apart_and_the_reference_averages_trunks_al
 
 def test_the_declared_messages_are_the_paper_s() -> None:
     """At width 512 and 128 rows: four tensors of 262,144 bytes a step; shapes do not tell anything of a site."""
-    exchange = create("unicon", {"batch_rows": 128, "aggregate": "none"}).exchange(shape_of("medclip-slake"))
+    exchange = create("unicon", {"batch_rows": 128, "aggregate": "none"}).exchange(shape_of("medclip2-slake"))
     step = exchange.task("step/2")
     assert {spec.name: spec.nbytes for spec in step.up} == dict.fromkeys(CUT, 262_144)
     assert {spec.name: spec.nbytes for spec in step.down} == dict.fromkeys(CUT, 262_144)
@@ -172,7 +172,7 @@ def test_the_declared_messages_are_the_paper_s() -> None:
 def test_on_shares_the_sites_parts_go_to_sites_only_and_activations_to_the_server() -> None:
     """What really travels: no tensor of a site's part is declared in clear, in either direction."""
     method = create("unicon", {}, secagg=True)
-    shape = shape_of("medclip-slake")
+    shape = shape_of("medclip2-slake")
     own, adapters = method.shared(shape).keys(), {"nha.out.weight", "lta.weight"}
     assert {"mha.weight", "apn.weight"} < own
     for task in method.final_exchange(shape).tasks:
@@ -210,7 +210,7 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
 
 def test_a_site_allows_no_activations_unless_its_policy_says_so(sites: Sites, tmp_path: Path) -> None:
     """The template of `site.yml` allows none; the files that `medfedvqa run` writes allow what their job needs."""
-    (activations, *_) = create("unicon", {"aggregate": "none"}).exchange(shape_of("medclip-slake")).task("start").up
+    (activations, *_) = create("unicon", {"aggregate": "none"}).exchange(shape_of("medclip2-slake")).task("start").up
     template, allowed = (sites("chest", **facts)["chest"].policy for facts in ({"methods": ["unicon"]}, ALLOWED))
     assert "activations" in str(template.allows("unicon", activations))
     assert allowed.allows("unicon", activations) is None

@@ -71,8 +71,9 @@ def test_a_path_gives_the_sentence_that_helps_and_is_not_repeated(name: str) -> 
     [
         ("ViT-B-33/openai", "'ViT-B-32'"),
         ("RN5O@mine", "'RN50'"),
-        ("medclip-slak", "'medclip-slake'"),
+        ("medclip2-slak", "'medclip2-slake'"),
         ("ViT-B-32", "ViT-B-32/TAG"),
+        ("medclip-slake", "up to version 0.2.0: name medclip2-slake"),
         ("medclip/tag", "medclip@LABEL"),
         ("biomedclip", "hf-hub:org/name"),
     ],

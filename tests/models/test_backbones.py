@@ -97,9 +97,8 @@ def test_the_shape_of_the_bundled_architecture():
 
 
 def test_what_bundled_weights_have_seen_is_known_and_of_others_it_is_not():
-    for edition in ("medclip", "medclip2"):
-        assert seen_by(f"{edition}-slake") == ("open", "slake")
-        assert seen_by(f"{edition}-vqarad") == ("open", "vqa-rad")
+    assert seen_by("medclip2-slake") == ("open", "slake")
+    assert seen_by("medclip2-vqarad") == ("open", "vqa-rad")
     assert [seen_by(name) for name in ("ViT-B-32/openai", "medclip@mine", "hf-hub:org/name")] == [None] * 3
 
 
@@ -118,9 +117,29 @@ def test_a_bundled_backbone_loads(name):
     assert backbone.tokenize(["is it"]).shape == (1, 64)
 
 
+def test_the_first_edition_is_refused_with_what_to_name_now_and_loads_from_its_old_file(folder):
+    """Up to 0.2.0 it was bundled: its architecture stays, so that old figures can be computed again."""
+    for benchmark in ("slake", "vqarad"):
+        message = refused(f"medclip-{benchmark}")
+        assert "bundled up to version 0.2.0" in message
+        assert f"name medclip2-{benchmark}," in message and "medclip@LABEL" in message
+        with pytest.raises(BackboneError, match="bundled up to version 0.2.0"):
+            shape_of(f"medclip-{benchmark}")
+    file = folder / "medclip-slake.safetensors"
+    save_file({name: tensor.half() for name, tensor in state(build("medclip")).items()}, file)
+    assert load_backbone("medclip@first", {"medclip@first": file}).shape == shape_of("medclip@mine")
+
+
+def test_bundled_weights_take_less_than_40_megabytes():
+    """All of them together, as the wheel holds them."""
+    folder = Path(medfedvqa.models.__file__).parent / "weights"
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
+    assert sizes.keys() <= {model.file for model in BUNDLED.values()} and sum(sizes.values()) < 40e6
+
+
 def test_bundled_weights_that_are_not_there_are_refused_with_the_command_that_makes_them(monkeypatch):
-    monkeypatch.setitem(BUNDLED, "medclip-slake", BundledModel("absent.safetensors", ("open", "slake")))
-    assert "medfedvqa pretrain" in refused("medclip-slake")
+    monkeypatch.setitem(BUNDLED, "medclip2-slake", BundledModel("absent.safetensors", ("open", "slake")))
+    assert "medfedvqa pretrain" in refused("medclip2-slake")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])

@@ -27,7 +27,7 @@ def card(folder: Path) -> ShapeCard:
     return card_in(NAME, {NAME: folder})
 
 
-CARDED = ("RN50/openai", "ViT-B-32/openai", "medclip-slake")
+CARDED = ("RN50/openai", "ViT-B-32/openai", "medclip2-slake")
 FURTHER = (pytest.param(name, marks=pytest.mark.slow) for name in ("EVA02-B-16@mine", "convnext_base@mine"))
 
 
@@ -74,7 +74,7 @@ def test_a_job_without_a_card_is_the_job_that_it_was() -> None:
     assert "card" not in JobSpec(method="prompt_pfl").to_dict()
 
 
-@pytest.mark.parametrize("name", ["medclip-slake", "ViT-B-32@mine", "local-dir:other@mine"])
+@pytest.mark.parametrize("name", ["medclip2-slake", "ViT-B-32@mine", "local-dir:other@mine"])
 def test_a_card_is_for_the_folder_whose_name_it_bears(card: ShapeCard, name: str) -> None:
     """A job cannot give a known backbone another shape."""
     with pytest.raises(ConfigError, match="card"):

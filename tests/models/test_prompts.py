@@ -26,15 +26,16 @@ def test_a_site_with_vit_b_32_shares_61440_floats():
 
 
 def test_all_blocks_of_each_tower_are_the_default():
-    """The bundled backbone's towers have 6 and 4."""
-    shapes = prompts_of("medclip-slake")
-    assert (shapes["prompt.image"][0], shapes["prompt.text"][0]) == (6, 4)
+    """The bundled backbone's towers have 4 each, the first edition's 6 and 4."""
+    for name, blocks in (("medclip2-slake", (4, 4)), ("medclip@mine", (6, 4))):
+        shapes = prompts_of(name)
+        assert (shapes["prompt.image"][0], shapes["prompt.text"][0]) == blocks
 
 
 @pytest.mark.parametrize("without", [("text",), ("image",), ("image", "text")])
 def test_an_ablated_prompt_is_not_shared(without):
     """Neither is it trained: no name stands for it."""
-    assert prompts_of("medclip-slake", without=without).keys() == {
+    assert prompts_of("medclip2-slake", without=without).keys() == {
         f"prompt.{tower}" for tower in ("image", "text") if tower not in without
     }
 
@@ -43,7 +44,7 @@ def test_an_ablated_prompt_is_not_shared(without):
 def test_impossible_prompts_are_refused(options):
     """Odd or no tokens, no blocks, or more than a tower has."""
     with pytest.raises(ConfigError):
-        prompts_of("medclip-slake", **options)
+        prompts_of("medclip2-slake", **options)
 
 
 def test_new_prompts_have_the_spread_of_their_option_and_come_from_the_generator_alone():

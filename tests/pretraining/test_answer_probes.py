@@ -64,9 +64,8 @@ def test_a_backbone_without_a_tower_for_pictures_is_refused(vilt, rows: ProbedRo
 
 
 @pytest.mark.slow
-def test_the_second_edition_keeps_the_place_that_the_first_one_lost() -> None:
-    """On the phantom set, whose answers are sides, sizes and counts, by pooled features that never saw it."""
-    whole = probed_rows(phantom.read())
-    editions = ("medclip-slake", "medclip2-slake")
-    first, second = (answer_probe(whole, name, partial(pooled, load_backbone(name))).test for name in editions)
-    assert second > 0.95 and second > first + 0.1
+def test_pooled_features_of_the_bundled_backbone_keep_place() -> None:
+    """On the phantom set, whose answers are sides, sizes and counts, and which it never saw; the first edition, which
+    pooled by a class token, had 82.0 %."""
+    probe = answer_probe(probed_rows(phantom.read()), "", partial(pooled, load_backbone("medclip2-slake")))
+    assert probe.test > 0.95

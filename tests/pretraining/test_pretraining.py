@@ -139,7 +139,7 @@ def test_the_model_card_says_what_was_seen_and_how_it_was_made(
         few = replace(data, rows=data.rows[::10])
         monkeypatch.setitem(BENCHMARKS, name, lambda root, few=few: few)
     path = tmp_path / "card.safetensors"
-    stage = {"benchmark": "none", "text": "medclip-slake", "steps": 4, "batch": 6, "learning_rate": 6e-4, "seed": 7}
+    stage = {"benchmark": "none", "text": "medclip2-slake", "steps": 4, "batch": 6, "learning_rate": 6e-4, "seed": 7}
     write_weights(build(), path, [{**stage, "seconds": 60.0, "device": "a test"}])
     write_card(path, load(root, None), data_folder)
     card = (tmp_path / "CARD-card.md").read_text()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from audits import AuditError
 from audits.policy import MOST_EPSILON
 from audits.secrets import SECRET_BYTES
 from medfedvqa.data import READERS, read, reader_function
+from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
 from medfedvqa.federation.flare.doctor_common import (
     Caution,
@@ -154,26 +154,9 @@ def _root(root: Path | None) -> Check:
 
 
 def _device(device: str) -> Check:
-    import torch  # the only check that needs it
-
-    name = "device"
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        return Check(name, "its name is unknown", "write cpu or cuda as `device` in local/site.yml")
-    if parsed.type == "cpu":
-        return Check(name)
-    if parsed.type != "cuda":
-        return Check(name, "sites do not train on such devices", "write cpu or cuda as `device` in local/site.yml")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CUDA warns of the problem that is reported below
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        remedy = "install the card's driver, and a torch that is built for it, or write cpu as `device`"
-        return Check(name, "the site is to train on a graphics card, and torch finds none or no driver", remedy)
-    if (parsed.index or 0) >= count:
-        return Check(name, f"there are only {count} graphics cards, numbered from 0", "write another number")
-    return Check(name)
+    if found := problem_of(device):
+        return Check("device", found.problem, f"{found.remedy}: `device` in local/site.yml")
+    return Check("device")
 
 
 def _keys(config: SiteConfig) -> Iterator[Check]:

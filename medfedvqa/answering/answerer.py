@@ -1,0 +1,139 @@
+"""Answers one question about one picture with the model that a site kept of a job. Every answer is logged first.
+
+The answer leans on the training rows of the site. What it tells of them is not covered by the epsilon of any report:
+the answers are for the site's own people.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from audits import AuditLog, Event
+from medfedvqa.answering.kept_run import KeptRun
+from medfedvqa.answering.picture import picture_of
+from medfedvqa.core import Answering, Site
+from medfedvqa.core.kept_model import KEPT
+from medfedvqa.core.scores import RIGHT
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.accuracy import Proportion
+from medfedvqa.version import code_version
+
+WARNING = "Research software, not a medical device: no answer may guide the care of a patient."
+UNCALIBRATED = "The probabilities are the model's own; nothing has calibrated them."
+MOST_CHARACTERS = 1000
+"""Characters of a question."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answers to one question, the most probable first."""
+
+    answers: tuple[tuple[str, float], ...]
+    """Each answer with its probability in 0..1."""
+    picture: torch.Tensor
+    """The picture as the backbone sees it, float32 [1, size, size] in 0..1."""
+    look: Callable[[], torch.Tensor]
+    """Computes the attention to each part of the picture, [parts]. Raises `ConfigError` if the model shows none."""
+
+
+def tested_sentence(tested: Proportion) -> str:
+    """How often the model was right on the site's test rows."""
+    if not tested.rows:
+        return "It was tested on no rows of this site."
+    low, high = tested.wilson()
+    share = tested.correct / tested.rows
+    return f"It answered {share:.1%} [{low:.1%}, {high:.1%}] of this site's {tested.rows} test rows right."
+
+
+class Answerer:
+    """A site's model of one job, ready for questions. Close it: that signs the log."""
+
+    def __init__(self, kept: KeptRun) -> None:
+        """Raises `ConfigError` if the job left no model that answers, `BackboneError`, `DataError` or `LogError`."""
+        self._kept, self._method = kept, kept.job.build()
+        declared = kept.config.data.answers or self._method.public_answers
+        # Only where the answer space comes from the site's rows are these rows read.
+        self._answers = declared or kept.own_data().answers
+        self._empty = kept.site(_asked(kept.config.data.organ, self._answers))
+        self._answering = self._method.answering(self._empty, kept.state)
+        self._log = kept.open_log()
+
+    @property
+    def answering(self) -> Answering:
+        """The model, with its values."""
+        return self._answering
+
+    @property
+    def site(self) -> Site:
+        """The site with its backbone, and without rows."""
+        return self._empty
+
+    @property
+    def log(self) -> AuditLog:
+        """The site's audit log."""
+        return self._log
+
+    @property
+    def tested(self) -> Proportion:
+        """The test rows that this model answers right."""
+        state = self._kept.state
+        right: torch.Tensor = state[KEPT][RIGHT][state[KEPT]["model"]] if KEPT in state else state[RIGHT]
+        return Proportion(int(right.sum()), len(right))
+
+    def ask(self, content: bytes, question: str, most: int) -> Reply:
+        """At most `most` answers to a question about the picture in a file's bytes.
+
+        The entry in the log has neither question nor answer nor picture. Raises `ConfigError`; `LogError` if the
+        log cannot be written, and then nothing is answered.
+        """
+        question = " ".join(question.split())
+        if not question or len(question) > MOST_CHARACTERS:
+            raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
+        backbone = self._empty.backbone
+        picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
+        data = _asked(self._empty.data.organ, self._answers, question, (picture, coloured))
+        site = Site(self._empty.name, data, backbone, self._empty.device, self._empty.seed)
+        self._log.append(
+            Event.ANSWERED,
+            job=self._kept.job_id,
+            method=self._kept.job.method,
+            code_version=code_version(),
+            model_digest=backbone.digest,
+        )
+        shares = self._answering.probabilities(site, data.test)[0]
+        best = shares.topk(min(most, len(shares)))
+        named = tuple((self._answering.answers[i], float(p)) for p, i in zip(*best, strict=True))
+        return Reply(named, picture, lambda: self._answering.attention(site, data.test)[0].float().cpu())
+
+    def close(self) -> None:
+        """Signs the log and closes it."""
+        self._log.close()
+
+    def __enter__(self) -> "Answerer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _asked(
+    organ: str,
+    answers: tuple[str, ...],
+    question: str | None = None,
+    picture: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> SiteData:
+    """A site whose only row is this question about this picture, grey and coloured; without a question it has none."""
+    none = Examples((), *(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
+    if question is None or picture is None:
+        return SiteData("asked", organ, answers, none, none, none, Pictures([]), frozenset(), ())
+    first = torch.zeros(1, dtype=torch.int64)
+    row = Row(0, organ, "test", False, question, "", "asked", Path())
+    pictures = Pictures([Source(row, lambda row, size: picture[0], lambda row, size: picture[1])])
+    test = Examples((question,), first - 1, first, first)
+    return SiteData("asked", organ, answers, none, none, test, pictures, frozenset(), ("asked",))

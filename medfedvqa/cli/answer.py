@@ -1,0 +1,77 @@
+"""`medfedvqa answer`: the model that a site kept of a run answers a question about a picture. It stays at the site."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfedvqa.cli.options import JsonOption
+from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.answering.answerer import Answerer
+
+RunOption = Annotated[Path, typer.Option(help="A finished run's folder, with its results.json.")]
+SiteOption = Annotated[str, typer.Option(help="The site's name in the run, or the path of its site.yml.")]
+JobIdOption = Annotated[
+    str | None, typer.Option("--job", help="Which job, where the site keeps the state of several; the log names them.")
+]
+
+
+def answer(
+    run: RunOption,
+    site: SiteOption,
+    picture: Annotated[Path, typer.Option(help="The picture: a PNG, JPEG or DICOM file.")],
+    question: Annotated[str, typer.Option(help="The question about it.")],
+    job: JobIdOption = None,
+    top: Annotated[int, typer.Option(help="How many answers to show, the most probable first.", min=1)] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a question about a picture with the model that a site kept of a finished run.
+
+    Research software, not a medical device. The site's log counts every answer.
+    """
+    content = read_picture(picture)
+    from medfedvqa.answering.answerer import Answerer
+    from medfedvqa.answering.kept_run import load_kept
+
+    with Answerer(load_kept(run, site, job)) as answerer:
+        answers = answerer.ask(content, question, top).answers
+        if as_json:
+            _print_json(answerer, answers)
+        else:
+            _print(answerer, answers)
+
+
+def read_picture(path: Path) -> bytes:
+    """The bytes of a picture's file. Raises `ConfigError`, which does not name it."""
+    from audits.bounded_files import read_bounded
+
+    try:
+        return read_bounded(path, 1 << 27)
+    except OSError:
+        raise ConfigError("the file of --picture is missing, no plain file, or larger than 128 MB") from None
+
+
+def _print_json(answerer: "Answerer", answers: tuple[tuple[str, float], ...]) -> None:
+    from medfedvqa.answering.answerer import UNCALIBRATED, WARNING
+
+    tested = answerer.tested
+    document = {
+        "answers": [{"answer": text, "probability": share} for text, share in answers],
+        "tested": {"correct": tested.correct, "rows": tested.rows, "interval": list(tested.wilson())},
+        "notes": [UNCALIBRATED, WARNING],
+    }
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _print(answerer: "Answerer", answers: tuple[tuple[str, float], ...]) -> None:
+    from medfedvqa.answering.answerer import UNCALIBRATED, WARNING, tested_sentence
+
+    terminal = Terminal()
+    for text, share in answers:
+        terminal.print(f"{share:7.1%}  {sentence(text)}", highlight=False, soft_wrap=True)
+    terminal.print(f"{tested_sentence(answerer.tested)} {UNCALIBRATED}", highlight=False, soft_wrap=True)
+    terminal.print(f"[bold]{WARNING}[/]", highlight=False, soft_wrap=True)

@@ -1,0 +1,43 @@
+"""The model with which a site answers new questions after a job."""
+
+from dataclasses import dataclass
+
+import torch
+
+from medfedvqa.data import Examples
+from medfedvqa.models import AnswerModel, Depth, Values
+from medfedvqa.training import Rows, Site, SiteRows
+
+TESTED = "tested"
+"""The key in the state after `evaluate` that holds the message that the site tested with, by name. It never leaves:
+with it, the site can answer by the same model again."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A trained model and the answers that it chooses from."""
+
+    model: AnswerModel
+    values: Values
+    answers: tuple[str, ...]
+
+    @torch.no_grad()
+    def probabilities(self, site: Site, examples: Examples) -> torch.Tensor:
+        """The probability of each answer to each row of a site, float [rows, answers]; rows' own answers do not count.
+
+        They are the model's softmax, which nothing has calibrated.
+        """
+        rows = self._rows(site, examples, self.model.depth)
+        return self.model.logits(self.values, rows.batch).softmax(dim=1).cpu()
+
+    @torch.no_grad()
+    def attention(self, site: Site, examples: Examples) -> torch.Tensor:
+        """The attention to each part of each row's picture, [rows, parts]; see `AnswerModel.attention`."""
+        # Attention is computed in the last block, so the cache must end below it.
+        depth = {tower: max(1, depth) for tower, depth in self.model.depth.items()}
+        return self.model.attention(self.values, self._rows(site, examples, depth).batch)
+
+    def _rows(self, site: Site, examples: Examples, depth: Depth) -> Rows:
+        """All these rows, without augmentation."""
+        rows = SiteRows(site, self.model, depth, 1, self.answers)
+        return rows.rows(rows.encoded(examples), torch.arange(len(examples)))
