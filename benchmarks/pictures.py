@@ -76,11 +76,12 @@ def measure(arguments: argparse.Namespace, way: str, folder: Path) -> dict[str, 
     if way == "all":  # what a site did before: it decoded all pictures first
         site.data.pictures.load(backbone.shape.image_size)
     method.trainer(site)
-    frozen = time.perf_counter() - began
+    frozen, resting = time.perf_counter() - began, peak()
     values = method.trained_alone(site, 1)["values"]
     digest = hashlib.sha256(b"".join(values[name].numpy().tobytes() for name in sorted(values))).hexdigest()
     return {
         "peak": peak(),
+        "resting": resting,
         "before": before,
         "memory": space.memory_used / MIB,
         "disk": space.disk_used / MIB,
@@ -111,15 +112,18 @@ def main() -> None:
         print(json.dumps(measure(arguments, arguments.here[0], Path(arguments.here[1]))))
         return
     figures = {}
-    print(f"{'way':8} {'peak MiB':>9} {'before':>7} {'kept':>7} {'on disk':>8} {'frozen s':>9} {'step s':>7}  digest")
+    print("peak MiB with a step, before it, and before any picture; MiB kept in memory and on disk; seconds")
+    print(
+        f"{'way':8} {'step':>6} {'rest':>6} {'before':>6} {'memory':>6} {'disk':>6} {'frozen':>7} {'step':>6}  trained"
+    )
     with tempfile.TemporaryDirectory() as folder:
         write_pictures(arguments.pictures, Path(folder))
         for way in arguments.ways:
             command = [sys.executable, __file__, *sys.argv[1:], "--here", way, folder]
             figures[way] = each = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             print(
-                f"{way:8} {each['peak']:9.0f} {each['before']:7.0f} {each['memory']:7.0f} {each['disk']:8.0f} "
-                f"{each['frozen_s']:9.1f} {each['step_s']:7.1f}  {each['digest'][:12]}"
+                f"{way:8} {each['peak']:6.0f} {each['resting']:6.0f} {each['before']:6.0f} {each['memory']:6.0f} "
+                f"{each['disk']:6.0f} {each['frozen_s']:7.1f} {each['step_s']:6.1f}  {each['digest'][:12]}"
             )
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -19,7 +19,3 @@ class ConfigError(MedfedvqaError):
 
 class FederationError(MedfedvqaError):
     """A federation could not finish a job; says which site and why, as far as the site told."""
-
-
-class SpaceError(MedfedvqaError, MemoryError):
-    """A site's pictures exceed the memory and disk that `site.yml` gives them."""

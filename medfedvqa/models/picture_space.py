@@ -5,6 +5,7 @@ would change what is trained. The file has no name: it goes with the process, ho
 can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process.
 """
 
+import errno
 import math
 import os
 import tempfile
@@ -15,7 +16,7 @@ from typing import IO
 
 import torch
 
-from medfedvqa.errors import SpaceError
+from medfedvqa.devices import DeviceMemoryError
 
 
 class FileRows:
@@ -50,9 +51,10 @@ class PictureSpace:
         """Bytes in use."""
 
     def keep(self, count: int, parts: Iterable[torch.Tensor], device: torch.device | None = None) -> Rows:
-        """`count` rows that come in parts, [rows, ...] each, none of which is held longer than it takes to keep it.
+        """`count` rows that come in parts, [rows, ...] each, one after the other.
 
-        `device`: where the rows are wanted; None means where they are. Raises `SpaceError` if they exceed the bounds.
+        `device`: where the rows are wanted; None means where they are.
+        Raises `DeviceMemoryError` if they exceed the bounds or the disk is full.
         """
         parts = iter(parts)
         first = next(parts)
@@ -68,7 +70,7 @@ class PictureSpace:
                 end += len(part)
             return kept
         if nbytes > self._disk - self.disk_used:
-            raise SpaceError(
+            raise DeviceMemoryError(
                 "what this site computes of its pictures takes more memory and disk than it may: raise disk_mb under "
                 "'pictures' in site.yml, or tune fewer blocks"
             )
@@ -82,11 +84,27 @@ class PictureSpace:
         self.disk_used += nbytes
         weakref.finalize(rows, self._give_back, 0, nbytes)
         weakref.finalize(rows, file.close)
-        for part in parts:
-            file.write(part.cpu().contiguous().view(torch.uint8).numpy().data)
-        file.flush()
+        if not _written(file, parts):
+            # Not as the error of a full disk, whose code a server gets: how much is written depends on the patients.
+            raise DeviceMemoryError(
+                "the disk is too full for what this site computes of its pictures: free some where `state` lies"
+            )
         return rows
 
     def _give_back(self, memory: int, disk: int) -> None:
         self.memory_used -= memory
         self.disk_used -= disk
+
+
+def _written(file: IO[bytes], parts: Iterable[torch.Tensor]) -> bool:
+    """Writes the rows of all parts; false if the disk is full."""
+    try:
+        for part in parts:
+            waiting = part.cpu().contiguous().view(torch.uint8).flatten().numpy().data
+            while waiting:
+                waiting = waiting[os.write(file.fileno(), waiting) :]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True

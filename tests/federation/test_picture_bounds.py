@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from medfedvqa.errors import SpaceError
+from medfedvqa.devices import DeviceMemoryError
 from medfedvqa.federation.error_codes import code_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
@@ -33,7 +33,7 @@ def test_site_yml_bounds_memory_and_disk(
     assert all((uploads[0][name] == uploads[1][name]).all() for name in uploads[0])
     config = sites("chest", pictures={"memory_mb": 0, "disk_mb": 0})["chest"]
     runtime = SiteRuntime(config, quick_job(), "other")
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(DeviceMemoryError) as caught:
         runtime.handle("start", 1, {})
     assert (code_of(caught.value).value, code_of(caught.value, private=True).value) == ("memory", "failed")
     runtime.close()

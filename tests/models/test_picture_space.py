@@ -2,13 +2,16 @@
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from medfedvqa.errors import SpaceError
+from audits import Refusal
+from medfedvqa.devices import DeviceMemoryError
+from medfedvqa.federation.error_codes import code_of
 from medfedvqa.models import PictureSpace
 from medfedvqa.models.picture_space import FileRows
 
@@ -48,7 +51,7 @@ def test_memory_comes_first_then_the_file_then_a_sentence(tmp_path: Path) -> Non
     first, second = space.keep(10, parts()), space.keep(10, parts())
     assert isinstance(first, torch.Tensor) and isinstance(second, FileRows)
     assert (space.memory_used, space.disk_used) == (ROWS.nbytes, ROWS.nbytes)
-    with pytest.raises(SpaceError, match="^[^0-9/]*raise disk_mb under 'pictures' in site.yml") as caught:
+    with pytest.raises(DeviceMemoryError, match="^[^0-9/]*raise disk_mb under 'pictures' in site.yml") as caught:
         space.keep(10, parts())
     assert str(tmp_path) not in str(caught.value)
     del first
@@ -67,6 +70,17 @@ def test_parts_are_taken_one_after_the_other(tmp_path: Path) -> None:
             alive.append(len(alive))
             yield part
 
-    with pytest.raises(SpaceError):
+    with pytest.raises(DeviceMemoryError):
         PictureSpace(0, 0, tmp_path).keep(10, counted())
     assert alive == [0]
+
+
+def test_a_full_disk_is_a_sentence_and_for_a_server_of_a_private_job_no_more_than_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much is written depends on the patients. The device `/dev/full` is a disk that is always full."""
+    opened = Path("/dev/full").open("w+b")  # noqa: SIM115 - the space closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: opened)
+    with pytest.raises(DeviceMemoryError, match="^the disk is too full for what this site computes") as caught:
+        PictureSpace(0, 2**20, tmp_path).keep(10, parts())
+    assert code_of(caught.value, private=True) is Refusal.FAILED
