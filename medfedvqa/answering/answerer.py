@@ -17,7 +17,7 @@ from medfedvqa.answering.picture import picture_of
 from medfedvqa.core import Answering, Site
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
-from medfedvqa.data import Examples, Pictures, Row, SiteData
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion
 from medfedvqa.version import code_version
@@ -94,8 +94,8 @@ class Answerer:
         if not question or len(question) > MOST_CHARACTERS:
             raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
-        picture = picture_of(content, backbone.shape.image_size)
-        data = _asked(self._empty.data.organ, self._answers, question, picture)
+        picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
+        data = _asked(self._empty.data.organ, self._answers, question, (picture, coloured))
         site = Site(self._empty.name, data, backbone, self._empty.device, self._empty.seed)
         self._log.append(
             Event.ANSWERED,
@@ -123,14 +123,17 @@ class Answerer:
 
 
 def _asked(
-    organ: str, answers: tuple[str, ...], question: str | None = None, picture: torch.Tensor | None = None
+    organ: str,
+    answers: tuple[str, ...],
+    question: str | None = None,
+    picture: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> SiteData:
-    """A site whose only row is this question about this picture; without a question it has no row."""
+    """A site whose only row is this question about this picture, grey and coloured; without a question it has none."""
     none = Examples((), *(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
     if question is None or picture is None:
         return SiteData("asked", organ, answers, none, none, none, Pictures([]), frozenset(), ())
     first = torch.zeros(1, dtype=torch.int64)
     row = Row(0, organ, "test", False, question, "", "asked", Path())
-    pictures = Pictures([(row, lambda row, size: picture)])
+    pictures = Pictures([Source(row, lambda row, size: picture[0], lambda row, size: picture[1])])
     test = Examples((question,), first - 1, first, first)
     return SiteData("asked", organ, answers, none, none, test, pictures, frozenset(), ("asked",))

@@ -273,9 +273,10 @@ def _read(
     reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
 ) -> dict[str, SiteData]:
     """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
-    by_organ, size = {}, load_backbone(backbone).shape.image_size
+    by_organ, loaded = {}, load_backbone(backbone)
     for organ in organs:
         data = load_site(reader, root, organ, split, seed)
         by_organ[organ] = replace(data, pictures=data.pictures.cached())
-        by_organ[organ].pictures.load(size)
+        for number in range(len(data.pictures)):
+            by_organ[organ].pictures.read(number, loaded.shape.image_size, loaded.channels)
     return by_organ

@@ -33,6 +33,10 @@ data:
 device: {device}
 threads: {threads}
 
+# How many MiB of memory pictures and what the frozen backbone makes of them may take; what does not fit lies in a
+# nameless file in `state`, of at most so many MiB of disk, that is gone when the process ends.
+pictures: {pictures}
+
 # Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
 # what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together. All sites of a
 # store name the ledger that the store is bound to: STORE.ledger beside it, as `medfedvqa ingest` makes it.
@@ -97,8 +101,12 @@ policy:
   data_refusals: {data_refusals}
 """
 
+MEMORY_MB, DISK_MB = 512, 32768
+"""MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
+
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "device": "cpu", "threads": 1,
+    "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
@@ -130,6 +138,13 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
         return public_list(answers)
 
 
+class _Pictures(BaseModel, frozen=True, extra="forbid"):
+    memory_mb: int = Field(default=MEMORY_MB, ge=0)
+    """MiB of memory, or of the card's memory, that pictures and what is computed of them may take."""
+    disk_mb: int = Field(default=DISK_MB, ge=0)
+    """MiB of disk for what does not fit into memory."""
+
+
 class SiteConfig(BaseModel):
     """One site's settings. `load_site_config` makes the paths absolute."""
 
@@ -139,6 +154,7 @@ class SiteConfig(BaseModel):
     data: _Data
     device: str = "cpu"
     threads: int = Field(1, ge=1)
+    pictures: _Pictures = _Pictures()
     state: Path
     audit: Path
     ledger: Path
