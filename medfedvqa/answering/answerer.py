@@ -17,12 +17,8 @@ from medfedvqa.answering.picture import picture_of
 from medfedvqa.core import Answering, Site
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
-<<<<<<< HEAD
 from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
-=======
-from medfedvqa.data import Examples, Pictures, Row, SiteData
 from medfedvqa.data.images import square
->>>>>>> ka
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion
 from medfedvqa.version import code_version
@@ -95,7 +91,7 @@ class Answerer:
         Nothing is logged: what is shown to anybody goes through `ask`.
         """
         picture = square(grey.numpy(), self._empty.backbone.shape.image_size) / 255.0
-        site = self._site_with(question, picture)
+        site = self._site_with(question, picture, picture)
         return self._answering.probabilities(site, site.data.test)[0]
 
     def ask(self, content: bytes, question: str, most: int) -> Reply:
@@ -108,14 +104,8 @@ class Answerer:
         if not question or len(question) > MOST_CHARACTERS:
             raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
-<<<<<<< HEAD
         picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
-        data = _asked(self._empty.data.organ, self._answers, question, (picture, coloured))
-        site = Site(self._empty.name, data, backbone, self._empty.device, self._empty.seed)
-=======
-        picture = picture_of(content, backbone.shape.image_size)
-        site = self._site_with(question, picture)
->>>>>>> ka
+        site = self._site_with(question, picture, coloured)
         self._log.append(
             Event.ANSWERED,
             job=self._kept.job_id,
@@ -128,10 +118,10 @@ class Answerer:
         named = tuple((self._answering.answers[i], float(p)) for p, i in zip(*best, strict=True))
         return Reply(named, picture, lambda: self._answering.attention(site, site.data.test)[0].float().cpu())
 
-    def _site_with(self, question: str, picture: torch.Tensor) -> Site:
+    def _site_with(self, question: str, grey: torch.Tensor, coloured: torch.Tensor) -> Site:
         """The site with one row."""
         empty = self._empty
-        data = _asked(empty.data.organ, self._answers, question, picture)
+        data = _asked(empty.data.organ, self._answers, question, (grey, coloured))
         return Site(empty.name, data, empty.backbone, empty.device, empty.seed)
 
     def close(self) -> None:
