@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
+from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
@@ -32,6 +33,10 @@ data:
 # cpu, cuda, cuda:NUMBER or auto (cuda where torch can use a card), and how many processor threads training may use.
 device: {device}
 threads: {threads}
+
+# How the part of a backbone that no training reaches is computed: float32, or bfloat16, which is faster on processors
+# and cards that have it. Jobs under differential privacy compute in float32 always.
+precision: {precision}
 
 # Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
 # what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together. All sites of a
@@ -98,7 +103,7 @@ policy:
 """
 
 DEFAULTS: dict[str, Any] = {
-    "root": None, "answers": None, "device": "cpu", "threads": 1,
+    "root": None, "answers": None, "device": "cpu", "threads": 1, "precision": "float32",
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
@@ -139,6 +144,7 @@ class SiteConfig(BaseModel):
     data: _Data
     device: str = "cpu"
     threads: int = Field(1, ge=1)
+    precision: Precision = "float32"
     state: Path
     audit: Path
     ledger: Path
