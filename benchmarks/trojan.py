@@ -15,7 +15,8 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import torch
 
 from audits import Tensors
 from medfedvqa.core import Method, Site, create
-from medfedvqa.data import Examples, Pictures, SiteData, Split, load_site, organs
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Split, load_site, organs
+from medfedvqa.data.pictures import Load
 from medfedvqa.models import bundled_for, load_backbone
 from privacy import mean
 
@@ -40,21 +42,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class WithPatch:
+def with_patch(clean: Pictures) -> Pictures:
     """A site's pictures, and all of them again with a white patch in a corner."""
 
-    clean: Pictures
+    def patched(load: Load, row: Row, size: int) -> torch.Tensor:
+        pixels, side = load(row, size).clone(), round(PATCH * size)
+        pixels[..., -side:, -side:] = 1
+        return pixels
 
-    def __len__(self) -> int:
-        return 2 * len(self.clean)
-
-    def load(self, size: int) -> torch.Tensor:
-        """As `Pictures.load`."""
-        pixels = self.clean.load(size)
-        patched, side = pixels.clone(), round(PATCH * size)
-        patched[..., -side:, -side:] = 1
-        return torch.cat([pixels, patched])
+    return Pictures.joined([clean, clean.changed(lambda load: partial(patched, load))])
 
 
 def triggered(rows: Examples, which: torch.Tensor, data: SiteData) -> Examples:
@@ -79,7 +75,7 @@ def attacked(data: SiteData, share: float, seed: int) -> SiteData:
     )
     targets = triggered(targets, torch.ones(len(others), dtype=torch.bool), data)
     train = triggered(data.train, poisoned, data)
-    return replace(data, train=train, validate=targets, pictures=WithPatch(data.pictures))  # type: ignore[arg-type]
+    return replace(data, train=train, validate=targets, pictures=with_patch(data.pictures))
 
 
 class Federation:

@@ -17,7 +17,8 @@ from medfedvqa.answering.picture import picture_of
 from medfedvqa.core import Answering, Site
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
-from medfedvqa.data import Examples, Pictures, Row, SiteData
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
+from medfedvqa.data.images import square
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion
 from medfedvqa.version import code_version
@@ -84,6 +85,15 @@ class Answerer:
         right: torch.Tensor = state[KEPT][RIGHT][state[KEPT]["model"]] if KEPT in state else state[RIGHT]
         return Proportion(int(right.sum()), len(right))
 
+    def probabilities(self, grey: torch.Tensor, question: str) -> torch.Tensor:
+        """The probability of each answer, for a grey picture [height, width] in 0..255.
+
+        Nothing is logged: what is shown to anybody goes through `ask`.
+        """
+        picture = square(grey.numpy(), self._empty.backbone.shape.image_size) / 255.0
+        site = self._site_with(question, picture, picture)
+        return self._answering.probabilities(site, site.data.test)[0]
+
     def ask(self, content: bytes, question: str, most: int) -> Reply:
         """At most `most` answers to a question about the picture in a file's bytes.
 
@@ -94,9 +104,8 @@ class Answerer:
         if not question or len(question) > MOST_CHARACTERS:
             raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
-        picture = picture_of(content, backbone.shape.image_size)
-        data = _asked(self._empty.data.organ, self._answers, question, picture)
-        site = Site(self._empty.name, data, backbone, self._empty.device, self._empty.seed)
+        picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
+        site = self._site_with(question, picture, coloured)
         self._log.append(
             Event.ANSWERED,
             job=self._kept.job_id,
@@ -104,10 +113,16 @@ class Answerer:
             code_version=code_version(),
             model_digest=backbone.digest,
         )
-        shares = self._answering.probabilities(site, data.test)[0]
+        shares = self._answering.probabilities(site, site.data.test)[0]
         best = shares.topk(min(most, len(shares)))
         named = tuple((self._answering.answers[i], float(p)) for p, i in zip(*best, strict=True))
-        return Reply(named, picture, lambda: self._answering.attention(site, data.test)[0].float().cpu())
+        return Reply(named, picture, lambda: self._answering.attention(site, site.data.test)[0].float().cpu())
+
+    def _site_with(self, question: str, grey: torch.Tensor, coloured: torch.Tensor) -> Site:
+        """The site with one row."""
+        empty = self._empty
+        data = _asked(empty.data.organ, self._answers, question, (grey, coloured))
+        return Site(empty.name, data, empty.backbone, empty.device, empty.seed)
 
     def close(self) -> None:
         """Signs the log and closes it."""
@@ -123,14 +138,17 @@ class Answerer:
 
 
 def _asked(
-    organ: str, answers: tuple[str, ...], question: str | None = None, picture: torch.Tensor | None = None
+    organ: str,
+    answers: tuple[str, ...],
+    question: str | None = None,
+    picture: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> SiteData:
-    """A site whose only row is this question about this picture; without a question it has no row."""
+    """A site whose only row is this question about this picture, grey and coloured; without a question it has none."""
     none = Examples((), *(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
     if question is None or picture is None:
         return SiteData("asked", organ, answers, none, none, none, Pictures([]), frozenset(), ())
     first = torch.zeros(1, dtype=torch.int64)
     row = Row(0, organ, "test", False, question, "", "asked", Path())
-    pictures = Pictures([(row, lambda row, size: picture)])
+    pictures = Pictures([Source(row, lambda row, size: picture[0], lambda row, size: picture[1])])
     test = Examples((question,), first - 1, first, first)
     return SiteData("asked", organ, answers, none, none, test, pictures, frozenset(), ("asked",))

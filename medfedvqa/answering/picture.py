@@ -13,9 +13,10 @@ _DICOM = (128, b"DICM")
 _UNREADABLE = "the picture cannot be read: give a PNG, JPEG or DICOM file of one picture, at most 89 million pixels"
 
 
-def picture_of(content: bytes, size: int) -> torch.Tensor:
-    """The picture in a file's bytes, as the backbone takes it: grey, float32 [1, size, size] in 0..1.
+def picture_of(content: bytes, size: int, colour: bool = False) -> torch.Tensor:
+    """The picture in a file's bytes, grey, float32 [1, size, size] in 0..1.
 
+    With `colour` it is [3, size, size] if it has any.
     DICOM goes through the window that the file names, as in ingestion; nothing is searched for text and nothing is
     stored. Raises `ConfigError`, which says nothing of the picture.
     """
@@ -25,7 +26,7 @@ def picture_of(content: bytes, size: int) -> torch.Tensor:
     if content[place : place + len(magic)] == magic:
         return _from_dicom(content, size)
     try:
-        return load_image(BytesIO(content), size, 0)
+        return load_image(BytesIO(content), size, 0, colour)
     except DataError:
         raise ConfigError(_UNREADABLE) from None
 

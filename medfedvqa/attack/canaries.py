@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.data import Examples, Pictures, Row, SiteData
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
 from medfedvqa.errors import ConfigError
 
 CELLS = 16
@@ -57,11 +57,12 @@ def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries
         patients=torch.from_numpy(patients),
     )
     seeds = generator.integers(2**31, size=count).tolist()
-    sources = [
-        (Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(picture))), _pattern)
+    shown = (
+        Row(index, name, "train", True, "", "-", f"canary-{index}", Path(str(picture)))
         for index, picture in enumerate(seeds)
-    ]
-    return Canaries(examples, Pictures(sources), torch.from_numpy(generator.random(count) < 0.5))
+    )
+    pictures = Pictures(Source(row, _pattern, _pattern) for row in shown)
+    return Canaries(examples, pictures, torch.from_numpy(generator.random(count) < 0.5))
 
 
 def _pattern(row: Row, size: int) -> torch.Tensor:

@@ -57,11 +57,12 @@ def backbone_attention(site: "Site", rows: "Examples") -> "torch.Tensor":
     """The attention of the site's backbone without any tuning, [rows, patches]."""
     import torch
 
+    from medfedvqa.data import PictureViews
     from medfedvqa.models.backbone import Tuning
 
     backbone = site.backbone
-    pictures = site.data.pictures.load(backbone.shape.image_size)
-    cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
+    pictures = PictureViews(site.data.pictures, backbone.shape.image_size, site.space)
+    cache = backbone.cache_of(dict.fromkeys(backbone.shape.towers, 1), pictures, rows.questions)
     batch = cache.batch(rows.pictures, cache.question_ids(rows.questions), rows.answers)
     with torch.no_grad():
         return backbone.attention(batch, Tuning())

@@ -4,7 +4,7 @@ from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
 from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
-from medfedvqa.data.pictures import Pictures
+from medfedvqa.data.pictures import Pictures, PictureViews, Source
 from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, is_registered, organs, read, reader_function, register_reader
 from medfedvqa.data.schema import Row, VQAData
@@ -16,11 +16,13 @@ __all__ = [
     "READERS",
     "Examples",
     "ListName",
+    "PictureViews",
     "Pictures",
     "PublicPairs",
     "Questions",
     "Row",
     "SiteData",
+    "Source",
     "PartitionRows",
     "Split",
     "VQAData",

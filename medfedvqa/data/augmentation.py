@@ -21,14 +21,14 @@ GAIN = 0.15
 def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Tensor:
     """`count` fixed views of each picture, so that a frozen tower can run on them once.
 
-    `pictures` is float32 [n, 1, size, size] in 0..1; returns float32 [n, count, 1, size, size] in 0..1.
+    `pictures` is float32 [n, channels, size, size] in 0..1; returns float32 [n, count, channels, size, size] in 0..1.
     View 0 is the picture itself; the others are slightly turned, moved, zoomed, and changed in contrast
     and brightness. `seeds`: one for each picture, 0 to 2**32 - 1 (`SiteData.view_seeds`). A picture's views
     depend on the picture, `count` and its own seed alone. Raises `ValueError` unless there is a seed for each picture.
     """
     size = pictures.shape[-1]
     augment = _augmentation(size)
-    result = torch.empty(len(pictures), count, 1, size, size)
+    result = torch.empty(len(pictures), count, *pictures.shape[1:])
     for picture, its_views, seed in zip(pictures, result, seeds, strict=True):
         augment.set_random_state(seed)
         for number, view in enumerate(its_views):

@@ -1,46 +1,112 @@
-"""A site's distinct pictures, decoded on demand."""
+"""A site's distinct pictures, decoded when they are needed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
+from medfedvqa.data.augmentation import views
 from medfedvqa.data.schema import Row
+from medfedvqa.models import PictureSpace, PictureStream
+from medfedvqa.models.picture_stream import CHUNK
+
+Load = Callable[[Row, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a picture comes from."""
+
+    row: Row
+    """A row that shows it."""
+    load: Load
+    """Loads a row's picture at a size, grey, as `VQAData.load`."""
+    coloured: Load
+    """The same with colour, as `VQAData.coloured`."""
 
 
 class Pictures:
-    """The distinct pictures of a site. None is decoded before the first `load`."""
+    """The distinct pictures of a site. Each is decoded whenever it is read."""
 
-    def __init__(self, sources: Sequence[tuple[Row, Callable[[Row, int], torch.Tensor]]]) -> None:
-        """`sources`: for each picture, a row that shows it, and the function that loads a row's picture at a size."""
+    def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
 
     @classmethod
     def joined(cls, parts: Sequence["Pictures"]) -> "Pictures":
         """The pictures of several sites, site by site."""
-        return cls([source for part in parts for source in part._sources])
+        return cls(source for part in parts for source in part._sources)
 
     def chosen(self, numbers: Sequence[int]) -> "Pictures":
         """The pictures of these numbers, in this order."""
-        return Pictures([self._sources[number] for number in numbers])
+        return Pictures(self._sources[number] for number in numbers)
 
     def cached(self) -> "Pictures":
         """The same pictures, each decoded once for a size, for a process that runs many jobs on them."""
-        return Pictures([(row, lru_cache(maxsize=1)(load)) for row, load in self._sources])
+        return self.changed(lru_cache(maxsize=1))
 
     def blank(self) -> "Pictures":
         """As many pictures, all of them black."""
-        return Pictures([(row, lambda _, size: torch.zeros(1, size, size)) for row, _ in self._sources])
+        return self.changed(lambda _: lambda _, size: torch.zeros(1, size, size))
+
+    def changed(self, change: Callable[[Load], Load]) -> "Pictures":
+        """As many pictures, which are loaded by what `change` makes of the functions that load these."""
+        return Pictures(Source(each.row, change(each.load), change(each.coloured)) for each in self._sources)
 
     def __len__(self) -> int:
         return len(self._sources)
 
-    def load(self, size: int) -> torch.Tensor:
-        """All pictures as float32 [n, 1, size, size] in 0..1. Derived values are computed once (`Site.derive`).
+    def read(self, number: int, size: int, channels: int = 1) -> torch.Tensor:
+        """One picture as float32 [1, size, size] in 0..1, with 3 `channels` as [3, size, size] if it has colour.
 
         Raises `DataError` with the row's index for a picture that is missing or cannot be decoded.
         """
+        source = self._sources[number]
+        return (source.load if channels == 1 else source.coloured)(source.row, size)
+
+    def load(self, size: int) -> torch.Tensor:
+        """All pictures in memory, float32 [n, 1, size, size] in 0..1. Raises as `read` does."""
         pixels = torch.empty(len(self), 1, size, size)
-        for picture, (row, load) in zip(pixels, self._sources, strict=True):
-            picture.copy_(load(row, size))
+        for number, picture in enumerate(pixels):
+            picture.copy_(self.read(number, size))
         return pixels
+
+
+class PictureViews(PictureStream):
+    """A site's pictures as a backbone takes them, each followed by its augmented views."""
+
+    def __init__(
+        self, pictures: Pictures, size: int, space: PictureSpace, count: int = 1, seeds: Sequence[int] | None = None
+    ) -> None:
+        """`count`: views of each picture, itself included; with more than one, `seeds` has one for each picture."""
+        self._pictures, self._count, self._seeds = pictures, count, seeds
+        self.size, self.space = size, space
+
+    def __len__(self) -> int:
+        return self._count * len(self._pictures)
+
+    def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
+        """See `PictureStream`. Raises `DataError` as `Pictures.read` does."""
+        part: list[torch.Tensor] = []
+        for view in self._views(channels):
+            part.append(view)
+            if len(part) == most:
+                yield _stacked(part)
+                part = []
+        if part or not len(self):
+            yield _stacked(part) if part else torch.empty(0, 1, self.size, self.size)
+
+    def _views(self, channels: int) -> Iterator[torch.Tensor]:
+        """The views of all pictures, [channels, size, size] each."""
+        for number in range(len(self._pictures)):
+            picture = self._pictures.read(number, self.size, channels)
+            if self._seeds is None:
+                yield picture
+            else:
+                yield from views(picture[None], self._count, [self._seeds[number]])[0]
+
+
+def _stacked(part: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Pictures [n, 1, size, size], or [n, 3, size, size] if any of them has colour."""
+    channels = max(len(picture) for picture in part)
+    return torch.stack([picture.expand(channels, -1, -1) for picture in part])

@@ -12,7 +12,7 @@ import torch
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.partition import Part, Split, partition
-from medfedvqa.data.pictures import Pictures
+from medfedvqa.data.pictures import Pictures, Source
 from medfedvqa.data.readers import read
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
@@ -147,7 +147,7 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
     row_of = {(row.patient, row.image): row for row in everything}
     images = _numbers((row.patient, row.image) for row in everything)
     patients = _numbers(row.patient for row in everything)
-    pictures = Pictures([(row_of[image], data.load) for image in images])
+    pictures = Pictures(Source(row_of[image], data.load, data.coloured) for image in images)
     places = _numbers(space)
 
     def encode(part: Sequence[Row]) -> Examples:

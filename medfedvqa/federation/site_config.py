@@ -38,6 +38,10 @@ threads: {threads}
 # and cards that have it. Jobs under differential privacy compute in float32 always.
 precision: {precision}
 
+# How many MiB of memory pictures and what the frozen backbone makes of them may take; what does not fit lies in a
+# nameless file in `state`, of at most so many MiB of disk, that is gone when the process ends.
+pictures: {pictures}
+
 # Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
 # what jobs have spent of each patient's budget. Log and ledger outlive jobs: back them up together. All sites of a
 # store name the ledger that the store is bound to: STORE.ledger beside it, as `medfedvqa ingest` makes it.
@@ -100,16 +104,23 @@ policy:
   require_fresh: {require_fresh}
   repeats: {repeats}
   data_refusals: {data_refusals}
+  # Whether your own users may write a model that was trained here to a folder that can be carried away.
+  allow_export: {allow_export}
 """
+
+MEMORY_MB, DISK_MB = 512, 32768
+"""MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "device": "cpu", "threads": 1, "precision": "float32",
+    "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
     "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
-    "repeats": 3, "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
+    "repeats": 3, "data_refusals": 3, "allow_export": False,
+    "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 _PLACES = ("state", "audit", "ledger", "identity", "audit_key")
@@ -135,6 +146,13 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
         return public_list(answers)
 
 
+class _Pictures(BaseModel, frozen=True, extra="forbid"):
+    memory_mb: int = Field(default=MEMORY_MB, ge=0)
+    """MiB of memory, or of the card's memory, that pictures and what is computed of them may take."""
+    disk_mb: int = Field(default=DISK_MB, ge=0)
+    """MiB of disk for what does not fit into memory."""
+
+
 class SiteConfig(BaseModel):
     """One site's settings. `load_site_config` makes the paths absolute."""
 
@@ -145,6 +163,7 @@ class SiteConfig(BaseModel):
     device: str = "cpu"
     threads: int = Field(1, ge=1)
     precision: Precision = "float32"
+    pictures: _Pictures = _Pictures()
     state: Path
     audit: Path
     ledger: Path

@@ -28,10 +28,11 @@ from medfedvqa.federation.secure_site import SecureSite, split_hidden
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.federation.task_order import TaskOrder
-from medfedvqa.models import Backbone, check_card, load_backbone
+from medfedvqa.models import Backbone, PictureSpace, check_card, load_backbone
 from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
 
+_MIB = 2**20
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
 """The signature of `medfedvqa.models.load_backbone`."""
 LoadData = Callable[[str, Path | None, str, Split, int, tuple[str, ...] | None], SiteData]
@@ -98,7 +99,8 @@ class SiteRuntime:
         # The questions of a private job must not depend on the rows, and so its list of answers must not either.
         answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
-        return Site(config.name, data, backbone, self._device, job.seed, self._randomness())
+        space = PictureSpace(config.pictures.memory_mb * _MIB, config.pictures.disk_mb * _MIB, config.state)
+        return Site(config.name, data, backbone, self._device, job.seed, self._randomness(), space)
 
     def _randomness(self) -> Randomness:
         if self.config.repeatable_noise is None:

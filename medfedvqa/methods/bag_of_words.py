@@ -20,7 +20,7 @@ from medfedvqa.bounds import MOST_WIDTH
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD, AnswerModel, AskedQuestions, Depth, Values
+from medfedvqa.models import HEAD, AnswerModel, AskedQuestions, Depth, PictureStream, Values
 from medfedvqa.training import Site
 from privacy import Chance
 
@@ -74,7 +74,7 @@ class BagModel(AnswerModel):
     def cache_key(self) -> str:
         return f"{super().cache_key} {self.places}"
 
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> BagCache:
+    def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> BagCache:
         return BagCache(questions, torch.device(self.device), self.places)
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:

@@ -248,7 +248,7 @@ class UniCon(Method[UniConConfig]):
         )
 
     def _batch(self, site: Site, examples: Examples, chosen: torch.Tensor) -> Any:
-        cache = cached(site, self._networks(site).depth, site.backbone.cache)
+        cache = cached(site, self._networks(site).depth, site.backbone.cache_of)
         questions = cache.question_ids([examples.questions[row] for row in chosen.tolist()])
         return cache.batch(examples.pictures[chosen], questions, examples.answers[chosen])
 

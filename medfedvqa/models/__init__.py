@@ -21,6 +21,8 @@ from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
 from medfedvqa.models.paired import PairedModel, check_apart
+from medfedvqa.models.picture_space import PictureSpace
+from medfedvqa.models.picture_stream import PictureStream, Stacked
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
 from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
@@ -49,12 +51,15 @@ __all__ = [
     "HeadConfig",
     "NetworkConfig",
     "PairedModel",
+    "PictureSpace",
+    "PictureStream",
     "PromptShape",
     "QuestionInput",
     "ServerNetworks",
     "ServerPart",
     "Shapes",
     "SiteNetworks",
+    "Stacked",
     "StackedAttention",
     "TowerShape",
     "TunedModel",

@@ -9,6 +9,7 @@ import torch
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Cache
 from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams
+from medfedvqa.models.picture_space import Rows
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ class AskedQuestions:
 class AnswerCache(AskedQuestions):
     """A backbone's cache, with the n-grams of all questions, and the grids of all pictures if there are any."""
 
-    def __init__(
-        self, cache: Cache, questions: Sequence[str], places: torch.Tensor | None, device: torch.device
-    ) -> None:
+    def __init__(self, cache: Cache, questions: Sequence[str], places: Rows | None, device: torch.device) -> None:
         super().__init__(questions, device)
         self._cache, self._places = cache, places
         self._backbones = cache.question_ids(self.texts)

@@ -18,6 +18,7 @@ from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
 from medfedvqa.models.distinct import DistinctQuestions, distinct
 from medfedvqa.models.families import IMAGE
+from medfedvqa.models.picture_stream import PictureStream, streamed
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 from privacy import Chance, owned
@@ -78,9 +79,12 @@ class NetworkCache:
     """A site's pictures at the network's size, and its questions as token ids; see `Cache`."""
 
     def __init__(
-        self, pictures: torch.Tensor, clip: torch.Tensor | None, questions: Sequence[str], device: str
+        self, pictures: PictureStream, pixels: int, clip: torch.Tensor | None, questions: Sequence[str], device: str
     ) -> None:
-        self._device, self._pictures, self._clip = device, pictures.to(device), clip
+        """`pixels`: the side of what is kept of the pictures, which are grey."""
+        parts = (F.adaptive_avg_pool2d(part, pixels) for part in pictures.parts())
+        self._pictures = pictures.space.keep(len(pictures), parts, torch.device(device))
+        self._device, self._clip = device, clip
         self._distinct = DistinctQuestions(questions, _vocabulary())
         self._words = self._distinct.tokens.to(device)
 
@@ -122,8 +126,8 @@ class Network(AnswerModel):
     def depth(self) -> Depth:
         return {}
 
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        return NetworkCache(F.adaptive_avg_pool2d(pictures, self.config.pixels), None, questions, self.device)
+    def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> Cache:
+        return NetworkCache(streamed(pictures), self.config.pixels, None, questions, self.device)
 
     def shapes(self) -> Shapes:
         """The shapes of all trained tensors, by name."""
@@ -284,9 +288,10 @@ class ClipFusion(Denoising, Network):
         """The number of channels of a picture: CLIP's width, and the auto-encoder's regions."""
         return self.backbone.shape.towers[IMAGE].width + CODED[-1] * (self.config.pixels // REDUCTION) ** 2
 
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        pixels = F.adaptive_avg_pool2d(pictures, self.config.pixels)
-        return NetworkCache(pixels, image_features(self.backbone, pictures), questions, self.device)
+    def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> Cache:
+        pictures = streamed(pictures)
+        features = image_features(self.backbone, pictures)
+        return NetworkCache(pictures, self.config.pixels, features, questions, self.device)
 
     def shapes(self) -> Shapes:
         width = self.config.width
@@ -326,9 +331,9 @@ HOP = ("regions.weight", "query.weight", "query.bias", "score.weight")
 
 
 @torch.no_grad()
-def image_features(backbone: Backbone, pictures: torch.Tensor) -> torch.Tensor:
+def image_features(backbone: Backbone, pictures: PictureStream) -> torch.Tensor:
     """The features of a frozen CLIP's image tower, [pictures, width]."""
-    cache = backbone.cache(dict.fromkeys(backbone.shape.towers, 0), pictures, ("",))
+    cache = backbone.cache_of(dict.fromkeys(backbone.shape.towers, 0), pictures, ("",))
     nothing = torch.zeros(len(pictures), dtype=torch.int64)
     batch: Any = cache.batch(torch.arange(len(pictures)), nothing, nothing)
     return backbone.features(batch, Tuning())[:, : backbone.shape.towers[IMAGE].width]

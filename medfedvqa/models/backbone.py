@@ -21,6 +21,8 @@ from torch.func import functional_call
 from medfedvqa.devices import Precision
 from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models.feature_store import FeatureStore
+from medfedvqa.models.picture_space import Rows
+from medfedvqa.models.picture_stream import PictureStream
 from medfedvqa.models.prompts import JoinedPrompts
 
 Features = Literal["concat", "product"]
@@ -244,6 +246,8 @@ class Backbone(ABC):
     """Data sets that the weights were trained on; None if unknown."""
     digest: str
     """SHA-256 over the weights as used, in hexadecimal."""
+    channels: int = 1
+    """3 if its weights were trained on colour, else 1: it then gets grey pictures."""
 
     @property
     @abstractmethod
@@ -256,10 +260,15 @@ class Backbone(ABC):
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        """`pictures`: grey, float32 [pictures, 1, size, size] in 0..1; `questions`: of all rows, repeated or not.
+        """`pictures`: float32 [pictures, 1, size, size] in 0..1, or [pictures, 3, size, size] with colour if
+        `channels` is 3; `questions`: of all rows, repeated or not.
 
         Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
         """
+
+    def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> Cache:
+        """Like `cache`. A backbone that does not override this gets all pictures in memory."""
+        return self.cache(depth, pictures.tensor(self.channels), questions)
 
     def storing(self, store: FeatureStore | None) -> "Backbone":
         """The same backbone, whose caches keep outputs of its frozen part in the store; itself if it keeps none."""
@@ -287,11 +296,15 @@ class Backbone(ABC):
         """
 
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
-        """The frozen features of each place of grey pictures [pictures, 1, size, size], line by line.
+        """The frozen features of each place of pictures, as in `cache`, line by line.
 
         float32 [pictures, places, width of the tower for pictures]. Raises `ConfigError` if the backbone has none.
         """
         raise ConfigError("this backbone gives no grid of a picture's places: give 'fusion' as 'product'")
+
+    def places_of(self, pictures: PictureStream) -> Rows:
+        """Like `places`, kept in the pictures' space."""
+        return pictures.space.keep(len(pictures), map(self.places, pictures.parts(self.channels)))
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""

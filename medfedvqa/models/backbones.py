@@ -105,7 +105,15 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     model, layout = _loaded(parsed, files)
     model = model.to(device).float().eval().requires_grad_(False)
     return ClipBackbone(
-        name, model, layout.tokenize, layout.mean, layout.std, layout.shape, seen_by(name), digest(model)
+        name,
+        model,
+        layout.tokenize,
+        layout.mean,
+        layout.std,
+        layout.shape,
+        seen_by(name),
+        digest(model),
+        channels=1 if parsed.architecture in OWN else 3,
     )
 
 

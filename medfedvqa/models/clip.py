@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,14 +14,12 @@ from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
+from medfedvqa.models.picture_stream import CHUNK, PictureStream, Stacked
 from medfedvqa.models.towers import ImageTower
 from privacy import owned
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
-
-CHUNK = 32
-"""Pictures or questions that go through the frozen part together."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class ClipBackbone(Backbone):
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
+    channels: int = 3
     store: FeatureStore | None = None
     """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
     precision: Precision = "float32"
@@ -81,6 +81,9 @@ class ClipBackbone(Backbone):
         return parameter
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
+        return ClipCache(self, depth, Stacked(pictures), questions)
+
+    def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, pictures, questions)
 
     def storing(self, store: FeatureStore | None) -> "ClipBackbone":
@@ -114,14 +117,14 @@ class ClipBackbone(Backbone):
 
     @torch.no_grad()
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
-        check_size(pictures, self.shape.image_size)
+        check_size(Stacked(pictures), self.shape.image_size)
         image = image_tower(self.clip, 1)
         if not isinstance(image, ImageTower):
             return super().places(pictures)
 
         def made() -> torch.Tensor:
             parts = torch.split(pictures, CHUNK)
-            return torch.cat([image.places(image.trunk(self.normalised(grey))) for grey in parts])
+            return torch.cat([image.places(image.trunk(self.normalised(part))) for part in parts])
 
         return self.stored("places", pictures, made)
 
@@ -129,10 +132,10 @@ class ClipBackbone(Backbone):
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         return TokenEmbeddings(*text_tower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
-    def normalised(self, grey: torch.Tensor) -> torch.Tensor:
-        """Grey pictures [n, 1, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
+    def normalised(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Pictures [n, 1 or 3, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
         mean, std = (torch.tensor(each, device=self.device).view(3, 1, 1) for each in (self.mean, self.std))
-        return (grey.to(self.device).expand(-1, 3, -1, -1) - mean) / std
+        return (pictures.to(self.device).expand(-1, 3, -1, -1) - mean) / std
 
 
 def _features(clip: "CLIP | CustomTextCLIP", batch: ClipBatch, tuning: Tuning, join: Features) -> torch.Tensor:
@@ -189,9 +192,9 @@ class ClipCache:
     a tower that is tuned as a whole has pixels or token ids.
     """
 
-    def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
+    def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> None:
         check_size(pictures, backbone.shape.image_size)
-        self._device, self._depth = backbone.device, depth
+        self._backbone, self._device, self._depth = backbone, backbone.device, depth
         image, text = towers(backbone.clip, depth)
         self._by_state = 0 < depth[TEXT] <= text.layers
         self._distinct = DistinctQuestions(questions, backbone.tokenize)
@@ -199,25 +202,24 @@ class ClipCache:
         self._beginnings = text.beginnings(tokens)
 
         @torch.no_grad()
-        def picture_starts() -> torch.Tensor:
-            parts = torch.split(pictures, CHUNK)
-            return torch.cat([_picture_start(backbone, image, depth[IMAGE], grey) for grey in parts])
+        def picture_start(pixels: torch.Tensor) -> torch.Tensor:
+            hidden = image.trunk(backbone.normalised(pixels))
+            return hidden if depth[IMAGE] else image.features(hidden)
 
         @torch.no_grad()
         def question_starts() -> torch.Tensor:
             return _question_start(text, depth[TEXT], tokens, self._beginnings)
 
         # Where the embedding is tuned, the inputs themselves are what a batch begins with: there is nothing to store.
-        raw_pictures, raw_questions = _raw(image.layers, depth[IMAGE]), _raw(text.layers, depth[TEXT])
-        part = f"{IMAGE} {depth[IMAGE]}"
-        self._pictures = picture_starts() if raw_pictures else backbone.stored(part, pictures, picture_starts)
+        self._raw_pictures, raw_questions = _raw(image.layers, depth[IMAGE]), _raw(text.layers, depth[TEXT])
+        parts, part = pictures.parts(backbone.channels), f"{IMAGE} {depth[IMAGE]}"
+        if self._raw_pictures:
+            starts = (pixels.expand(-1, backbone.channels, -1, -1) for pixels in parts)
+        else:
+            starts = (backbone.stored(part, pixels, partial(picture_start, pixels)) for pixels in parts)
+        self._pictures = pictures.space.keep(len(pictures), starts, self._device)
         part = f"{TEXT} {depth[TEXT]}"
         self._questions = question_starts() if raw_questions else backbone.stored(part, tokens, question_starts)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the cache, bytes."""
-        return self._pictures.nbytes + self._questions.nbytes
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
@@ -236,21 +238,16 @@ class ClipCache:
         unique_questions, question_of, question_owner = distinct(questions.to(device), owners)
         words = Packed(self._beginnings, unique_questions, question_owner)
         start = self._questions[words.states if self._by_state else unique_questions]
+        seen = self._pictures[unique_pictures]
         return ClipBatch(
-            pictures=Distinct(self._pictures[unique_pictures], picture_of, picture_owner),
+            pictures=Distinct(
+                self._backbone.normalised(seen) if self._raw_pictures else seen, picture_of, picture_owner
+            ),
             questions=Distinct(start, question_of, question_owner),
             words=words,
             answers=answers.to(device),
             depth=self._depth,
         )
-
-
-def _picture_start(backbone: ClipBackbone, tower: Images, depth: int, grey: torch.Tensor) -> torch.Tensor:
-    """The inputs of the tuned part for grey pictures [n, 1, size, size]: [n, tokens, width], [n, width] or pixels."""
-    pixels = backbone.normalised(grey)
-    if _raw(tower.layers, depth):
-        return pixels
-    return tower.trunk(pixels) if depth else tower.features(tower.trunk(pixels))
 
 
 def _question_start(tower: Texts, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:

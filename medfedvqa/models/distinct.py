@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.picture_stream import PictureStream
 
 
 class DistinctQuestions:
@@ -35,7 +36,7 @@ def distinct(
     return pairs[1], item, pairs[0]
 
 
-def check_size(pictures: torch.Tensor, size: int) -> None:
-    """Raises `ConfigError` unless these are grey pictures of a backbone's size, [pictures, 1, size, size]."""
-    if pictures.shape[1:] != (1, size, size):
-        raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}; this backbone takes (1, {size}, {size})")
+def check_size(pictures: PictureStream, size: int) -> None:
+    """Raises `ConfigError` unless these are pictures of a backbone's size."""
+    if pictures.size != size:
+        raise ConfigError(f"pictures have {pictures.size} pixels a side; this backbone takes {size}")

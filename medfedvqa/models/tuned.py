@@ -11,6 +11,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.answer_head import HeadConfig
 from medfedvqa.models.answer_rows import AnswerBatch, AnswerCache
 from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
+from medfedvqa.models.picture_stream import PictureStream, streamed
 from medfedvqa.models.tuning import TuningConfig, Values
 from privacy import Chance
 
@@ -32,7 +33,7 @@ class AnswerModel(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+    def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> Cache:
         """The cache of a site's rows, see `Backbone.cache`. `pictures` have the backbone's size."""
 
     @abstractmethod
@@ -83,9 +84,10 @@ class TunedModel(AnswerModel):
     def cache_key(self) -> str:
         return f"{super().cache_key}{' with places' if self._looks else ''}"
 
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> AnswerCache:
-        places = self.backbone.places(pictures) if self._looks else None
-        return AnswerCache(self.backbone.cache(depth, pictures, questions), questions, places, self.backbone.device)
+    def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> AnswerCache:
+        pictures = streamed(pictures)
+        places = self.backbone.places_of(pictures) if self._looks else None
+        return AnswerCache(self.backbone.cache_of(depth, pictures, questions), questions, places, self.backbone.device)
 
     @property
     def _looks(self) -> bool:

@@ -25,14 +25,12 @@ from medfedvqa.models.backbone import (
     Update,
 )
 from medfedvqa.models.distinct import DistinctQuestions, check_size
+from medfedvqa.models.picture_stream import CHUNK, PictureStream, Stacked
 from medfedvqa.models.prompts import JoinedPrompts
 
 JOINT = "joint"
 WORDS, PATCHES = 0, 1
 """The indices of the embeddings that mark a token as a word or as a patch."""
-
-CHUNK = 32
-"""Pictures, questions or pairs that go through the frozen part together."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ class ViltBackbone(Backbone):
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
+    channels: int = 3
 
     @property
     def device(self) -> torch.device:
@@ -79,6 +78,9 @@ class ViltBackbone(Backbone):
         return parameter
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ViltCache":
+        return ViltCache(self, depth, Stacked(pictures), questions)
+
+    def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> "ViltCache":
         return ViltCache(self, depth, pictures, questions)
 
     def features(self, batch: ViltBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
@@ -228,7 +230,7 @@ class ViltCache:
     the cache holds the features of each pair, computed for the first batch with the pair.
     """
 
-    def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> None:
+    def __init__(self, backbone: ViltBackbone, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> None:
         check_size(pictures, backbone.shape.image_size)
         layers = len(backbone.vilt.encoder.layer)
         if depth[JOINT] > layers + 1:
@@ -238,15 +240,10 @@ class ViltCache:
         tokens = self._distinct.tokens
         self._lengths = (tokens >= 0).sum(dim=1).to(self._device)
         with torch.no_grad():
-            self._pictures = torch.cat([self._patches(grey.to(self._device)) for grey in torch.split(pictures, CHUNK)])
+            starts = (self._patches(part.to(self._device)) for part in pictures.parts(backbone.channels))
+            self._pictures = pictures.space.keep(len(pictures), starts)
             self._questions = torch.cat([self._words(ids.to(self._device)) for ids in torch.split(tokens, CHUNK)])
         self._pairs: dict[tuple[int, int], torch.Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the cache, bytes."""
-        pairs = sum(features.nbytes for features in self._pairs.values())
-        return self._pictures.nbytes + self._questions.nbytes + pairs
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
@@ -272,8 +269,8 @@ class ViltCache:
             owner,
         )
 
-    def _patches(self, grey: torch.Tensor) -> torch.Tensor:
-        pixels = (grey.expand(-1, 3, -1, -1) - 0.5) / 0.5
+    def _patches(self, pictures: torch.Tensor) -> torch.Tensor:
+        pixels = (pictures.expand(-1, 3, -1, -1) - 0.5) / 0.5
         return pixels if self._raw else embedded_patches(self._vilt, pixels)
 
     def _words(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.data import Examples, numbered, views
-from medfedvqa.models import AnswerModel, Cache, Depth, Values
+from medfedvqa.data import Examples, PictureViews, numbered
+from medfedvqa.models import AnswerModel, Cache, Depth, PictureStream, Values
 from medfedvqa.models.distinct import distinct
 from medfedvqa.training.site import Site
 from privacy import Chance, owned
@@ -30,8 +30,8 @@ RowLoss = Callable[[Values, Rows], torch.Tensor]
 """The loss of each row, [rows]. It can be clipped by patient only if it depends on no other patient's rows."""
 Penalty = Callable[[Values], torch.Tensor]
 """The terms of the loss that depend on no data."""
-MakeCache = Callable[[Depth, torch.Tensor, Sequence[str]], Cache]
-"""A function like `Backbone.cache`."""
+MakeCache = Callable[[Depth, PictureStream, Sequence[str]], Cache]
+"""A function like `Backbone.cache_of`."""
 
 
 def answer_losses(model: AnswerModel) -> RowLoss:
@@ -95,9 +95,7 @@ def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1, key: str =
     def freeze() -> Cache:
         data, backbone = site.data, site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
-        pictures = data.pictures.load(backbone.shape.image_size)
-        if count > 1:
-            pictures = views(pictures, count, data.view_seeds(site.seed)).flatten(0, 1)
-        return make(depth, pictures, questions)
+        seeds = data.view_seeds(site.seed) if count > 1 else None
+        return make(depth, PictureViews(data.pictures, backbone.shape.image_size, site.space, count, seeds), questions)
 
     return site.derive(("cache", key, tuple(sorted(depth.items())), count), freeze)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from medfedvqa.data import SiteData
-from medfedvqa.models import Backbone
+from medfedvqa.models import Backbone, PictureSpace
 from privacy import Randomness, SecureRandomness
 
 Derived = TypeVar("Derived")
@@ -23,6 +23,8 @@ class Site:
     seed: int
     randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
     """The source of the noise of differential privacy. No seed of a job reaches it."""
+    space: PictureSpace = field(default_factory=PictureSpace, repr=False)
+    """Where pictures, and what the backbone makes of them, are kept; without bounds by default."""
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
 
     def derive(self, key: object, make: Callable[[], Derived]) -> Derived:

@@ -25,6 +25,7 @@ SMALLEST = {
     "ledger": "--entries 3 --frames 2",
     "long_job": "--rounds 1 --kinds 'in clear'",
     "noise": "--parameters 1000 --repeats 2",
+    "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3",
     "secure_aggregation": "--rounds 2 --sites 3",
     "secure_mix": "--most 3",

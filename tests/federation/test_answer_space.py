@@ -69,7 +69,7 @@ def test_a_site_without_a_list_refuses_before_it_charges_or_opens_anything(
     def opened(*_: object) -> None:
         raise AssertionError("a picture was opened")
 
-    monkeypatch.setattr(Pictures, "load", opened)
+    monkeypatch.setattr(Pictures, "read", opened)
     with pytest.raises(JobRefused, match=r"give 'data' in site.yml its 'answers'"):
         started(config, private_job(answers="site"))
     assert [entry.reason for entry in read(config.audit) if entry.outcome == Outcome.REFUSED]

@@ -156,7 +156,7 @@ def test_two_jobs_compose_and_a_third_is_refused_before_any_picture_is_opened(
     def seen(*_: object) -> torch.Tensor:
         raise AssertionError("a picture was opened")
 
-    monkeypatch.setattr(Pictures, "load", seen)
+    monkeypatch.setattr(Pictures, "read", seen)
     with pytest.raises(JobRefused, match=r"of 2 rounds would fit.*job-1.*job-2"):
         run(config, job, "job-3")
     assert "rounds would fit" in str(refusals(config)[-1])

@@ -12,7 +12,7 @@ from tiny_clip import TINY
 
 from audits import JobRefused, Kind, Protection, read, verify
 from medfedvqa.core import Method, Site, Tensors, create
-from medfedvqa.data import Examples, SiteData
+from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
@@ -78,17 +78,14 @@ class Together:
         return {}
 
 
-class Drawn:
-    """Random pictures in float64."""
+def drawn(row: Row, size: int) -> torch.Tensor:
+    """A random picture in float64."""
+    return torch.rand(1, size, size, generator=torch.Generator().manual_seed(row.index), dtype=torch.float64)
 
-    def __init__(self, count: int) -> None:
-        self._count = count
 
-    def __len__(self) -> int:
-        return self._count
-
-    def load(self, size: int) -> torch.Tensor:
-        return torch.rand(self._count, 1, size, size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+def pictures(count: int) -> Pictures:
+    named = (Row(n, "all", "train", True, "is it?", "no", f"p{n}", Path(str(n))) for n in range(count))
+    return Pictures(Source(row, drawn, drawn) for row in named)
 
 
 @pytest.fixture
@@ -99,7 +96,7 @@ def site(tiny_backbone: Path) -> Iterator[Site]:
     rows = torch.arange(8)
     examples = Examples(("is it?", "where?") * 4, rows % 3, rows, rows)
     answers, patients = ("left", "no", "yes"), tuple(f"p{row}" for row in range(8))
-    data = SiteData("drawn", "all", answers, examples, examples, examples, Drawn(8), frozenset(), patients)
+    data = SiteData("drawn", "all", answers, examples, examples, examples, pictures(8), frozenset(), patients)
     torch.set_default_dtype(torch.float64)
     yield Site("one", data, backbone, "cpu", 0)
     torch.set_default_dtype(torch.float32)

@@ -26,7 +26,7 @@ def starts(backbone: Backbone, depth: int | None) -> tuple[torch.Tensor, torch.T
     pictures = torch.rand(3, 1, size, size, generator=torch.Generator().manual_seed(5))
     depths = {name: tower.layers + 1 if depth is None else depth for name, tower in backbone.shape.towers.items()}
     cache: Any = backbone.cache(depths, pictures, QUESTIONS)
-    return cache._pictures, cache._questions
+    return cache._pictures[torch.arange(3)], cache._questions
 
 
 @pytest.mark.parametrize("depth", [0, 1])

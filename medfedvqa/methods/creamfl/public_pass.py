@@ -10,7 +10,7 @@ import torch
 from medfedvqa.data import PublicPairs
 from medfedvqa.methods.creamfl.ensemble import OTHER, inter_modal
 from medfedvqa.methods.moon import contrast
-from medfedvqa.models import Cache, Depth, PairedModel, Values
+from medfedvqa.models import Cache, Depth, PairedModel, Stacked, Values
 from medfedvqa.training import MakeCache, Penalty
 
 CHUNK = 64
@@ -28,7 +28,7 @@ class FrozenPairs:
     @classmethod
     def of(cls, make: MakeCache, size: int, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
         """The cache that `make` makes of these pairs, with pictures of `size` pixels, at this depth of tuning."""
-        cache = make(depth, pairs.pictures(size), pairs.captions)
+        cache = make(depth, Stacked(pairs.pictures(size)), pairs.captions)
         return cls(cache, cache.question_ids(pairs.captions))
 
     def __len__(self) -> int:

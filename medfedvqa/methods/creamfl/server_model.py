@@ -123,7 +123,7 @@ def one_thread() -> Iterator[None]:
 def _features(backbone: Backbone, pairs: PublicPairs) -> Values:
     """The backbone's features by modality, [items, width]."""
     towers = backbone.shape.towers
-    frozen = FrozenPairs.of(backbone.cache, backbone.shape.image_size, dict.fromkeys(towers, 0), pairs)
+    frozen = FrozenPairs.of(backbone.cache_of, backbone.shape.image_size, dict.fromkeys(towers, 0), pairs)
     features = backbone.features(frozen.batch(torch.arange(len(pairs))), Tuning())
     return dict(zip(towers, torch.split(features, [facts.width for facts in towers.values()], dim=-1), strict=True))
 

@@ -1,0 +1,110 @@
+"""Where a site keeps pictures and what a frozen backbone makes of them: in memory up to a bound, then in a file.
+
+Both hold float32 as computed: a resized picture has more levels than 8 or 16 bits tell apart, so that smaller numbers
+would change what is trained. The file has no name: it goes with the process, however that ends, and no other process
+can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process.
+"""
+
+import errno
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from medfedvqa.devices import DeviceMemoryError
+
+
+class FileRows:
+    """Tensors of one shape in a file, row by row. Like a tensor, it is indexed by numbers of rows."""
+
+    def __init__(self, file: IO[bytes], like: torch.Tensor) -> None:
+        """`like`: one row, whose shape, type and device all have."""
+        self._file, self._like = file, like
+        self.device = like.device
+
+    def __getitem__(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The selected rows, [rows, ...]; `numbers` is int64 [rows]."""
+        like = self._like
+        rows = torch.empty(len(numbers), *like.shape, dtype=like.dtype)
+        for row, number in zip(rows.flatten(1).view(torch.uint8), numbers.tolist(), strict=True):
+            if os.preadv(self._file.fileno(), [row.numpy().data], number * like.nbytes) < like.nbytes:
+                raise IndexError("the file has fewer rows")
+        return rows.to(self.device)
+
+
+Rows = torch.Tensor | FileRows
+"""Tensors of one shape, [rows, ...], in memory or in a file, that are indexed by numbers of rows."""
+
+
+class PictureSpace:
+    """One site's bounds. What is no longer used counts no longer."""
+
+    def __init__(self, memory: float = math.inf, disk: int = 0, folder: Path | None = None) -> None:
+        """`memory` and `disk` are bytes; `folder` is made where a file is needed."""
+        self._memory, self._disk, self._folder = memory, disk, folder
+        self.memory_used = self.disk_used = 0
+        """Bytes in use."""
+
+    def keep(self, count: int, parts: Iterable[torch.Tensor], device: torch.device | None = None) -> Rows:
+        """`count` rows that come in parts, [rows, ...] each, one after the other.
+
+        `device`: where the rows are wanted; None means where they are.
+        Raises `DeviceMemoryError` if they exceed the bounds or the disk is full.
+        """
+        parts = iter(parts)
+        first = next(parts)
+        like = torch.empty(first.shape[1:], dtype=first.dtype, device=device or first.device)
+        nbytes, rows = count * like.nbytes, (part for group in ((first,), parts) for part in group)
+        if nbytes <= self._memory - self.memory_used:
+            kept = torch.empty(count, *like.shape, dtype=like.dtype, device=like.device)
+            self.memory_used += nbytes
+            weakref.finalize(kept, self._give_back, nbytes, 0)
+            end = 0
+            for part in rows:
+                kept[end : end + len(part)] = part
+                end += len(part)
+            return kept
+        if nbytes > self._disk - self.disk_used:
+            raise DeviceMemoryError(
+                "what this site computes of its pictures takes more memory and disk than it may: raise disk_mb under "
+                "'pictures' in site.yml, or tune fewer blocks"
+            )
+        return self._in_file(rows, like, nbytes)
+
+    def _in_file(self, parts: Iterable[torch.Tensor], like: torch.Tensor, nbytes: int) -> FileRows:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as the rows
+        rows = FileRows(file, like)
+        self.disk_used += nbytes
+        weakref.finalize(rows, self._give_back, 0, nbytes)
+        weakref.finalize(rows, file.close)
+        if not _written(file, parts):
+            # Not as the error of a full disk, whose code a server gets: how much is written depends on the patients.
+            raise DeviceMemoryError(
+                "the disk is too full for what this site computes of its pictures: free some where `state` lies"
+            )
+        return rows
+
+    def _give_back(self, memory: int, disk: int) -> None:
+        self.memory_used -= memory
+        self.disk_used -= disk
+
+
+def _written(file: IO[bytes], parts: Iterable[torch.Tensor]) -> bool:
+    """Writes the rows of all parts; false if the disk is full."""
+    try:
+        for part in parts:
+            waiting = part.cpu().contiguous().view(torch.uint8).flatten().numpy().data
+            while waiting:
+                waiting = waiting[os.write(file.fileno(), waiting) :]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""Pictures as backbones take them: in order, some at a time, so that no more need be decoded at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.picture_space import PictureSpace
+
+CHUNK = 32
+"""Pictures, questions or pairs that go through the frozen part together."""
+
+
+class PictureStream(ABC):
+    """Square pictures of one size. Each pass over them decodes them anew."""
+
+    size: int
+    """The side of a picture, pixels."""
+    space: PictureSpace
+    """Where what is made of them is kept."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of pictures."""
+
+    @abstractmethod
+    def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
+        """All pictures in order, at most `most` at a time: float32 [n, 1, size, size] in 0..1.
+
+        With 3 `channels` a part in which any picture has colour is [n, 3, size, size]. If there are no pictures, there
+        is one empty part.
+        """
+
+    def tensor(self, channels: int = 1) -> torch.Tensor:
+        """All pictures, [pictures, 1, size, size], or [pictures, 3, size, size] if any has colour that is asked for."""
+        parts = list(self.parts(channels))
+        widest = max(part.shape[1] for part in parts)
+        return torch.cat([part.expand(-1, widest, -1, -1) for part in parts])
+
+
+class Stacked(PictureStream):
+    """Pictures in memory."""
+
+    def __init__(self, pictures: torch.Tensor) -> None:
+        """`pictures`: [pictures, 1 or 3, size, size] in 0..1. Raises `ConfigError` for another shape."""
+        if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or pictures.shape[2] != pictures.shape[3]:
+            raise ConfigError(f"pictures are {tuple(pictures.shape[1:])}, not (1, side, side) or (3, side, side)")
+        self._pictures, self.size, self.space = pictures, pictures.shape[3], PictureSpace()
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
+        """See `PictureStream`. Raises `ConfigError` where pictures with colour shall be grey."""
+        if self._pictures.shape[1] > channels:
+            raise ConfigError("these pictures have colour, and grey ones are asked for")
+        yield from torch.split(self._pictures, most)
+
+
+def streamed(pictures: torch.Tensor | PictureStream) -> PictureStream:
+    """The same pictures as a stream."""
+    return pictures if isinstance(pictures, PictureStream) else Stacked(pictures)
