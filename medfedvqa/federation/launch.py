@@ -138,7 +138,7 @@ def plan(
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     device = resolved(device)
-    job = _with_backbone(job, backbone_files or {})
+    job = _with_backbone(job, backbone_files or {}, precision)
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
@@ -153,11 +153,11 @@ def plan(
     return launch
 
 
-def _with_backbone(job: JobSpec, files: Mapping[str, Path]) -> JobSpec:
+def _with_backbone(job: JobSpec, files: Mapping[str, Path], precision: Precision) -> JobSpec:
     """The job, with the shape card of its backbone if only a local folder says it. The backbone is loaded to try it."""
     if parse(job.backbone).is_folder and job.card is None:
         job = job.model_copy(update={"card": card_in(job.backbone, files)})
-    load_backbone(job.backbone, files)
+    load_backbone(job.backbone, files).computing(precision)
     return job
 
 

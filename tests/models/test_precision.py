@@ -11,7 +11,7 @@ import yaml
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.launch import Launch, plan, write_sites
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import Backbone, ClipBackbone, FeatureStore
@@ -54,11 +54,15 @@ def test_a_store_keeps_both_apart(single: ClipBackbone, tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
-def test_a_backbone_without_it_refuses(vilt: Backbone) -> None:
+def test_a_backbone_without_it_refuses(vilt: Backbone, vilt_folder: Path, tmp_path: Path) -> None:
     """ViLT runs all blocks for every row, so that nothing is frozen but embeddings."""
     assert vilt.computing("float32") is vilt
     with pytest.raises(BackboneError, match="float32 alone"):
         vilt.computing("bfloat16")
+    job = JobSpec.from_dict({"method": "fedavg", "options": {}, "data": "phantom", "backbone": vilt.name})
+    with pytest.raises(BackboneError, match="float32 alone"):
+        plan(job, None, tmp_path / "run", backbone_files={vilt.name: vilt_folder}, precision="bfloat16")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("dp", "expected"), [(None, "bfloat16"), (PRIVATE, "float32")])
