@@ -8,9 +8,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from medfedvqa.errors import ConfigError
 
+Precision = Literal["float32", "bfloat16"]
+"""The arithmetic of the part of a backbone that no training reaches."""
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _NAME = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]{0,3}))?", re.ASCII)
 _NO_HOST_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")

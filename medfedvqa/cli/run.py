@@ -9,6 +9,7 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
+from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ def run(
     ] = None,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
+    precision: Annotated[
+        Precision,
+        typer.Option(help="How the part of the backbone that no training reaches is computed, without privacy."),
+    ] = "float32",
     cache: options.CacheOption = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
@@ -113,6 +118,7 @@ def run(
         backbone_files=options.check_backbone_file(backbone, backbone_file),
         ledger=ledger,
         cache=cache,
+        precision=precision,
     )
     if not data and root is None:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)

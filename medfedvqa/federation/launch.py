@@ -11,7 +11,7 @@ from audits import Outcome, read
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
-from medfedvqa.devices import in_turn, resolved
+from medfedvqa.devices import Precision, in_turn, resolved
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_scores, write_table
 from medfedvqa.evaluation.results import RESULTS
@@ -51,6 +51,8 @@ class Launch:
     """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`; of several with commas between, sites take one in turn."""
     ledger: Path | None = None
     """The folder of the ledger for a store's patients; None means the ledger beside the store."""
+    precision: Precision = "float32"
+    """How the part of the backbone that no training reaches is computed."""
     cache: Path | None = None
     """The folder of outputs of the frozen backbone for other runs of this machine, for the engine `local` only."""
 
@@ -73,6 +75,7 @@ class Launch:
             "threads": self.threads,
             "backbone_files": files,
             "device": self.device,
+            "precision": self.precision,
             "ledger": self.ledger and str(self.ledger.resolve()),
             "cache": self.cache and str(self.cache.resolve()),
         }
@@ -93,6 +96,7 @@ class Launch:
                 threads=facts["threads"],
                 backbone_files={name: Path(path) for name, path in facts["backbone_files"].items()},
                 device=facts["device"],
+                precision=facts.get("precision", "float32"),
                 ledger=facts["ledger"] and Path(facts["ledger"]),
                 cache=facts["cache"] and Path(facts["cache"]),
             )
@@ -121,6 +125,7 @@ def plan(
     ledger: Path | None = None,
     device: str = "cpu",
     cache: Path | None = None,
+    precision: Precision = "float32",
 ) -> Launch:
     """Check everything that can be checked without training, and write nothing.
 
@@ -133,11 +138,11 @@ def plan(
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
     device = resolved(device)
-    job = _with_backbone(job, backbone_files or {})
+    job = _with_backbone(job, backbone_files or {}, precision)
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
-    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, cache)
+    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, precision, cache)
     if job.dp is not None and job.data == "store" and root is not None:
         try:
             check_binding(root, launch.ledger_of(sites[0]))
@@ -148,11 +153,11 @@ def plan(
     return launch
 
 
-def _with_backbone(job: JobSpec, files: Mapping[str, Path]) -> JobSpec:
+def _with_backbone(job: JobSpec, files: Mapping[str, Path], precision: Precision) -> JobSpec:
     """The job, with the shape card of its backbone if only a local folder says it. The backbone is loaded to try it."""
     if parse(job.backbone).is_folder and job.card is None:
         job = job.model_copy(update={"card": card_in(job.backbone, files)})
-    load_backbone(job.backbone, files)
+    load_backbone(job.backbone, files).computing(precision)
     return job
 
 
@@ -176,6 +181,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 organ=site,
                 threads=launch.threads,
                 device=in_turn(launch.device, number),
+                precision=launch.precision,
                 state=str(folder / "state"),
                 audit=str(folder / "audit"),
                 ledger=str(launch.ledger_of(site)),

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
+from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
@@ -32,6 +33,10 @@ data:
 # cpu, cuda, cuda:NUMBER or auto (cuda where torch can use a card), and how many processor threads training may use.
 device: {device}
 threads: {threads}
+
+# How the part of a backbone that no training reaches is computed: float32, or bfloat16, which is faster on processors
+# and cards that have it. Jobs under differential privacy compute in float32 always.
+precision: {precision}
 
 # How many MiB of memory pictures and what the frozen backbone makes of them may take; what does not fit lies in a
 # nameless file in `state`, of at most so many MiB of disk, that is gone when the process ends.
@@ -107,7 +112,7 @@ MEMORY_MB, DISK_MB = 512, 32768
 """MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
 
 DEFAULTS: dict[str, Any] = {
-    "root": None, "answers": None, "device": "cpu", "threads": 1,
+    "root": None, "answers": None, "device": "cpu", "threads": 1, "precision": "float32",
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
@@ -157,6 +162,7 @@ class SiteConfig(BaseModel):
     data: _Data
     device: str = "cpu"
     threads: int = Field(1, ge=1)
+    precision: Precision = "float32"
     pictures: _Pictures = _Pictures()
     state: Path
     audit: Path

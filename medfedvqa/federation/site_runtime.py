@@ -85,6 +85,8 @@ class SiteRuntime:
         torch.set_num_threads(self.config.threads)
         with memory_in_words(self._device):
             backbone = self._load(self._job.backbone, self.config.backbones, self._device)
+            # The rounding of bfloat16 is coarse, and a patient's states must not depend on who else is in a chunk.
+            backbone = backbone.computing("float32" if self.private else self.config.precision)
         if self._job.card is not None:
             check_card(self._job.card, self._job.backbone, backbone.shape)
         return backbone

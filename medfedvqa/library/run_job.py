@@ -8,7 +8,7 @@ from typing import TypeGuard, get_args
 
 from medfedvqa.core import method_type
 from medfedvqa.data import is_registered
-from medfedvqa.devices import resolved
+from medfedvqa.devices import Precision, resolved
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch
 from medfedvqa.federation.hub import TaskAnswer
@@ -62,6 +62,7 @@ def launch_of(
     backbone_files: Mapping[str, Path] | None = None,
     ledger: Path | None = None,
     cache: Path | None = None,
+    precision: Precision = "float32",
 ) -> Launch:
     """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
@@ -72,7 +73,8 @@ def launch_of(
         raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")
     check_site_names(data.name, data.root, tuple(sites))
     folder = new_folder(job.method, data.name) if out is None else Path(out)
-    return plan(job.spec(data), data.root, folder, tuple(sites), threads, backbone_files, ledger, device, cache)
+    files = backbone_files
+    return plan(job.spec(data), data.root, folder, tuple(sites), threads, files, ledger, device, cache, precision)
 
 
 def engine_of(name: str) -> Engine:

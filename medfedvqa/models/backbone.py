@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from medfedvqa.errors import ConfigError
+from medfedvqa.devices import Precision
+from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.picture_space import Rows
 from medfedvqa.models.picture_stream import PictureStream
@@ -271,6 +272,15 @@ class Backbone(ABC):
 
     def storing(self, store: FeatureStore | None) -> "Backbone":
         """The same backbone, whose caches keep outputs of its frozen part in the store; itself if it keeps none."""
+        return self
+
+    def computing(self, precision: Precision) -> "Backbone":
+        """The same backbone, whose caches compute the frozen part in this precision; what is tuned stays float32.
+
+        Raises `BackboneError` for a precision that it does not have.
+        """
+        if precision != "float32":
+            raise BackboneError("this backbone computes in float32 alone: leave 'precision' out")
         return self
 
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
 from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
@@ -67,6 +68,8 @@ class ClipBackbone(Backbone):
     channels: int = 3
     store: FeatureStore | None = None
     """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
+    precision: Precision = "float32"
+    """The arithmetic of the frozen part."""
 
     @property
     def device(self) -> torch.device:
@@ -86,13 +89,25 @@ class ClipBackbone(Backbone):
     def storing(self, store: FeatureStore | None) -> "ClipBackbone":
         return replace(self, store=store)
 
-    def stored(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` returns for these inputs of a frozen part, from the store if there is one."""
-        if self.store is None:
+    def computing(self, precision: Precision) -> "ClipBackbone":
+        return replace(self, precision=precision)
+
+    def frozen(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` computes of the frozen part, in its precision; the outcome is float32."""
+        if self.precision == "float32":
             return make()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return make().float()
+
+    def stored(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` computes for these inputs of a frozen part, see `frozen`; from the store if there is one."""
+        if self.store is None:
+            return self.frozen(make)
         # The name has the architecture: the same weights with other activations give other outputs.
         whole = f"{self.name} {self.digest} {self.mean} {self.std} {self.device} {part}"
-        return self.store.recall(whole, inputs, make).to(self.device)
+        if self.precision != "float32":
+            whole += f" {self.precision}"
+        return self.store.recall(whole, inputs, lambda: self.frozen(make)).to(self.device)
 
     def features(self, batch: ClipBatch, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
         return tuning.call(_features, self.clip, batch, tuning, join)
