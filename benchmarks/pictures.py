@@ -72,9 +72,10 @@ def measure(arguments: argparse.Namespace, way: str, folder: Path) -> dict[str, 
     }
     method = create("local", {**tuned, "local_unit": "batches", "local_epochs": 1, "batch_rows": arguments.rows})
     before, began = peak(), time.perf_counter()
-    if way == "all":  # what a site did before: it decoded all pictures first
-        site.data.pictures.load(backbone.shape.image_size)
+    # Without bounds a site holds all pixels while the frozen part sees them, as sites did before there were bounds.
+    decoded = site.data.pictures.load(backbone.shape.image_size) if way == "all" else None
     method.trainer(site)
+    del decoded
     frozen, resting = time.perf_counter() - began, peak()
     values = method.trained_alone(site, 1)["values"]
     digest = hashlib.sha256(b"".join(values[name].numpy().tobytes() for name in sorted(values))).hexdigest()
